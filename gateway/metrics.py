@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from mlxsup.client import ConnectionLost, FinishReason, RequestError, Result
 from mlxsup.protocol.states import Priority, State, Why, WorkerPhase
-from mlxsup.protocol.tool_choice import UNREADABLE_CALL
+from mlxsup.protocol.tool_choice import UNFIT_CALL, UNREADABLE_CALL
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -77,6 +77,8 @@ PROMPT_TOKENS = _counter("mlxsup_prompt_tokens_total", "tokens of their prompts"
 CACHED_TOKENS = _counter("mlxsup_cached_prompt_tokens_total", "of these, the ones that were "
                          "computed before")  # fmt: skip
 GENERATED_TOKENS = _counter("mlxsup_generation_tokens_total", "tokens that were generated for them")
+UNFIT_CALLS = _counter("mlxsup_unfit_tool_calls_total", "answers with a call of a strict tool "
+                       "whose arguments do not match its schema")  # fmt: skip
 UNREADABLE_CALLS = _counter("mlxsup_unreadable_tool_calls_total", "answers in which a tool call "
                             "cannot be read, so that it is left in the text")  # fmt: skip
 FIRST_TOKEN = _histogram(
@@ -95,7 +97,7 @@ EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were en
 
 OF_REQUESTS = (
     EVICTIONS, REQUESTS, ERRORS, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS,
-    UNREADABLE_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
+    UNREADABLE_CALLS, UNFIT_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
 )  # fmt: skip
 """They begin at zero with each gateway."""
 
@@ -306,6 +308,7 @@ class Meter:
             (CACHED_TOKENS, usage.cached_tokens),
             (GENERATED_TOKENS, usage.completion_tokens),
             (UNREADABLE_CALLS, UNREADABLE_CALL in result.warnings),
+            (UNFIT_CALLS, UNFIT_CALL in result.warnings),
         ):
             counters[metric].labels(model).inc(count)
         for metric, took_s in (

@@ -99,7 +99,8 @@ class RequestBody:
         prompt_logprobs: how likely each token of the prompt was is shown before the answer, and so
             many of the likeliest in its place.
         echo: whether the text of the prompt is shown before the answer.
-        tools: what the model may call, in OpenAI's form; given to the template.
+        tools: what the model may call, in OpenAI's form; given to the template. A function with
+            `strict` is called with arguments by its schema alone.
         tool_choice: `auto`; `none` to answer as if there were no tools; `required`, a function or
             `allowed_tools`, in OpenAI's form, for an answer that is a call.
         chat_template_kwargs: further arguments for the template, by name.
@@ -257,6 +258,11 @@ class RequestBody:
                 )
                 shown = "another map" if isinstance(tool, dict) else ""
                 raise invalid("tools", form, tool, shown=shown)
+        for tool in tools or ():
+            strict = tool["function"].get("strict")
+            if strict is not None and not isinstance(strict, bool):
+                expected = f"strict of {tool['function']['name'][:64]!r} as true or false"
+                raise invalid("tools", expected, strict)
         called = Counter(tool["function"]["name"] for tool in tools or ())
         if called and max(called.values()) > 1:
             [(twice, _)] = called.most_common(1)
@@ -321,14 +327,21 @@ class RequestBody:
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is shown."""
-        return self.tools if self.choice.names else None
+        """The tools that the model is shown: `strict` is no part of a description."""
+        if not self.choice.names:
+            return None
+        return [_without_strict(tool) for tool in self.tools or ()]
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
         """The tools that the answer may call."""
         names = self.choice.names
         return [one for one in self.tools or () if one["function"]["name"] in names]
+
+    @property
+    def strict_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call with arguments by their schema alone."""
+        return [one for one in self.callable_tools if one["function"].get("strict")]
 
     @property
     def form(self) -> AnswerForm:
@@ -406,6 +419,11 @@ def _is_tool(tool: object) -> bool:
         case {"type": "function", "function": {"name": str(name), **rest}}:
             return bool(name) and isinstance(rest.get("parameters"), dict | None)
     return False
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _is_token_id(key: object) -> bool:

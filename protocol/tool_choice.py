@@ -1,6 +1,6 @@
 """A request's `tool_choice`: the functions that an answer may call, and whether it must.
 
-Also the warning about a call that is none.
+Also the warnings about calls that are none, or not what a schema demands.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from .errors import RemoteError, invalid
 
 UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
 """The warning of an answer with a call that is none, which metrics count."""
+
+UNFIT_CALL = "the arguments of a call do not match the schema of its strict tool"
+"""The warning of an answer with such a call, which metrics count."""
 
 EXPECTED = (
     '"auto", "none", "required", {"type": "function", "function": {"name": …}} or {"type":'

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tool_choice import UNFIT_CALL
 
 from .engine import RowLogprobs, TextCodec
 from .text.channels import ChannelParser, Piece
+from .text.grammar import StrictSchemas
 from .text.stops import StopMatcher
 from .text.tool_calls import ToolCallReader
 
@@ -30,6 +32,7 @@ class AnswerText:
         calls: reads tool calls.
         form: what its content must look like.
         min_tokens: a stop string that is complete before this many tokens is text.
+        strict: the schemas that the arguments of calls must match; None: any arguments do.
         after: the last token of the prompt, whose text the answer's continues; None: it stands
             alone, and a tokenizer may leave out the space that it begins with.
     """
@@ -43,10 +46,12 @@ class AnswerText:
         *,
         form: AnswerForm = AnswerForm.TEXT,
         min_tokens: int,
+        strict: StrictSchemas | None = None,
         after: int | None = None,
     ) -> None:
         self._codec = codec
         self._min_tokens = min_tokens
+        self._strict = strict
         self.count = 0
         self.has_calls = False
         self._detokenizer = codec.detokenizer()
@@ -119,9 +124,17 @@ class AnswerText:
                 if text or piece.warning:
                     shown.append(replace(piece, text=text))
             else:
-                self.has_calls = self.has_calls or piece.channel is Channel.TOOL_CALL
+                if piece.channel is Channel.TOOL_CALL:
+                    self.has_calls = True
+                    piece = self._checked(piece)
                 shown += [*self._held(), piece]
         return shown
+
+    def _checked(self, call: Piece) -> Piece:
+        """Return a call, with a warning if its arguments do not match a strict schema."""
+        if self._strict is None or self._strict.fit(call.text):
+            return call
+        return replace(call, warning=UNFIT_CALL)
 
     def _held(self) -> list[Piece]:
         """Return the content that was held back for a stop string that it does not become."""

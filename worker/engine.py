@@ -18,7 +18,7 @@ from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from .text.channels import ChannelRules
-from .text.grammar import Grammar
+from .text.grammar import RowGrammar, StrictSchemas
 
 ReportProgress = Callable[[LoadPhase, float], None]
 """Called during a load with the phase and the progress over all phases, from 0 to 1."""
@@ -93,6 +93,8 @@ class Prompt:
         opening: the end of the prompt that opened the answer, which decides which part the first
             generated token belongs to: `<think>`, for example, or a header without its end.
         grammar: the grammar that the answer must follow; None: any text.
+        strict: the schemas that the arguments of its calls must match; None: they need not, or
+            cannot be checked.
         checkpoints: how many of the first tokens another prompt is likely to share (the system
             prompt, the messages without the answer's opening), ascending, each less than the
             number of tokens.
@@ -102,7 +104,8 @@ class Prompt:
 
     tokens: list[int]
     opening: str = ""
-    grammar: Grammar | None = None
+    grammar: RowGrammar | None = None
+    strict: StrictSchemas | None = None
     checkpoints: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     text: str | None = None
@@ -150,7 +153,7 @@ class Row:
     ignore_eos: bool = False
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None
+    grammar: RowGrammar | None = None
     checkpoints: tuple[int, ...] = ()
 
 
@@ -290,8 +293,8 @@ class TextCodec(Protocol):
         """The text of a prompt: as it was given, or else that of its tokens; runs on a helper
         thread."""
 
-    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        """The grammar of an answer that the prompt opens this way; runs on a helper thread.
+    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
+        """The prompt with what its answer must follow; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`; no answer can follow it.

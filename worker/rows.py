@@ -24,7 +24,7 @@ from .answer import AnswerText
 from .engine import EngineFacts, Prompt, Row, RowPrefill, RowToken, TextCodec
 from .prompt_pieces import PromptPieces
 from .text.channels import Piece
-from .text.grammar import Grammar
+from .text.grammar import RowGrammar
 from .text.tool_calls import ToolCallReader
 
 SEED_BITS = 53
@@ -36,6 +36,7 @@ REPLAY_REPORT_TOKENS = 1024
 NO_CALLS_KNOWN = (
     "no format of tool calls is known for this model: a call that it makes is left in the text"
 )
+NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llguidance knows"
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
 
 
@@ -140,11 +141,13 @@ def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:
         raise invalid(name, expected, max(ids))
 
 
-def tools_warnings(body: RequestBody, codec: TextCodec) -> tuple[str, ...]:
+def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple[str, ...]:
     """Warnings that a caller who offers tools should get from the beginning."""
     rules = codec.channel_rules
     if not body.callable_tools or body.choice.is_forced:
         return ()
+    if body.strict_tools and prompt.strict is None:
+        return (NO_STRICT,)
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)
     # Headers tell a call from the content, and only content must have the format.
@@ -187,7 +190,7 @@ class RunningRow:
     tokens: int = 0
     priority: Priority = Priority.NORMAL
     may_leave: bool = True
-    grammar: Grammar | None = None
+    grammar: RowGrammar | None = None
     prompt: PromptPieces | None = None
     stop_token_ids: Collection[int] = ()
     warnings: Sequence[str] = ()
@@ -324,6 +327,7 @@ def running_row(
         ToolCallReader(body.callable_tools, row.seed),
         form=body.form,
         min_tokens=row.min_tokens,
+        strict=prompt.strict,
         after=row.tokens[-1] if body.echo else None,
     )
     pieces = None
@@ -345,7 +349,7 @@ def running_row(
         grammar=row.grammar,
         prompt=pieces,
         stop_token_ids=row.stop_token_ids,
-        warnings=() if row.delivered else tools_warnings(body, codec),
+        warnings=() if row.delivered else tools_warnings(body, prompt, codec),
         sampling=None if row.delivered else row.sampling.unusual() or None,
     )
 

@@ -239,9 +239,8 @@ class Lane:
                 prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
-            if body.form is not AnswerForm.TEXT:
-                grammar = self._own_codec().grammar(body, prompt.opening)
-                prompt = replace(prompt, grammar=grammar)
+            if body.form is not AnswerForm.TEXT or body.strict_tools:
+                prompt = self._own_codec().constrain(body, prompt)
             if body.echo and (job.resume is None or not job.resume.shown):
                 prompt = replace(prompt, text=self._shown_text(body, prompt))
         except RemoteError as error:

@@ -269,6 +269,8 @@ def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str,
     if tool.get("defer_loading") and name not in named:
         return None
     function = {"name": name, "parameters": parameters}
+    if "strict" in read:
+        function["strict"] = read["strict"]
     if "description" in read:
         function["description"] = read_text(read, "description", path)
     return {"type": "function", "function": function}

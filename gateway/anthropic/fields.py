@@ -47,10 +47,11 @@ TOOL_FIELDS = (
     used("name"),
     used("description"),
     used("input_schema"),
+    used("strict"),
     used("type"),
     used("defer_loading", "true: shown to the model once a `tool_reference` names it"),
     Field("input_examples", Use.HINT, "put them into the description", ([],)),
-    *ignored("cache_control", "strict", "eager_input_streaming", "allowed_callers"),
+    *ignored("cache_control", "eager_input_streaming", "allowed_callers"),
 )
 
 CHOICE_FIELDS = (_TYPE, used("name"), used("disable_parallel_tool_use", takes=bool))

@@ -49,11 +49,11 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def read_tools(given: Any) -> Any:
-    """The tools without what templates must not show: `strict` is no part of a description."""
+    """The tools, of which there are not too many."""
     if not isinstance(given, list):
         return given
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
-    return [_tool(tool) for tool in given]
+    return given
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
@@ -95,10 +95,3 @@ def _part(part: Any, path: str) -> list[Part]:
     if not isinstance(text, str):
         raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
     return [text]
-
-
-def _tool(tool: Any) -> Any:
-    match tool:
-        case {"type": "function", "function": {"strict": _, **function}}:
-            return {**tool, "function": function}
-    return tool

@@ -59,9 +59,10 @@ TOOL_FIELDS = (
     used("name"),
     used("description"),
     used("parameters"),
+    used("strict"),
     used("format"),
     Field("defer_loading", Use.HINT, "every tool is shown to the model", (False,)),
-    *ignored("strict", "allowed_callers", "output_schema", "async"),
+    *ignored("allowed_callers", "output_schema", "async"),
 )
 
 NAMESPACE_FIELDS = (

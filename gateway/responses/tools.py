@@ -126,7 +126,9 @@ def _functions(
         parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
         raise bad_field(f"{path}.parameters", f"{path}.parameters takes a JSON schema")
-    function = {"description": description} if description else {}
+    function: dict[str, Any] = {"description": description} if description else {}
+    if "strict" in read:
+        function["strict"] = read["strict"]
     yield (
         Called(_name(read, path), namespace),
         {**function, "parameters": parameters},

@@ -408,7 +408,7 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     def make_scripted(row: Row, **named: Sequence[int]) -> RowDraws:
         count = len(row.delivered)
 
-        def force(logits: mx.array) -> mx.array:
+        def force(logits: mx.array, latest: int) -> mx.array:
             nonlocal count
             count += 1
             if count > len(tokens):

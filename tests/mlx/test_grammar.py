@@ -12,8 +12,9 @@ import pytest
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engine import Prompt
 from mlxsup.worker.engines.mlx.text import MlxText
-from mlxsup.worker.text.grammar import MAX_KEPT, Grammar, GrammarCompiler
+from mlxsup.worker.text.grammar import MAX_KEPT, GrammarCompiler, RowGrammar
 
 from support.core.forms import SCHEMAS, check, of_schema
 from support.models.demo_model import demo_model_folder
@@ -189,7 +190,7 @@ def test_100_of_100_on_the_demo_model(name: str) -> None:
 def test_a_grammar_begins_after_the_reasoning(worker: LoopDriver) -> None:
     text: Any = worker.engine.text
     body = RequestBody(prompt="x", response_format={"type": "regex", "regex": "[0-9]{2}"})
-    compiled = text.grammar(body, "")
+    compiled = text.constrain(body, Prompt(tokens=[5])).grammar
     assert compiled.mask() is not None
     end = text.encode(RequestBody(prompt="tide moor")).tokens
     stages = [end[:2], end[2:]]
@@ -294,14 +295,15 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     monkeypatch: pytest.MonkeyPatch, worker: LoopDriver
 ) -> None:
     """llguidance gives up in mid-answer; its neighbour does not notice."""
-    made: list[Grammar | None] = []
-    compiled = MlxText.grammar
+    made: list[RowGrammar | None] = []
+    constrain = MlxText.constrain
 
-    def noted(text: MlxText, body: RequestBody, opening: str) -> Grammar | None:
-        made.append(compiled(text, body, opening))
-        return made[-1]
+    def noted(text: MlxText, body: RequestBody, prompt: Prompt) -> Prompt:
+        prompt = constrain(text, body, prompt)
+        made.append(prompt.grammar)
+        return prompt
 
-    monkeypatch.setattr(MlxText, "grammar", noted)
+    monkeypatch.setattr(MlxText, "constrain", noted)
     free: dict[str, Any] = {"prompt": "tell", "max_tokens": 30}
     alone = worker.answer(**free).tokens
     form = {"type": "regex", "regex": "[a-z]{40}"}

@@ -454,7 +454,7 @@ def test_rows_that_ask_for_nothing_keep_their_logits_between_those_that_do() -> 
         ending=[3],
         min_tokens=2,
     )
-    rows = [RowDraws(), asking, RowDraws(), RowDraws(processors=(lambda row: row + 1,))]
+    rows = [RowDraws(), asking, RowDraws(), RowDraws(processors=(lambda row, latest: row + 1,))]
     logits = [[-0.0, 1.5, 1e-40, -2.0]] * 4
     before = np.array(logits[0], dtype=np.float32).tobytes()
     sampler = BatchSampler(rows, [[]] * 4, 4)

@@ -127,13 +127,13 @@ def test_a_grammars_mask_may_be_longer_or_shorter_than_the_logits(width: int) ->
     """A model may have more outputs than its tokenizer has ids, or fewer."""
 
     class Stub:
-        has_begun = True
+        lead = None
 
         def mask(self) -> bytes:
             return bytes([0b00010010])
 
     grammar: Any = Stub()
-    masked = GrammarProcessor(grammar)(mx.zeros((1, width)))
+    masked = GrammarProcessor(grammar)(mx.zeros((1, width)), 0)
     values: Any = masked[0].tolist()
     assert [place for place, value in enumerate(values) if value == 0.0] == [1, 4]
     assert len(values) == width

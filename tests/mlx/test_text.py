@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.worker.engine import BadModelError, Detokenizer
+from mlxsup.worker.engine import BadModelError, Detokenizer, Prompt
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.text import (
     MlxText,
@@ -99,6 +99,7 @@ def codec_of(folder: Path, unknown: str, **content: Any) -> MlxText:
     return load_text(folder, eos_token_ids=None, vocabulary_size=None)
 
 
+AS_JSON = RequestBody(prompt="x", response_format={"type": "json_object"})
 REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 STEPS = [REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -361,7 +362,7 @@ def test_a_tokenizer_that_no_form_works_with_is_said_so(
     monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", refuse)
     text = tiny(tmp_path)
     with pytest.raises(RemoteError) as caught:
-        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+        text.constrain(AS_JSON, Prompt(tokens=[5]))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert caught.value.message == (
         f"response_format does not work with this model's tokenizer: {'s' * 200}"
@@ -390,7 +391,7 @@ def test_an_answer_in_a_form_ends_with_an_id_that_is_in_no_text(
 
     monkeypatch.setattr(mlx_text, "make_grammar_tokenizer", watch)
     with pytest.raises(RemoteError, match="seen enough"):
-        text.grammar(RequestBody(prompt="x", response_format={"type": "json_object"}), "")
+        text.constrain(AS_JSON, Prompt(tokens=[5]))
     assert ends == [[unused]]
 
 

@@ -12,7 +12,7 @@ from mlxsup.client import ConnectionLost, ErrorCode, FinishReason, RequestError
 from mlxsup.gateway.metrics import MEMORY_KINDS, Meter
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.states import State
-from mlxsup.protocol.tool_choice import UNREADABLE_CALL
+from mlxsup.protocol.tool_choice import UNFIT_CALL, UNREADABLE_CALL
 
 from support.bad.exposed import DECLARED, Exposed
 from support.gateway.played_gateway import (
@@ -84,7 +84,7 @@ def answer(**more: Any) -> list[Item]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
-    broken = answer(warnings=["odd", UNREADABLE_CALL])
+    broken = answer(warnings=["odd", UNREADABLE_CALL, UNFIT_CALL])
     seen = after(broken, answer(resumed=2), stream=stream)
     assert seen.value("mlxsup_requests_total", model="m", finish_reason="stop") == 2
     assert seen.value("mlxsup_prompt_tokens_total", model="m") == 10
@@ -92,6 +92,7 @@ def test_answer_is_counted_with_its_tokens_and_times(stream: bool) -> None:
     assert seen.value("mlxsup_generation_tokens_total", model="m") == 6
     assert seen.value("mlxsup_requests_resumed_total", model="m") == 2
     assert seen.value("mlxsup_unreadable_tool_calls_total", model="m") == 1
+    assert seen.value("mlxsup_unfit_tool_calls_total", model="m") == 1
     assert seen.kinds == {metric.name: metric.kind for metric in DECLARED}
     for name, total in (
         ("time_to_first_token", 0.6), ("time_per_output_token", 1.0), ("request_duration", 2.6),

@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.tool_choice import UNFIT_CALL
 from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Resume, RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken
@@ -26,6 +27,7 @@ from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
     NO_ROOM_FOR_CALLS,
+    NO_STRICT,
     RunningRow,
     acceptance,
     check_resume,
@@ -36,7 +38,7 @@ from mlxsup.worker.rows import (
 from mlxsup.worker.running_rows import RunningRows
 from mlxsup.worker.text.channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
-from mlxsup.worker.text.grammar import Grammar
+from mlxsup.worker.text.grammar import Grammar, StrictSchemas
 from mlxsup.worker.text.tool_calls import ToolCallReader
 
 from support.worker.loop_driver import LoopDriver, check_every_resume
@@ -216,6 +218,31 @@ def test_an_answer_resumes_in_the_same_model_alone_F10() -> None:
 
 
 JSON = {"type": "json_object"}
+STRICT = [{"type": "function", "function": {"name": "time", "strict": True}}]
+
+
+class Never(StrictSchemas):
+    """Schemas that no call matches."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, {})
+
+    def fit(self, line: str) -> bool:
+        return False
+
+
+def test_call_that_does_not_match_its_strict_schema_comes_with_a_warning() -> None:
+    body = RequestBody(prompt="x", tools=STRICT, seed=1)
+    prompt = Prompt(tokens=[5], strict=Never())
+    row = plan_row(KEY, body, prompt, FACTS)
+    running = running_row(row, body, prompt, Codec(), Dispatch(key=KEY, body=b""))
+    deltas = []
+    for place, token in enumerate(tokens := encode_text("a<t>time</t>")):
+        finish = FinishReason.STOP if place == len(tokens) - 1 else None
+        deltas += running.advance(RowToken(key=KEY, token=token, finish=finish), 1.0)
+    warned = [(delta.channel, delta.warning) for delta in deltas if delta.warning]
+    assert warned == [(Channel.TOOL_CALL, UNFIT_CALL)]
+    assert deltas[-1].finish is FinishReason.TOOL_CALLS
 
 
 @pytest.mark.parametrize(
@@ -225,6 +252,8 @@ JSON = {"type": "json_object"}
         ({"response_format": JSON}, RULES, ()),
         ({"tools": TOOLS}, RULES, ()),
         ({"tools": TOOLS}, ChannelRules(), (NO_CALLS_KNOWN,)),
+        ({"tools": STRICT}, RULES, (NO_STRICT,)),
+        ({"tools": STRICT, "tool_choice": "none"}, RULES, ()),
         ({"tools": TOOLS, "tool_choice": "none"}, ChannelRules(), ()),
         ({"tools": TOOLS, "response_format": JSON}, RULES, (NO_ROOM_FOR_CALLS,)),
         ({"tools": TOOLS, "response_format": JSON}, ChannelRules(), (NO_CALLS_KNOWN,)),
@@ -236,7 +265,7 @@ def test_tools_without_a_format_are_warned_of(
     body: dict[str, Any], rules: ChannelRules, warnings: tuple[str, ...]
 ) -> None:
     asked = RequestBody.from_wire({"messages": [{"role": "user", "content": "x"}], **body})
-    assert tools_warnings(asked, Codec(rules)) == warnings
+    assert tools_warnings(asked, Prompt(tokens=[1]), Codec(rules)) == warnings
 
 
 @pytest.mark.parametrize(("delivered", "warnings"), [((), (NO_CALLS_KNOWN,)), ((7,), ())])

@@ -23,6 +23,7 @@ class BareCallWatch:
 
     Attributes:
         is_call_like: true if what is held back begins like a call of one of the tools.
+        begun: how many of such calls have begun.
 
     Args:
         names: names of the request's tools.
@@ -34,6 +35,8 @@ class BareCallWatch:
         self._is_call = self.is_call_like = is_call
         self._is_first = True  # nothing but white space has come
         self._held: list[str] = []
+        self.begun = 0
+        self._latest_at = 0
         self._beginning = ""  # of the next call, not certain yet
         self._depth = 0
         self._quote = ""  # around the string that the text is in
@@ -43,6 +46,11 @@ class BareCallWatch:
     def text(self) -> str:
         """Return what is held back."""
         return "".join(self._held)
+
+    @property
+    def latest(self) -> str:
+        """Return the latest call so far."""
+        return "".join(self._held[self._latest_at :])
 
     def is_plain(self, text: str) -> bool:
         """True if `add` would return this text as it is, and keep nothing of it in mind."""
@@ -85,6 +93,8 @@ class BareCallWatch:
             begins = _begins(self._beginning, self._names, may_be_python=self._is_first)
             if begins:
                 self.is_call_like = True
+                self.begun += 1
+                self._latest_at = len(self._held) - len(self._beginning)
                 for one in self._beginning:
                     self._read(one)
                 self._beginning = ""

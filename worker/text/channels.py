@@ -13,6 +13,7 @@ from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.tool_choice import UNREADABLE_CALL
 
 from .bare_calls import BareCallWatch
+from .call_grammars import CallForm, TagForm
 from .stops import find_first, undecided
 from .tool_calls import CallIds, ToolCallParser, ToolCallReader
 from .tool_formats import parse_json_calls
@@ -36,11 +37,13 @@ class Header:
         read: takes the header so far, from the marker that began it, and whether the answer
             must have a format; returns the state that the header leads to, or None as soon as the
             text cannot be a header. It then stays None, whatever follows.
+        called: takes the header of a call; returns the name of the function, and a line break.
         never_shown: markers of headers that are left out of a call that cannot be read.
     """
 
     end: str
     read: Callable[[str, bool], str | None]
+    called: Callable[[str], str] = str
     never_shown: Sequence[str] = ()
 
 
@@ -61,6 +64,7 @@ class ChannelRules:
         shows_its_end: whether a whole call can be told from the beginning of a longer one. If not,
             a marker that ends a call may be part of a value, until another call or the end of the
             answer follows.
+        call_forms: see `ToolFormat.forms`.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class ChannelRules:
     call_ids: CallIds = CallIds.OURS
     has_bare_calls: bool = False
     shows_its_end: bool = True
+    call_forms: tuple[CallForm | TagForm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,22 @@ class Piece:
     channel: Channel
     text: str
     warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunCall:
+    """A call whose end has not come.
+
+    Attributes:
+        identity: equal for the same call alone.
+        text: so far, behind the mark that began it; for a call that a header announces, what
+            `Header.called` returns comes first.
+        is_bare: true if no mark began it.
+    """
+
+    identity: object
+    text: str
+    is_bare: bool = False
 
 
 MOST_BROKEN_CALLS = 32
@@ -215,6 +236,17 @@ class ChannelParser:
         """The channel of text that comes now."""
         # A call is shown once it is complete, or as content if it never becomes one.
         return _PLAIN.get(self._state, Channel.CONTENT)
+
+    @property
+    def begun_call(self) -> BegunCall | None:
+        """Return the call in the content that has begun and may still become whole."""
+        call, bare = self._call, self._bare
+        if call is not None and call.origin == NORMAL:
+            head = call.head and self._rules.header and self._rules.header.called(call.head)
+            return BegunCall(identity=call, text=f"{head or ''}{call.text}{self._held}")
+        if bare is not None and bare.is_call_like:
+            return BegunCall(identity=(bare, bare.begun), text=bare.latest, is_bare=True)
+        return None
 
     def plain_channel(self, text: str) -> Channel | None:
         """The channel of a text that `add` would give as one piece and that would change nothing

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+
+from .channels import ChannelParser
+from .tool_values import in_order
 
 MAX_KEPT = 32
 """How many compiled grammars to keep; a large one takes a second to compile."""
@@ -34,6 +37,9 @@ LENIENT = {"lenient": True}
 
 CALL = "call"
 """The type of the form that `call_form` returns."""
+
+LARK = "lark"
+"""The type of a form that is a grammar itself."""
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """What a function without `parameters` takes."""
@@ -65,7 +71,7 @@ class Grammar:
         early_ends: Sequence[int] = (),
         parameter: str = "response_format",
     ) -> None:
-        self.early_ends = list(early_ends)
+        self._early_ends = list(early_ends)
         self._parameter = parameter
         self._matcher = matcher
         self._end_tokens = frozenset(end_tokens)
@@ -85,11 +91,15 @@ class Grammar:
         return not self._begins_after
 
     @property
-    def leads_on(self) -> int:
-        """Return the id that begins what the grammar begins after, or goes on with it."""
+    def lead(self) -> tuple[list[int], int] | None:
+        """Return the ids that would end the answer too early, and the one that begins what the
+        grammar begins after, or goes on with it; None once the grammar applies."""
+        if not self._begins_after:
+            return None
         wanted = self._begins_after[0]
         lengths = range(len(wanted) - 1, 0, -1)
-        return wanted[next((n for n in lengths if self._latest[-n:] == wanted[:n]), 0)]
+        next_place = next((n for n in lengths if self._latest[-n:] == wanted[:n]), 0)
+        return self._early_ends, wanted[next_place]
 
     @property
     def error(self) -> str:
@@ -141,6 +151,141 @@ class Grammar:
         return None if self._can_only_end else mask
 
 
+class HeldCalls:
+    """The state of an answer that is free, but for its calls: behind the mark that begins one a
+    grammar holds it until the mark that ends it.
+
+    A call that its grammar does not fit from the beginning stays free, and so does one in the
+    reasoning, which may be a thought about calls.
+
+    Args:
+        marked: llguidance's matcher for a call behind a mark, in its initial state; None: such
+            calls stay free.
+        bare: for a call without marks.
+        watch: sorts the text of the answer into its parts, from the beginning.
+        detokenizer: of this answer.
+        tokenizer: llguidance's.
+        is_last: true if nothing can follow calls behind a mark.
+    """
+
+    lead: None = None
+    """It has no part in which the answer may not end."""
+
+    def __init__(
+        self,
+        *,
+        marked: Any,
+        bare: Any,
+        watch: ChannelParser,
+        detokenizer: Any,
+        tokenizer: Any,
+        is_last: bool,
+    ) -> None:
+        self._matchers = {False: marked, True: bare}  # by whether the call is bare
+        self._watch = watch
+        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+        self._is_last = is_last
+        self._call: Grammar | None = None  # while one is held
+        self._ends_answer = False
+        self._seen: object = None  # of the latest call that has begun
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete: nothing more can follow."""
+        return self._call is not None and self._call.is_over
+
+    def refusal(self, *, is_over: bool) -> None:
+        """Return None: an answer need not have a call."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether this token ended the answer, and is not part of it."""
+        return self._call is not None and self._call.is_end(token)
+
+    def accept(self, token: int) -> None:
+        """Takes the next token of the answer."""
+        text = self._detokenizer.add(token)
+        if self._watch.plain_channel(text) is None:
+            self._watch.add(text)
+        elif self._call is None:
+            return
+        if self._call is not None:
+            self._call.accept(token)
+            self._let_go()
+        elif (begun := self._watch.begun_call) is not None and begun.identity != self._seen:
+            self._seen = begun.identity
+            self._hold(begun.text, is_bare=begun.is_bare)
+
+    def mask(self) -> bytes | None:
+        """The tokens that may follow, one bit each, the lowest first; None for any."""
+        if self._call is None:
+            return None
+        mask = self._call.mask()
+        self._let_go()
+        return mask
+
+    def _hold(self, text: str, *, is_bare: bool) -> None:
+        """Hold a call that begins with this text, if it can be held."""
+        if (matcher := self._matchers[is_bare]) is None:
+            return
+        matcher = matcher.deep_copy()
+        tokens = self._tokenizer.greedy_tokenize(text)
+        if matcher.try_consume_tokens(tokens) == len(tokens):
+            self._call = Grammar(matcher, self._tokenizer.eos_tokens)
+            self._ends_answer = self._is_last and not is_bare
+
+    def _let_go(self) -> None:
+        """Let the answer go on freely behind a call that is whole, or too complex."""
+        call = self._call
+        if call is not None and call.is_over and (call.error or not self._ends_answer):
+            self._call = None
+
+
+RowGrammar = Grammar | HeldCalls
+"""What the engine asks before it draws a token of a row."""
+
+
+class StrictSchemas:
+    """The schemas that the arguments of calls must match.
+
+    Args:
+        matcher: llguidance's, in its initial state, for `{"name": …, "arguments": …}`.
+        tokenizer: llguidance's.
+        schemas: of the arguments, by the name of the function.
+    """
+
+    def __init__(self, matcher: Any, tokenizer: Any, schemas: Mapping[str, Any]) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._schemas = schemas
+
+    def fit(self, line: str) -> bool:
+        """True if the arguments of a call match the function's schema, or if there is none.
+
+        Args:
+            line: the call as a line of JSON, in OpenAI's form.
+        """
+        function = json.loads(line)["function"]
+        name, arguments = function["name"], json.loads(function["arguments"])
+        if name not in self._schemas:
+            return True
+        schema = self._schemas[name]
+        return any(self._matches(name, one) for one in (arguments, in_order(arguments, schema)))
+
+    def _matches(self, name: str, arguments: Any) -> bool:
+        """True if they match in this very order."""
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        call = call.replace("\x7f", r"\u007f")  # llguidance takes no other
+        matcher = self._matcher.deep_copy()
+        tokens = self._tokenizer.greedy_tokenize(call)
+        is_read = matcher.try_consume_tokens(tokens) == len(tokens)
+        return is_read and bool(matcher.is_accepting())
+
+
+class NoGrammarsError(RemoteError):
+    """No grammar can be made here, whatever a request asks for."""
+
+
 class GrammarCompiler:
     """Compiles the grammars that requests ask for, and keeps them; lives on a helper thread.
 
@@ -155,11 +300,11 @@ class GrammarCompiler:
 
     def compile(
         self,
-        form: dict[str, Any] | None,
+        form: dict[str, Any],
         begins_after: Sequence[Sequence[int]] = (),
         early_ends: Sequence[int] = (),
-    ) -> Grammar | None:
-        """The grammar of one answer; None if any text will do.
+    ) -> Grammar:
+        """The grammar of one answer.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
@@ -167,10 +312,39 @@ class GrammarCompiler:
 
         Raises:
             RemoteError: `invalid_request`: it is impossible or too complex.
+            NoGrammarsError: llguidance does not know the tokenizer.
         """
-        if form is None or form["type"] == "text":
-            return None
         parameter = "tools" if form["type"] == CALL else "response_format"
+        ends = self.tokenizer.eos_tokens
+        matcher = self.matcher(form, parameter).deep_copy()
+        return Grammar(matcher, ends, begins_after, early_ends, parameter)
+
+    def strict_schemas(self, tools: Sequence[dict[str, Any]]) -> StrictSchemas:
+        """Return what the calls of these functions must match.
+
+        Args:
+            tools: in OpenAI's form.
+
+        Raises: see `compile`.
+        """
+        tokenizer = self.tokenizer
+        form = call_form(tools)
+        return StrictSchemas(self.matcher(form, "tools"), tokenizer, dict(form["tools"]))
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return llguidance's view of the model's vocabulary; raises as `compile` does."""
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+    def matcher(self, form: dict[str, Any], parameter: str) -> Any:
+        """Return llguidance's matcher for a form, in its initial state; raises as `compile` does.
+
+        Args:
+            form: see `compile`; or of the type `lark`, with the grammar itself.
+            parameter: that asks for it.
+        """
         try:
             key = json.dumps(form, sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -181,17 +355,14 @@ class GrammarCompiler:
         self._matchers[key] = matcher
         while len(self._matchers) > MAX_KEPT:
             self._matchers.popitem(last=False)
-        ends = self._tokenizer.eos_tokens
-        return Grammar(matcher.deep_copy(), ends, begins_after, early_ends, parameter)
+        return matcher
 
     def _compile(self, form: dict[str, Any], parameter: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer()
         try:
             matcher = LLMatcher(
-                self._tokenizer,
+                self.tokenizer,
                 _grammar_text(form),
                 log_level=0,
                 limits=LLParserLimits(max_items_in_row=MAX_CHOICES),
@@ -203,7 +374,7 @@ class GrammarCompiler:
                 for tool in form["tools"]:  # one of them alone says which it is
                     self._compile(form | {"tools": [tool]}, parameter)
             raise _impossible(matcher.get_error(), parameter, _subject(form))
-        probe = Grammar(matcher.deep_copy(), self._tokenizer.eos_tokens)
+        probe = Grammar(matcher.deep_copy(), self.tokenizer.eos_tokens)
         if probe.mask() is None:
             raise _impossible(probe.error or "it only allows the empty answer", parameter)
         _walk_ahead(probe, parameter)
@@ -260,6 +431,8 @@ def closed(schema: Any) -> Any:
 def _grammar_text(form: dict[str, Any]) -> str:
     from llguidance import LLMatcher
 
+    if form["type"] == LARK:
+        return str(form[LARK])
     if form["type"] == "regex":
         return str(LLMatcher.grammar_from_regex(form["regex"]))
     if form["type"] == CALL:

@@ -28,6 +28,7 @@ class PlainTokens:
         self.special_token_ids = [
             token for token in range(view.vocab_size) if view.is_special_token(token)
         ]
+        self._special = frozenset(self.special_token_ids)
         self._view = view
         self._core = copy(tokenizer.backend_tokenizer)
         self._core.no_padding()
@@ -37,8 +38,10 @@ class PlainTokens:
     def __call__(self, text: str) -> list[int]:
         """The tokens for exactly this text."""
         tokens: list[int] = self._core.encode(text, add_special_tokens=False).ids
-        if b"".join(self.tokens[token] for token in tokens) != text.encode():
-            # It adds a leading space, or normalises.
+        written = b"".join(self.tokens[token] for token in tokens)
+        if written != text.encode() or not self._special.isdisjoint(tokens):
+            # It adds a leading space, or normalises; or llguidance takes for special what the
+            # tokenizer does not, such as `<think>` of Qwen3.
             tokens = self._view.greedy_tokenize(text)
         return tokens
 

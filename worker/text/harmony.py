@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from .call_grammars import CallForm
 from .channels import HEADER, NORMAL, REASONING, TOOL, ChannelRules, Header
 from .tool_calls import Tools
 from .tool_formats import json_values
@@ -47,8 +48,9 @@ def harmony_rules() -> ChannelRules:
         edges += [(marker, state) for marker in INSIDE]
     return ChannelRules(
         transitions=transitions | {TOOL: [(marker, HEADER) for marker in BEGINS]},
-        header=Header(end="<|message|>", read=read_header, never_shown=INSIDE),
+        header=Header(end="<|message|>", read=read_header, called=called_in, never_shown=INSIDE),
         parse_tool_call=parse_call,
+        call_forms=(CallForm(begin=("",), one=("$plain\n$arguments",)),),
     )
 
 
@@ -72,6 +74,12 @@ def read_header(header: str, has_form: bool) -> str | None:
     if channel == "analysis" or (has_form and channel != "final"):
         return REASONING
     return NORMAL
+
+
+def called_in(header: str) -> str:
+    """See `Header.called`."""
+    words = _words(header.removesuffix("<|message|>"))
+    return f"{words[1].removeprefix('functions.')}\n" if words else ""
 
 
 def parse_call(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:

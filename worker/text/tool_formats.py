@@ -12,9 +12,10 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .call_grammars import JSON, JSON_LIST, CallForm, TagForm
 from .tool_calls import CallIds, ToolCallParser, Tools
 from .tool_values import types_of, value_of
 
@@ -37,6 +38,7 @@ class ToolFormat:
         starts, has_bare_calls: see `call_starts` and `has_bare_calls` of `ChannelRules`.
         shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
             can; values between tags may contain any marker.
+        forms: those to which a grammar can hold a call behind its marker; empty: to none.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ToolFormat:
     starts: str = ""
     has_bare_calls: bool = False
     shows_its_end: bool = True
+    forms: tuple[CallForm | TagForm, ...] = ()
 
 
 # ---------------------------------------------------------------- JSON
@@ -743,6 +746,29 @@ def parse_tags_or_json(tags: Tags) -> ToolCallParser:
 
 
 # ---------------------------------------------------------------- families
+def pair_form(prefix: str) -> TagForm:
+    """Return the form of calls with `<arg_key>` and `<arg_value>` with a prefix."""
+    return TagForm(
+        call="$plain",
+        argument=f"<{prefix}arg_key>$key</{prefix}arg_key>~<{prefix}arg_value>",
+        close=f"</{prefix}arg_value>",
+        last="$end",
+        end="",
+    )
+
+
+def invoke_form(prefix: str, is_text: str = "") -> TagForm:
+    """Return the form of calls with `<invoke name="…">` and `<parameter name="…">` with a prefix,
+    and what says whether an argument is a text."""
+    return TagForm(
+        call=f'<{prefix}invoke name="$plain">',
+        argument=f'<{prefix}parameter name="$key"{is_text}>',
+        close=f"</{prefix}parameter>",
+        last=f"</{prefix}invoke>",
+        may_repeat=True,
+    )
+
+
 JSON_STARTS = "{[`"
 LLAMA = ToolFormat(
     name="llama",
@@ -750,18 +776,31 @@ LLAMA = ToolFormat(
     ends=("</function>",),
     parse=parse_unmarked_calls,
     has_bare_calls=True,
+    forms=(replace(JSON, end=""), CallForm(one=("$plain>~$arguments",), end="~</function>")),
 )
 DEEPSEEK = ToolFormat(
     name="deepseek",
     begins=("<｜tool▁calls▁begin｜>", DEEPSEEK_CALL),
     ends=("<｜tool▁calls▁end｜>",),
     parse=parse_deepseek_calls,
+    forms=(
+        CallForm(
+            begin=("~" + DEEPSEEK_CALL, ""),
+            one=(
+                "$plain<｜tool▁sep｜>$arguments<｜tool▁call▁end｜>",
+                "function<｜tool▁sep｜>$plain\n```json\n$arguments\n```<｜tool▁call▁end｜>",
+            ),
+            between="~" + DEEPSEEK_CALL,
+            end="~<｜tool▁calls▁end｜>",
+        ),
+    ),
 )
 DSML = ToolFormat(
     name="dsml",
     begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
     ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
     parse=DSML_TAGS.parse,
+    forms=(invoke_form("｜DSML｜", ' string="$is_text"'),),
     starts="<",
     shows_its_end=False,
 )
@@ -779,12 +818,14 @@ PHI = ToolFormat(
     ends=("<|/tool_call|>",),
     parse=parse_json_calls,
     starts=JSON_STARTS,
+    forms=(JSON_LIST,),
 )
 GRANITE = ToolFormat(
     name="granite",
     begins=("<|tool_call|>",),
     parse=parse_unmarked_calls,
     has_bare_calls=True,
+    forms=(JSON_LIST,),
 )
 OLMO = ToolFormat(
     name="olmo",
@@ -797,6 +838,15 @@ COMMAND_A = ToolFormat(
     begins=("<|START_ACTION|>",),
     ends=("<|END_ACTION|>",),
     parse=parse_fenced_calls,
+    forms=(
+        replace(
+            JSON_LIST,
+            one=(
+                '{~"tool_name"~:~$name~,~"parameters"~:~$arguments~}',
+                '{~"tool_call_id"~:~"$id"~,~"tool_name"~:~$name~,~"parameters"~:~$arguments~}',
+            ),
+        ),
+    ),
 )
 COMMAND_R = ToolFormat(
     name="command-r",
@@ -805,7 +855,29 @@ COMMAND_R = ToolFormat(
     parse=parse_fenced_calls,
 )
 MISTRAL = ToolFormat(
-    name="mistral", begins=("[TOOL_CALLS]",), parse=parse_mistral_calls, call_ids=CallIds.NINE
+    name="mistral",
+    begins=("[TOOL_CALLS]",),
+    parse=parse_mistral_calls,
+    call_ids=CallIds.NINE,
+    forms=(
+        JSON_LIST,
+        CallForm(
+            one=(
+                "$plain[ARGS]$arguments",
+                "$plain[CALL_ID]$id[ARGS]$arguments",
+                "$plain~$arguments",
+            ),
+            between="~[TOOL_CALLS]~",
+        ),
+    ),
+)
+KIMI_FORMS = (
+    CallForm(
+        begin=(f"~{KIMI_CALL}~", "~"),
+        one=("functions.$plain:$number~<|tool_call_argument_begin|>~$arguments~<|tool_call_end|>",),
+        between=f"~{KIMI_CALL}~",
+        end="~$end",
+    ),
 )
 
 PARSERS: dict[str, ToolCallParser] = {
@@ -851,6 +923,7 @@ def format_of_mlx_lm(kind: str, begin: str, end: str, parse: Callable[..., Any])
         starts=_STARTS.get(kind, ""),
         has_bare_calls=kind == "json_tools",
         shows_its_end=kind in PARSERS,
+        forms=FORMS.get(kind, ()),
     )
 
 
@@ -858,6 +931,25 @@ _STARTS = {
     "json_tools": JSON_STARTS, "qwen3_coder": "<" + JSON_STARTS, "minimax_m2": "<",
     "muse_spark": "<", "kimi_k3": "<", "gemma4": "c", "function_gemma": "c",
 }  # fmt: skip
+
+
+QWEN_FORM = TagForm(
+    call="<function=$plain>",
+    argument="<parameter=$key>",
+    close="</parameter>",
+    last="</function>",
+    is_on_lines=True,
+)
+FORMS: dict[str, tuple[CallForm | TagForm, ...]] = {
+    "json_tools": (JSON,),
+    "kimi_k2": KIMI_FORMS,
+    "qwen3_coder": (QWEN_FORM,),
+    "minimax_m2": (invoke_form(""),),
+    "muse_spark": (invoke_form("atem:"),),
+    "glm47": (pair_form(""),),
+    "laguna": (pair_form(""),),
+    "longcat": (pair_form("longcat_"),),
+}
 _TAG = re.compile(r"<[^<>]*>")
 _WORD = re.compile(r"\w+")
 _KEYWORDS = frozenset({"call", "name", "arguments", "parameters", "function", "type", "id"})

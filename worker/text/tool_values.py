@@ -74,6 +74,46 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = DEPTH) -> frozen
     return frozenset(found)
 
 
+def in_order(value: Any, schema: Any, root: Any = None) -> Any:
+    """Return a value with the keys of its maps in the order in which the schema has them, those
+    that it does not name behind them: to JSON Schema all orders are the same, to grammars not.
+
+    Args:
+        value: of JSON.
+        schema: of the value.
+        root: the schema in which references are looked up; None: the value's own.
+    """
+    root = schema if root is None else root
+    parts = _parts_of(schema, root)
+    if isinstance(value, list):
+        inner = {"allOf": [part["items"] for part in parts if "items" in part]}
+        return [in_order(one, inner, root) for one in value]
+    if not isinstance(value, dict):
+        return value
+    known: dict[str, list[Any]] = {}
+    for part in parts:
+        if isinstance(properties := part.get("properties"), Mapping):
+            for key, one in properties.items():
+                known.setdefault(key, []).append(one)
+    keys = [*(key for key in known if key in value), *(key for key in value if key not in known)]
+    return {key: in_order(value[key], {"allOf": known.get(key, [])}, root) for key in keys}
+
+
+def _parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
+    """Return a schema with those that it refers to, and of which it is put together."""
+    parts: dict[int, Mapping[str, Any]] = {}
+    left = [schema]
+    while left:
+        part = left.pop(0)
+        if not isinstance(part, Mapping) or id(part) in parts:
+            continue
+        parts[id(part)] = part
+        left += [one for key in ("anyOf", "oneOf", "allOf") for one in _listed(part.get(key))]
+        if isinstance(reference := part.get("$ref"), str):
+            left.append(_referred(reference, root))
+    return list(parts.values())
+
+
 def _json_type(name: str) -> str:
     """Return JSON's name for a type as other languages call it."""
     for prefix, known in (

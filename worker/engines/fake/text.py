@@ -20,7 +20,6 @@ from mlxsup.protocol.ids import pack_tokens
 
 from ...engine import Prompt, RowLogprobs
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
-from ...text.grammar import Grammar
 from ...text.tool_formats import parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
 
@@ -253,9 +252,9 @@ class FakeTextCodec:
         """See `TextCodec.prompt_text`."""
         return decode_tokens(tokens) if body.prompt is None else body.prompt
 
-    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        """See `TextCodec.grammar`; its answers follow none."""
-        return None
+    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
+        """See `TextCodec.constrain`; its answers follow no grammar."""
+        return prompt
 
     def detokenizer(self) -> ByteDetokenizer:
         """See `TextCodec.detokenizer`."""

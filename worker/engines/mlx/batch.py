@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason
 
 from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
-from ...text.grammar import Grammar
+from ...text.grammar import RowGrammar
 from .kept_rows import KeptRows
 from .load import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
@@ -90,7 +90,7 @@ class MlxBatch:
         self._uids: dict[RequestKey, int] = {}
         self._keys: dict[int, RequestKey] = {}
         self._wanted_logprobs: dict[int, int] = {}
-        self._grammars: dict[int, Grammar] = {}
+        self._grammars: dict[int, RowGrammar] = {}
         self._prompts: dict[int, PromptLogprobs] = {}  # of rows whose prompt is not read yet
         self._silent: set[int] = set()  # rows that end without a token
         self._stop_tokens = list(stop_tokens)
@@ -348,7 +348,6 @@ class MlxBatch:
         decoding = self._decode_rows()
         shape = self._shape(plan)
         started = self.clock()
-        self._tell_grammars()
         reads, tokens = self.passes.step(plan)
         passes_s = self.clock() - started
         if checkpoints := self.passes.take_checkpoints():
@@ -389,13 +388,6 @@ class MlxBatch:
             del self._prompts[uid]
         found = prompt.take()
         return RowPrefill(key=key, done=done, total=total, computed=computed, logprobs=found)
-
-    def _tell_grammars(self) -> None:
-        """Gives each grammar the token of its row that the step will return: the mask for the
-        token after it depends on it. One read for all of them."""
-        if self._grammars:
-            for uid, token in self.passes.drawn(self._grammars.keys()).items():
-                self._grammars[uid].accept(token)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
         self._turns.got_token(response.uid)

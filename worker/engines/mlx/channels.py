@@ -103,6 +103,7 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         call_ids=calls.call_ids if calls else CallIds.OURS,
         has_bare_calls=calls is not None and calls.has_bare_calls,
         shows_its_end=calls is None or calls.shows_its_end,
+        call_forms=calls.forms if calls else (),
     )
 
 

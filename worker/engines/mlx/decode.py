@@ -35,10 +35,6 @@ class Decode(Protocol):
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out in one change; gives the caches of some of them."""
 
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """The tokens that `next` will return for those of these rows that have begun; one wait
-        for all of them."""
-
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What `next` will return for those of these rows that have begun, without their step."""
 
@@ -91,13 +87,6 @@ class BatchDecode:
             # One change for all of them: each costs a copy for every layer.
             self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
         return {uid: held for uid, held in removed.items() if uid in kept}
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Decode.drawn`."""
-        if not any(uid in uids for uid in self.rows.uids):
-            return {}
-        drawn = zip(self.rows.uids, self.rows._next_tokens.tolist(), strict=True)
-        return {uid: token for uid, token in drawn if uid in uids}
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
@@ -174,14 +163,6 @@ class LoneDecode:
                 _, cache, held = self.new.pop(uid)
                 removed[uid] = (cache, held)
         return {uid: held for uid, held in removed.items() if uid in kept}
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Decode.drawn`."""
-        begun = [uid for uid in uids if uid in self.rows]
-        if not begun:
-            return {}
-        tokens: Any = mx.concatenate([self.rows[uid]._next_tokens for uid in begun]).tolist()
-        return dict(zip(begun, tokens, strict=True))
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""

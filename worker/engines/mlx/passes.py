@@ -47,10 +47,6 @@ class Passes(Protocol):
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out at any stage, in one change; returns the caches of some of them."""
 
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """The tokens that the next step will return for those of these rows that decode; one wait
-        for all of them."""
-
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What the next step will return for those of these rows that decode, without that step;
         they have to leave afterwards, and their caches hold all but this token."""
@@ -138,10 +134,6 @@ class TogetherPasses:
                 if place is not None and uid in kept and place.row.cache is not None:
                     removed[uid] = (place.row.cache, place.row.known)
             return removed | self.decode.remove(uids, kept=kept)
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Passes.drawn`."""
-        return self.decode.drawn(uids)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
@@ -254,10 +246,6 @@ class SerialPasses:
             return removed | {
                 uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
             }
-
-    def drawn(self, uids: Collection[int]) -> dict[int, int]:
-        """See `Passes.drawn`."""
-        return self.decode.drawn(uids)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""

@@ -19,8 +19,9 @@ from mlxsup.protocol.parameters import Sampling
 from ...engine import Row
 from .grammar import GrammarProcessor
 
-Processor = Callable[[mx.array], mx.array]
-"""Changes one row's logits (1, vocabulary); called once for each token, in order."""
+Processor = Callable[[mx.array, int], mx.array]
+"""Changes one row's logits (1, vocabulary), given the token before them; called once for each
+token, in order. What it leaves as they are it returns itself."""
 
 COLDEST = 1e-5
 """Below this temperature the likeliest token is taken: dividing by it would overflow."""

@@ -7,7 +7,7 @@ are, bit by bit. The order is that of docs/http-api.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -159,23 +159,30 @@ def _round_up(count: int) -> int:
 class Processors:
     """Calls the rows' own processors, each for its row.
 
+    They have to know each token, so that the thread waits for it before the next one can be drawn;
+    meanwhile the device computes the logits that they change.
+
     Args:
         rows: of the batch.
     """
 
     def __init__(self, rows: Sequence[RowDraws]) -> None:
         self._own = [(place, row.processors) for place, row in enumerate(rows) if row.processors]
-        self._places = mx.array([place for place, _ in self._own], dtype=mx.int32)
 
     def __call__(self, logits: mx.array, latest: mx.array) -> mx.array:
         """See `Shaper`."""
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        tokens: Any = latest.tolist()
         changed = []
         for place, processors in self._own:
-            row = logits[place : place + 1]
+            given = row = logits[place : place + 1]
             for processor in processors:
-                row = processor(row)
-            changed.append(row)
-        logits[self._places] = mx.concatenate(changed, axis=0)
+                row = processor(row, tokens[place])
+            if row is not given:
+                changed.append((place, row))
+        if changed:
+            places = mx.array([place for place, _ in changed], dtype=mx.int32)
+            logits[places] = mx.concatenate([row for _, row in changed], axis=0)
         return logits
 
 

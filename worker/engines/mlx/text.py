@@ -20,11 +20,19 @@ from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Prompt
-from ...text.channels import ChannelParser, ChannelRules
+from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
+from ...text.channels import TOOL, ChannelParser, ChannelRules
 from ...text.chat_messages import plain_messages, text_of_messages, without_media
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from ...text.fitting import Fitted, Form, Message, find_form, fit
-from ...text.grammar import Grammar, GrammarCompiler, call_form
+from ...text.grammar import (
+    LARK,
+    Grammar,
+    GrammarCompiler,
+    HeldCalls,
+    NoGrammarsError,
+    call_form,
+)
 from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
@@ -159,7 +167,55 @@ class MlxText:
         text = content.decode(errors="replace")
         return text.removeprefix(" ") if self._strips_first_space else text
 
-    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
+    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
+        """See `TextCodec.constrain`."""
+        is_free = body.form is AnswerForm.TEXT
+        if not is_free:
+            prompt = replace(prompt, grammar=self._grammar(body, prompt.opening))
+        if not body.strict_tools:
+            return prompt
+        try:
+            strict = self.grammars.strict_schemas(body.strict_tools)
+        except NoGrammarsError:
+            return prompt
+        grammar = self._held_calls(body, prompt.opening) if is_free else prompt.grammar
+        return replace(prompt, grammar=grammar, strict=strict)
+
+    def _held_calls(self, body: RequestBody, opening: str) -> HeldCalls | None:
+        """The grammar of the calls in a free answer; None if the model's family has none."""
+        rules = self._format.rules
+        ends = [mark for mark, _ in rules.transitions.get(TOOL, ())]
+        tokenizer = self.grammars.tokenizer
+        special = {
+            mark: token
+            for mark, token in self.tokenizer.get_added_vocab().items()
+            if token < self.vocabulary_size and tokenizer.is_special_token(token)
+        }
+        schemas = dict(call_form(body.strict_tools)["tools"])
+        names = [one["function"]["name"] for one in body.callable_tools]
+        tools = [(name, schemas.get(name, ANY_ARGUMENTS)) for name in names]
+
+        def matcher(forms: Sequence[CallForm | TagForm]) -> Any:
+            lark = call_grammar(forms, tools, ends=ends, special=special)
+            try:
+                return self.grammars.matcher({"type": LARK, LARK: lark}, "tools") if lark else None
+            except RemoteError:  # the schemas are right, but not in this form: they are checked
+                return None
+
+        marked = matcher(rules.call_forms)
+        bare = matcher((BARE,)) if rules.has_bare_calls else None
+        if marked is None and bare is None:
+            return None
+        return HeldCalls(
+            marked=marked,
+            bare=bare,
+            watch=ChannelParser(rules, opening, ToolCallReader(body.callable_tools, 0)),
+            detokenizer=self.detokenizer(),
+            tokenizer=tokenizer,
+            is_last=rules.header is not None or not ends,
+        )
+
+    def _grammar(self, body: RequestBody, opening: str) -> Grammar:
         """The grammar that the content of an answer must follow, from where it begins.
 
         Raises:
@@ -169,7 +225,7 @@ class MlxText:
             self._format.rules, opening, ToolCallReader(None, 0), form=AnswerForm.REGEX
         )
         begins_after = () if parser.is_in_content else self._format.content_after
-        form = body.response_format
+        form = body.response_format or {}
         if body.form is AnswerForm.CALL:
             form = call_form(body.callable_tools)
         # A call that gpt-oss makes in a part of its own ends there.
@@ -191,7 +247,7 @@ class MlxText:
                     end_tokens=self.stop_tokens or [self._unused_token()],
                 )
         except ValueError as error:
-            raise RemoteError(
+            raise NoGrammarsError(
                 ErrorCode.INVALID_REQUEST,
                 f"response_format does not work with this model's tokenizer: {str(error)[:200]}",
                 detail={"parameter": "response_format"},
