@@ -202,15 +202,12 @@ def change_line(change: Mapping[str, Any]) -> str:
     at = clock(change.get("at") or time.time())
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"
-    facts = []
-    if change.get("pid"):
-        facts.append(f"generation {change.get('generation')}, pid {change['pid']}")
-    progress = progress_text(change.get("progress"))
-    note = str(change.get("note") or "")
-    if before == after and progress and not note:
-        facts.append(progress)
-    if note:
-        facts.append(note)
+    facts = [progress_text(change.get("progress"))] if before == after else []
+    if not any(facts):
+        facts = [f"generation {change.get('generation')}, pid {change['pid']}"] * bool(
+            change.get("pid")
+        )
+        facts += filter(None, [str(change.get("note") or "")])
     said = f" ({', '.join(facts)})" if facts else ""
     return in_a_line(f"{at} {change.get('model')}: {states}{said}")
 

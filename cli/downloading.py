@@ -26,7 +26,7 @@ from mlxsup.store.hub_cache import (
     check_revision,
 )
 
-from .exit_status import CliError, ExitStatus
+from .exit_status import CliError, ExitStatus, Interrupted
 from .terminal.output import LiveLine, Output
 from .terminal.text import format_bytes, format_duration
 
@@ -84,10 +84,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
                 else:
                     noise = data.decode(errors="replace").strip() or noise
         except KeyboardInterrupt:
-            line.clear()
-            output.end_line()
-            output.note(f"files that have arrived are kept: `{again}` continues")
-            raise
+            raise Interrupted(f"Stopped. `{again}` continues the download.") from None
     if isinstance(last, DownloadDone):
         return last
     if last is None:

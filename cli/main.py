@@ -139,8 +139,10 @@ def _run(arguments: list[str], output: Output) -> int:
     except click.ClickException as error:
         output.error(_usage_error(error, arguments))
         return ExitStatus.USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         output.end_line()
+        if str(error):
+            output.note(str(error))
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         raise

@@ -14,7 +14,7 @@ import click
 
 from ..arguments import only_model, optional_model_argument, row_called
 from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus, misuse
+from ..exit_status import CliError, ExitStatus, interrupt_says, misuse
 from ..options import (
     answer_options,
     check_parameters,
@@ -24,7 +24,13 @@ from ..options import (
     priority_options,
     wrong_option,
 )
-from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
+from ..terminal.answer import (
+    AnswerScreen,
+    cancelled_text,
+    read_answer,
+    result_map,
+    show_remarks,
+)
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
@@ -92,11 +98,15 @@ def generate(
         text = _read_stdin() if prompt == "-" else prompt
         asked = {**_input(text, system, is_raw=raw), **parameters}
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
-        with AnswerLine(model, output) as line, reader_watched(client.close):
-            stream = client.generate(model, on_notice=line.notify, **asked)
+        screen = AnswerScreen(model, output)
+        with (
+            interrupt_says(lambda: cancelled_text(screen)),
+            screen,
+            reader_watched(client.close),
             # Leaving the block cancels, on Ctrl-C or when the reader of the output is gone.
-            with stream:
-                result = read_answer(stream, line, output)
+            client.generate(model, on_notice=screen.notify, **asked) as stream,
+        ):
+            result = read_answer(stream, screen, output)
     if output.is_json:
         output.object(result_map(model, stream.request_id, result))
     show_remarks(result, output, is_verbose=is_verbose)

@@ -12,6 +12,7 @@ from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from ..arguments import complete_model, model_argument, row_called
 from ..changes import progress_shown, wait_until_ready
 from ..connection import daemon_command
+from ..exit_status import interrupt_says
 from ..options import duration, load_keep_alive_option
 from ..terminal.output import Output
 from ..terminal.status import models_lines, warning_lines
@@ -52,7 +53,8 @@ def load(
         forecast = client.load(model, dry_run=True, **how)
         output.result(forecast, _forecast_sentence(forecast))
         return
-    with progress_shown(client, model, output):
+    said = f"{model} continues to load. `mlxsup unload {model}` stops it."
+    with interrupt_says(said), progress_shown(client, model, output):
         client.load(model, **how)
     _show_changed(client, model, output)
 
@@ -84,7 +86,8 @@ def unload(model: str, client: Client, output: Output) -> None:
 
     Lets running requests of MODEL finish, ends its process and returns once it is gone.
     """
-    with progress_shown(client, model, output):
+    said = f"{model} will still be unloaded once its answers are complete."
+    with interrupt_says(said), progress_shown(client, model, output):
         client.unload(model)
     _show_changed(client, model, output)
 
@@ -101,7 +104,8 @@ def restart(model: str, now: bool, no_wait: bool, client: Client, output: Output
 
     Gives MODEL a new process, clears its crash history and returns once it is READY.
     """
-    with progress_shown(client, model, output):
+    said = f"The restart of {model} continues. `mlxsup wait {model}` waits for it."
+    with interrupt_says(said), progress_shown(client, model, output):
         client.restart(model, now=now, wait=not no_wait)
     _show_changed(client, model, output)
 
@@ -138,7 +142,8 @@ def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, outpu
     Returns once MODEL is READY; without MODEL, once every model that is coming up is. Exits with 1
     if one has FAILED, and with 124 if the time is over. Loads nothing.
     """
-    status = wait_until_ready(client, models, output, limit_s=timeout_s)
+    with interrupt_says("Stopped waiting. Loads continue."):
+        status = wait_until_ready(client, models, output, limit_s=timeout_s)
     rows = [row_called(status, name) for name in models] if models else status["models"]
     shown = [row for row in rows if row is not None]
     lines = models_lines(status, shown) if shown else "no models configured"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..arguments import request_argument
 from ..connection import Target, connect, daemon_command, daemon_options
+from ..exit_status import interrupt_says
 from ..options import PRIORITY, check_text
-from ..terminal.answer import read_answer, result_map
-from ..terminal.output import Line, LiveLine, Output, redraw, width_of
+from ..terminal.answer import AnswerScreen, read_answer, result_map
+from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
 
@@ -144,19 +147,53 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
 def attach(client: Client, request: str, output: Output) -> None:
     """Example: mlxsup attach 5f0c12ab-1
 
-    Prints the answer of the request ID of any client, from its first token, and then as it
-    comes. Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
+    Prints the answer to the request ID, of any client, from its first token and then as it comes.
+    Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
     """
     known = _find(client, request)
-    with LiveLine(output) as line:
-        if known is not None and known["state"] != "answering":
-            line.tell(request_line(known), known["state"])
+    model = "" if known is None else str(known["model"])
+    screen = AnswerScreen(model, output)
+    if known is not None and known["state"] != "answering":
+        output.note(request_line(known), "dim")
+    with (
+        interrupt_says(f"The answer continues. `mlxsup attach {request}` shows it again."),
+        screen,
         # Leaving the block only ends the listening.
-        with reader_watched(client.close), client.attach(request) as stream:
-            result = read_answer(stream, line, output)
+        reader_watched(client.close),
+        client.attach(request) as stream,
+        _waits_told(client, request, screen),
+    ):
+        result = read_answer(stream, screen, output)
     if output.is_json:
-        model = "" if known is None else str(known["model"])
         output.object(result_map(model, stream.request_id, result))
+
+
+@contextmanager
+def _waits_told(client: Client, request: str, screen: AnswerScreen) -> Iterator[None]:
+    """Tell the screen what the request waits for: notices go to the client that sent it."""
+    from mlxsup.client import ConnectionLost, Notice, NoticeKind, RequestError
+
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.wait(FOLLOW_INTERVAL_S):
+            try:
+                one = _find(client, request)
+            except (ConnectionLost, RequestError):
+                return  # the stream meets the same error
+            if one is not None and one["paused"]:
+                screen.notify(Notice(kind=NoticeKind.PAUSED, detail={"reason": one["paused"]}))
+            elif one is not None and one["state"] == "waiting":
+                kind = NoticeKind.INTERRUPTED if one["tokens_sent"] else NoticeKind.QUEUED
+                detail = {"position": one["place"], "reason": one["reason"]}
+                screen.notify(Notice(kind=kind, detail=detail))
+
+    thread = threading.Thread(target=look, name="mlxsup-waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
 
 
 def _find(client: Client, request: str) -> Mapping[str, Any] | None:

@@ -338,14 +338,24 @@ def _signal_name(value: object) -> str:
     return str(value)
 
 
+PHASE_WORDS = {
+    "spawn": "starting",
+    "import": "starting",
+    "weights": "reading weights",
+    "materialise": "reading weights",
+    "warmup": "warming up",
+    "download": "downloading",
+}
+
+
 def progress_text(progress: object) -> str:
-    """Return `weights 40%` or `download 40% of 4.20 GiB` of a load, or what a model waits for."""
+    """Return `40%, reading weights` of a load, or what a model waits for."""
     if not isinstance(progress, Mapping):
         return ""
-    fraction = progress.get("fraction")
-    share = f" {fraction:.0%}" if isinstance(fraction, int | float) and fraction else ""
+    fraction, phase = progress.get("fraction"), str(progress.get("phase", ""))
     whole = f" of {format_bytes(total)}" if (total := progress.get("total_bytes")) else ""
-    return f"{progress.get('phase', '')}{share}{whole}".strip()
+    share = f"{fraction:.0%}{whole}" if isinstance(fraction, int | float) and fraction else ""
+    return ", ".join(filter(None, [share, PHASE_WORDS.get(phase, phase)]))
 
 
 BROKEN_MODELS = {"FAILED": "has FAILED", "BACKOFF": "is in BACKOFF"}
