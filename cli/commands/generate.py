@@ -95,7 +95,7 @@ def generate(
     with connect(target) as client:
         if prompt is None:
             model, prompt = _only_model(client, model), model
-        text = _read_stdin() if prompt == "-" else prompt
+        text = read_stdin() if prompt == "-" else prompt
         asked = {**_input(text, system, is_raw=raw), **parameters}
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
         screen = AnswerScreen(model, output)
@@ -145,7 +145,12 @@ def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
     return {"messages": messages, "messages_as_text": True}
 
 
-def _read_stdin() -> str:
+def read_stdin() -> str:
+    """Return the prompt that is piped in.
+
+    Raises:
+        CliError: usage; it is not UTF-8.
+    """
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

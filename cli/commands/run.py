@@ -13,35 +13,50 @@ from ..arguments import complete_model_or_repository, row_called
 from ..configuration import read_configuration
 from ..connection import Target, daemon_options, status_of_daemon
 from ..downloading import download
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..terminal.output import Output, confirm
 from .add import serve_also
+from .generate import generate, read_stdin
 from .models import entry_called
 
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
+@click.argument("prompt", nargs=-1, metavar="[PROMPT]")
 @click.option("-y", "--yes", "is_sure", is_flag=True, help="Add it to the configuration unasked.")
 @daemon_options
 @click.pass_context
-def run(context: click.Context, model: str, is_sure: bool, target: Target, output: Output) -> None:
+def run(
+    context: click.Context,
+    model: str,
+    prompt: tuple[str, ...],
+    is_sure: bool,
+    target: Target,
+    output: Output,
+) -> int | None:
     """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
-    Chats with MODEL: a name of the configuration, or anything that `mlxsup add` takes. If need be,
-    it downloads the model, adds it to the configuration, which it makes if there is none, and
-    starts a daemon. The daemon keeps running.
+    Chats with MODEL, or answers PROMPT and what is piped in. MODEL is a name of the configuration
+    or anything that `mlxsup add` takes. `run` downloads it, adds it to the configuration and starts
+    a daemon if necessary. The daemon keeps running.
     """
-    name = _serve(model, target, output, is_sure=is_sure)
+    piped = [] if sys.stdin.isatty() else [read_stdin()]
+    text = "\n\n".join(filter(None, [*piped, " ".join(prompt)]))
+    where = {
+        "endpoint": target.endpoint,
+        "config": target.config,
+        "is_json": output.is_json,
+        "is_plain": output.is_plain,
+    }
+    with interrupt_says(f"Stopped. `mlxsup run {shlex.quote(model)}` continues."):
+        name = _serve(model, target, output, is_sure=is_sure)
+    if text:
+        code: int = context.invoke(generate, model=name, prompt=text, **where)
+        return code
     from .chat import chat
 
-    context.invoke(
-        chat,
-        model=name,
-        endpoint=target.endpoint,
-        config=target.config,
-        is_json=output.is_json,
-        is_plain=output.is_plain,
-    )
+    context.invoke(chat, model=name, **where)
+    return None
 
 
 def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:

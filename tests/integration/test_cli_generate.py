@@ -304,7 +304,6 @@ def test_a_load_is_a_line_for_each_quarter_and_an_estimate_is_none(path: Path) -
     assert said == [
         "loading the model, starting",
         "waiting: position 1, about 8s",
-        "loading the model, reading weights",
         *(f"loading the model, {share}%, reading weights" for share in (26, 50)),
         "loading the model, 100%, warming up",
     ]

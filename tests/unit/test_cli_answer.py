@@ -139,7 +139,7 @@ class Answer:
         stream = GuardedStream(self.glass)
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
-        monkeypatch.setattr(answer.threading, "Timer", timers := Timers())
+        monkeypatch.setattr("threading.Timer", timers := Timers())
         monkeypatch.setattr(answer, "clock", lambda: "12:00:00Z")
         monkeypatch.setenv("COLUMNS", str(columns))
         self.second = timers.second
