@@ -16,7 +16,7 @@ from .arguments import row_called
 from .connection import unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
-from .terminal.status import note_of, progress_text, warning_lines
+from .terminal.status import PHASE_WORDS, note_of, progress_text, warning_lines
 from .terminal.text import clock, counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class ChangePrinter:
             while (value := self._lines.get()) is not None:
                 dropped, self._dropped = self._dropped, 0
                 if dropped:
-                    self._output.note(f"{dropped} lines were left out")
+                    self._output.note(f"{dropped} lines were skipped")
                 self._write(value)
             self._end_live_line()
         except OSError:
@@ -194,7 +194,9 @@ def stopping_line(value: Mapping[str, Any]) -> str:
     if not value["limit_s"]:
         return f"stopping: cutting off {requests}"
     limit = format_duration(value["limit_s"])
-    return f"stopping: {requests} may take up to {limit} to finish; Ctrl-C again cuts them off"
+    return (
+        f"stopping: {requests} may take up to {limit} to finish; press Ctrl-C again to cut them off"
+    )
 
 
 def change_line(change: Mapping[str, Any]) -> str:
@@ -204,10 +206,9 @@ def change_line(change: Mapping[str, Any]) -> str:
     states = str(after) if before in (None, after) else f"{before} → {after}"
     facts = [progress_text(change.get("progress"))] if before == after else []
     if not any(facts):
-        facts = [f"generation {change.get('generation')}, pid {change['pid']}"] * bool(
-            change.get("pid")
-        )
-        facts += filter(None, [str(change.get("note") or "")])
+        pid, note = change.get("pid"), str(change.get("note") or "")
+        facts = [f"generation {change.get('generation')}, pid {pid}"] if pid else []
+        facts += [note] if note else []
     said = f" ({', '.join(facts)})" if facts else ""
     return in_a_line(f"{at} {change.get('model')}: {states}{said}")
 
@@ -282,8 +283,8 @@ class _Progress:
         with self._lock:
             if self._has_finished.is_set():
                 return
-            phase = (change.get("progress") or {}).get("phase")
-            step = (change.get("to"), change.get("generation"), phase)
+            phase = str((change.get("progress") or {}).get("phase"))
+            step = (change.get("to"), change.get("generation"), PHASE_WORDS.get(phase, phase))
             self._line.tell(change_line(change), step)
 
 
@@ -351,7 +352,7 @@ def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
             )
         if is_named and row["wanted"] != "up":
             raise CliError(
-                f"{name} is {row['state']}, and nothing loads it",
+                f"{name} is {row['state']} and is not being loaded",
                 code="not_loading",
                 hint=f"load it with `mlxsup load {name}`",
             )
@@ -366,6 +367,6 @@ def _too_late(pending: Sequence[Row], limit_s: float) -> CliError:
     return CliError(
         f"not READY{after}: {', '.join(parts)}",
         code="timeout",
-        hint="wait longer, or see `mlxsup status`",
+        hint="use a longer --timeout, or see `mlxsup status`",
         status=ExitStatus.TIMED_OUT,
     )

@@ -88,8 +88,8 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
     """
     if not output.is_json:
         output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        hint = target.repeat_in("end it with `mlxsup stop`")
-        output.note(f"output goes to {started.output}; {hint}")
+        hint = target.repeat_in("`mlxsup stop` ends it")
+        output.note(f"its output is in {started.output}; {hint}")
     if is_waiting:
         from .changes import wait_until_ready
 
@@ -100,9 +100,7 @@ def report(started: Started, target: Target, output: Output, *, is_waiting: bool
             error.hint = target.repeat_in(error.hint)
             raise
         if not any(row["state"] == "READY" for row in status["models"]):
-            output.note(
-                "nothing is loaded yet: a model with `preload = false` is loaded on request"
-            )
+            output.note("no model is loaded yet; each one is loaded on its first request")
     if output.is_json:
         output.object(
             {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
@@ -137,7 +135,7 @@ def _open_output(path: Path) -> int:
 
 def _unwritable(path: Path, error: OSError) -> CliError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    where = "set log_dir to a folder that you can write to"
+    where = "set log_dir to a writable folder"
     return CliError(
         f"cannot write to the log folder {path.parent}: {error.strerror}",
         hint=f"free some space, or {where}" if is_full else where,

@@ -57,7 +57,7 @@ def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repositor
 
 
 def _usage(message: str) -> CliError:
-    hint = "a repository is OWNER/NAME, as in its address"
+    hint = "a repository is written OWNER/NAME, such as mlx-community/Qwen3-4B-4bit"
     return CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 
@@ -124,7 +124,7 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
         done, total = progress.done_bytes, progress.total_bytes
         speed = ""
         if progress.is_waiting:
-            text, step = "another process is downloading it: waiting", -1
+            text, step = "waiting for another process that downloads it", -1
         else:
             now = time.monotonic()
             begin = begin or (now, done)

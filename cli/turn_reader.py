@@ -75,7 +75,7 @@ class TurnReader:
         except EOFError:
             return None
         except UnicodeEncodeError:
-            raise CliError("that turn is not UTF-8 and was not sent") from None
+            raise CliError("the message is not UTF-8 and was not sent") from None
         finally:
             keyboard.give_back()
         return turn

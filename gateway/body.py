@@ -141,7 +141,7 @@ def _check_headers(request: Request, most_bytes: int) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "the body takes no content-encoding: send it uncompressed",
+            "the body must be uncompressed; content-encoding is not supported",
             code="unsupported_media_type",
         )
     announced = request.headers.get("content-length", "0")  # digits, or the server refuses it
@@ -180,7 +180,7 @@ def _bad(message: str) -> Failure:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise _bad(f"the body is not JSON: {word} is no number there")
+    raise _bad(f"the body is not valid JSON: {word} is not allowed")
 
 
 def _finite(digits: str) -> float:

@@ -102,7 +102,7 @@ def encode_ask(ask: Ask) -> list[Sent]:
         sent.append((request_id, frames))
         if sum(len(frame) for _, frames in sent for frame in frames) > limits.MAX_ASKED_BYTES:
             size = limits.MAX_ASKED_BYTES // 2**20
-            message = f"n times this body is more than {size} MiB: ask for fewer answers at once"
+            message = f"n times this body exceeds {size} MiB; use a smaller n"
             raise bad_field("n", message)
     return sent
 

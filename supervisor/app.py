@@ -466,7 +466,7 @@ class App:
         """
         path = self._config.config_path
         if path is None:
-            raise ConfigError(["the daemon was started without a file: there is none to read"])
+            raise ConfigError(["the daemon was started without a configuration file"])
         text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
         for _ in range(MAX_READS):
             parse = partial(
@@ -481,13 +481,13 @@ class App:
             text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
             if text == before:
                 return read
-        raise ConfigError([f"{path}: is still being written: reload it once it is complete"])
+        raise ConfigError([f"{path}: is still being written; reload once it is complete"])
 
     async def _in_thread(self, path: Path, function: Callable[[], Value], limit_s: float) -> Value:
         try:
             return await self._files.run(path, function, limit_s=limit_s)
         except TimeoutError:
-            problem = f"{path}: could not be read within {limit_s:g} s: look after its disk"
+            problem = f"{path}: could not be read within {limit_s:g} s; check its disk"
             raise ConfigError([problem]) from None
 
     def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:
@@ -547,5 +547,7 @@ class App:
         self._is_broken = True
         self._pending.clear()
         self._log.bug(error, self._core.stories())
-        report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
+        report(
+            "mlxsup: the daemon ends because of an internal error; see mlxsup.log in the log folder"
+        )
         self._finished.set()

@@ -86,21 +86,21 @@ class Added:
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
-@click.option("--name", metavar="NAME", help="Call it so, instead of by a short name.")
+@click.option("--name", metavar="NAME", help="The name of the model; by default, a short one.")
 @daemon_options
 def add(source: str, name: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup add mlx-community/SmolLM2-135M-Instruct
 
-    Adds MODEL to the configuration, and to the daemon if one runs; comments and other entries stay.
-    MODEL is OWNER/NAME or its address in a browser (downloaded unless it is there), a folder, a
-    GGUF file (converted), or a model that `mlxsup models` lists. `mlxsup rm` is the reverse.
+    Adds MODEL to the configuration and to a running daemon. MODEL is OWNER/NAME or its address in a
+    browser (downloaded if necessary), a folder, a GGUF file (converted), or a model that `mlxsup
+    models` lists. `mlxsup rm` removes it.
     """
     added = serve_also(source, name, target, output)
     value = {
         "name": added.name, "path": str(added.path), "added": added.is_new,
         "served": added.is_served,
     }  # fmt: skip
-    said = f"{added.name} is configured already, in {added.path}"
+    said = f"{added.name} is already configured in {added.path}"
     if added.is_new:
         said = f"added {added.name} to {added.path}"
     output.result(value, said)
@@ -126,9 +126,12 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
     path = file_of(target)
     if path is None:
         raise CliError(
-            "the daemon that runs was started without a configuration file",
+            "the running daemon has no configuration file",
             code="no_config",
-            hint="`mlxsup stop`, then `mlxsup add` the models and `mlxsup start --detach`",
+            hint=(
+                "run `mlxsup stop`, add the models with `mlxsup add`, then run `mlxsup start "
+                "--detach`"
+            ),
         )
     configuration = read_configuration(path) if path.expanduser().exists() else None
     if name is not None:
@@ -161,11 +164,11 @@ def _check_name(name: str, configuration: DaemonConfig | None) -> None:
     from mlxsup.supervisor.config.lines import MODEL_NAME, MODEL_NAME_EXPECTED
 
     if not MODEL_NAME.fullmatch(name) or name.lower() in RESERVED:
-        message = f"a name has {MODEL_NAME_EXPECTED}, and is none of {', '.join(sorted(RESERVED))}"
+        message = f"a name has {MODEL_NAME_EXPECTED}; {', '.join(sorted(RESERVED))} are reserved"
         raise CliError(message, status=ExitStatus.USAGE)
     if name.lower() in {called.lower() for called in _names_in(configuration)}:
-        hint = "choose another one, or see `mlxsup models`"
-        raise CliError(f"another model is called {name}", hint=hint, status=ExitStatus.USAGE)
+        hint = "choose another name, or see `mlxsup models`"
+        raise CliError(f"the name {name} is already taken", hint=hint, status=ExitStatus.USAGE)
 
 
 def _names_in(configuration: DaemonConfig | None) -> list[str]:
@@ -184,7 +187,7 @@ def _find(model: str) -> Source:
     if model and os.path.lexists(path):
         return Source(title=path.absolute().name, folder=path.absolute())
     if _is_path(model):
-        raise CliError(f"there is nothing at {path.absolute()}", code="not_found")
+        raise CliError(f"{path.absolute()} does not exist", code="not_found")
     repo, revision = _repository(model)
     if repo:
         try:
@@ -227,7 +230,7 @@ def _repository(model: str) -> tuple[str, str]:
     repo = "/".join(parts[:2])
     if len(parts) < 2 or not is_owned_repository(repo):
         hint = "the address of a model ends in OWNER/NAME"
-        raise CliError(f"{model} names no model", status=ExitStatus.USAGE, hint=hint)
+        raise CliError(f"{model} is not the address of a model", status=ExitStatus.USAGE, hint=hint)
     has_revision = len(parts) > 3 and parts[2] in ("tree", "blob", "resolve")
     return repo, parts[3] if has_revision else DEFAULT_REVISION
 
@@ -250,9 +253,9 @@ def _listed(model: str) -> Source:
             )
     close = close_names(model, [short_name(row["title"], ()) for row in rows])
     raise CliError(
-        f"no model on this machine is called {model!r}",
+        f"there is no model {model!r} on this machine",
         code="unknown_model",
-        hint=meant(close) or "name OWNER/NAME to download it, or see `mlxsup models`",
+        hint=meant(close) or "give OWNER/NAME to download it, or choose one from `mlxsup models`",
     )
 
 
@@ -304,7 +307,7 @@ def _write(path: Path, name: str, source: Source) -> None:
             write_configuration(expanded, f"{HEAD}\n{entry}")
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = "name another file with --config FILE"
+        hint = "choose another file with --config FILE"
         raise CliError(message, code="output", hint=hint) from None
 
 

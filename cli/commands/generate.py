@@ -45,7 +45,9 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 @click.command()
 @optional_model_argument
 @click.argument("prompt", required=False, metavar="PROMPT")
-@click.option("--raw", is_flag=True, help="Have PROMPT continued as it is, without a template.")
+@click.option(
+    "--raw", is_flag=True, help="Continue PROMPT as plain text, without the chat template."
+)
 @answer_options
 @click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
 @click.option(
@@ -81,15 +83,15 @@ def generate(
 ) -> int:
     """Example: mlxsup generate smollm2 "What is the capital of France?"
 
-    Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
-    be left out if only one is configured. PROMPT becomes a message of the model's chat template; a
-    model without one continues it, as --raw does.
+    Sends PROMPT to MODEL and prints the answer as it arrives; `-` reads PROMPT from stdin. MODEL
+    may be left out if only one is configured. PROMPT is sent as a chat message; a model without a
+    chat template continues it, as with --raw.
     """
     parameters["stop"] = list(stop) or None
     parameters["stop_token_ids"] = list(stop_token_ids) or None
     check_parameters(parameters, COMMAND)
     if raw and (system is not None or parameters["chat_template_kwargs"] is not None):
-        raise wrong_option("--raw sends no system prompt and knows no --think", {}, COMMAND)
+        raise wrong_option("--raw cannot be combined with --system or --think", {}, COMMAND)
     if model is None:
         raise misuse(MISSING_PROMPT, COMMAND)
     with connect(target) as client:

@@ -27,14 +27,13 @@ from ..terminal.text import format_bytes
 def pull(repo: str, revision: str, output: Output) -> None:
     """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
 
-    Downloads what is missing of REPO into the Hugging Face cache, and prints its folder. It needs
-    no daemon. After an interruption run it again: complete files are kept. HF_TOKEN, HF_ENDPOINT
-    and HF_HOME count.
+    Downloads REPO into the Hugging Face cache and prints its folder. Run it again after an
+    interruption to continue. It uses HF_TOKEN, HF_ENDPOINT and HF_HOME. No daemon is needed.
     """
     repository = checked_repository(repo, revision)
     more = "" if revision == DEFAULT_REVISION else f" --revision {revision}"
     done = download(repository, output, again=f"mlxsup pull {repo}{more}")
     output.result({"repo": repo, "revision": revision, **asdict(done)}, done.folder)
     fetched = f"{format_bytes(done.fetched_bytes)} downloaded"
-    what = fetched if done.fetched_bytes else "nothing was missing"
+    what = fetched if done.fetched_bytes else "already downloaded"
     output.note(f"{repo} is complete ({format_bytes(done.total_bytes)}, {what})")

@@ -30,14 +30,14 @@ FOLLOW_INTERVAL_S = 1.0
 @click.command(short_help="Show every open request.")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Refresh until interrupted.")
 @click.option(
-    "--client", "name", metavar="NAME", help="Only those of this client, or of this process."
+    "--client", "name", metavar="NAME", help="Only show requests of this client or process."
 )
 @daemon_options
 def requests(is_following: bool, name: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup requests -f
 
-    Shows every open request: what runs, what is paused, and what waits, in order, with its place,
-    how much of its prompt has been read, when it should start or answer, and what it has cost.
+    Shows every request that runs, is paused or waits, in order: its place in the queue, how much of
+    its prompt has been read, when it should start, and the engine time it has used.
     """
     if name is not None:
         check_text("--client", name, "mlxsup requests")
@@ -87,14 +87,14 @@ def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
     return one["state"], one["place"], one["paused"]
 
 
-@click.command(short_help="End a request.")
+@click.command(short_help="Cancel a request.")
 @request_argument
 @daemon_command
 def cancel(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup cancel 5f0c12ab-1
 
-    Ends the request ID of any client: its stream ends as `cancelled`, with what it has got so
-    far. `mlxsup requests` shows the ids.
+    Cancels the request ID of any client. The client keeps the text it has received. `mlxsup
+    requests` lists the ids.
     """
     value = client.cancel(request)
     output.result(value, stage_line({**value, "stage": "cancelled"}))
@@ -106,8 +106,7 @@ def cancel(request: str, client: Client, output: Output) -> None:
 def pause(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup pause 5f0c12ab-1
 
-    Takes the request ID of any client, out of its batch until `mlxsup resume ID`. `mlxsup
-    requests` shows the ids.
+    Pauses the request ID of any client until `mlxsup resume ID`. `mlxsup requests` lists the ids.
     """
     value = client.pause(request)
     output.result(value, stage_line(value))
@@ -119,7 +118,7 @@ def pause(request: str, client: Client, output: Output) -> None:
 def resume(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup resume 5f0c12ab-1
 
-    Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free.
+    Continues the request ID where `mlxsup pause` stopped it, as soon as the model has room.
     """
     value = client.resume(request)
     output.result(value, stage_line(value))
@@ -132,8 +131,8 @@ def resume(request: str, client: Client, output: Output) -> None:
 def prioritize(request: str, priority: str, client: Client, output: Output) -> None:
     """Example: mlxsup prioritize 3f2a9c01-1 interactive
 
-    Gives the request ID of any client, the CLASS interactive, normal or batch. Its wait so far
-    no longer counts. `mlxsup requests` shows the ids.
+    Changes the priority of the request ID of any client to the CLASS interactive, normal or batch.
+    `mlxsup requests` lists the ids.
     """
     changed = client.prioritize(request, priority)
     does = "runs" if changed["is_running"] else "waits"
@@ -141,14 +140,14 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
     output.result(changed, f"{name} {does} for {model} as {now} (was {changed['before']})")
 
 
-@click.command(short_help="Join the stream of a request.")
+@click.command(short_help="Follow the answer to a request.")
 @request_argument
 @daemon_command
 def attach(client: Client, request: str, output: Output) -> None:
     """Example: mlxsup attach 5f0c12ab-1
 
-    Prints the answer to the request ID, of any client, from its first token and then as it comes.
-    Ctrl-C leaves the request alone. `mlxsup requests` shows the ids.
+    Prints the answer to the request ID of any client, from its first token on. Ctrl-C does not
+    affect the request. `mlxsup requests` lists the ids.
     """
     known = _find(client, request)
     model = "" if known is None else str(known["model"])

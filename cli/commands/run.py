@@ -23,7 +23,9 @@ from .models import entry_called
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
 @click.argument("prompt", nargs=-1, metavar="[PROMPT]")
-@click.option("-y", "--yes", "is_sure", is_flag=True, help="Add it to the configuration unasked.")
+@click.option(
+    "-y", "--yes", "is_sure", is_flag=True, help="Add it to the configuration without asking."
+)
 @daemon_options
 @click.pass_context
 def run(
@@ -77,8 +79,8 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
         raise CliError(
             f"no daemon runs at {place.endpoint}, which {place.source} names",
             code="connection_lost",
-            hint=f"start one there, or leave {place.source} out: then one is started that serves"
-            f" {model}",
+            hint=f"start one there, or run this without {place.source} to start one that serves "
+            f"{model}",
             status=ExitStatus.NO_DAEMON,
         )
     path, name = place.config, ""
@@ -125,5 +127,5 @@ def _start(path: Path, name: str, target: Target, output: Output) -> None:
     arguments = ["--config", os.path.abspath(path.expanduser())]
     endpoint = endpoint_in(configuration.runtime_dir)
     pid = start_detached(endpoint, configuration.log_dir, arguments).pid
-    end = target.repeat_in("end it with `mlxsup stop`")
-    output.note(f"a daemon serves {name} now (pid {pid}); {end}")
+    end = target.repeat_in("`mlxsup stop` ends it")
+    output.note(f"started a daemon that serves {name} (pid {pid}); {end}")

@@ -34,13 +34,18 @@ LOOK_INTERVAL_S = 0.05
 @click.command()
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 @click.option(
-    "--timeout", "timeout_s", metavar="S", type=duration, help="How long to wait for them."
+    "--timeout",
+    "timeout_s",
+    metavar="S",
+    type=duration,
+    help="How long to wait for running requests.",
 )
 @daemon_options
 def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> None:
     """Example: mlxsup stop
 
-    Lets running requests finish, ends every process and returns once all are gone.
+    Waits for running requests, ends the daemon and its workers, and returns once all processes are
+    gone.
     """
     with connect(target) as client:
         names = _process_names(client.status())
@@ -56,9 +61,8 @@ def stop(now: bool, timeout_s: float | None, target: Target, output: Output) -> 
     took_s = time.monotonic() - start_s
     if left and daemon not in left:
         raise CliError(
-            f"the daemon has ended, but {_listed(left, names)} cannot be ended:"
-            " SIGKILL has no effect",
-            hint="the system cannot end it either; the next start tries again and names it",
+            f"the daemon has ended, but SIGKILL has no effect on {_listed(left, names)}",
+            hint="the process hangs in the kernel; the next `mlxsup start` tries again",
             status=ExitStatus.LEFT_BEHIND,
         )
     if left:
@@ -128,7 +132,7 @@ def _wait(
         if waited_s >= 1 and left != told:
             told = left
             so_far = format_duration(waited_s)
-            output.note(f"waiting for {_listed(left, names)} ({so_far} so far)")
+            output.note(f"waiting for {_listed(left, names)} to end ({so_far})")
         time.sleep(LOOK_INTERVAL_S)
     return left
 

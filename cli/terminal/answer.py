@@ -297,12 +297,12 @@ def empty_remark(result: Result) -> str:
     if result.text.strip() or result.tool_calls or result.finish_reason == "cancelled":
         return ""
     if result.finish_reason == "length" and result.reasoning:
-        return "no answer: the limit of tokens came while the model was still reasoning"
+        return "no answer: the model reached the token limit while it was still reasoning"
     if result.reasoning:
-        return "no answer: the model reasoned, and then ended without one"
+        return "no answer: the model stopped after its reasoning"
     if result.text:
-        return "the answer is nothing but white space"
-    return "the answer is empty: the model ended it at once"
+        return "the answer contains only white space"
+    return "the answer is empty: the model stopped immediately"
 
 
 def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:

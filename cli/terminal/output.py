@@ -267,7 +267,7 @@ def confirm(question: str, *, default: bool = False, declined: str = "nothing wa
     """
     if not sys.stdin.isatty():
         raise CliError(
-            "standard input is no terminal, so the question cannot be asked",
+            "cannot ask for confirmation, because standard input is not a terminal",
             hint="add --yes",
             status=ExitStatus.USAGE,
         )

@@ -162,7 +162,7 @@ def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"memory is short: {memory['shortage']}"
     if memory.get("over_bytes"):
         over = format_bytes(memory["over_bytes"])
-        yield f"{over} more is reserved than that: models go once they can"
+        yield f"{over} over the budget; models will be unloaded to make room"
     for model in value["models"]:
         if wait := model.get("memory_wait"):
             waits = format_duration(wait["waits_s"])
@@ -170,7 +170,8 @@ def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
         if model.get("raised_bytes"):
             more, needed = (format_bytes(model[key]) for key in ("raised_bytes", "needed_bytes"))
             yield (
-                f"{model['name']} needs {needed}, {more} of it because it ran out of memory before"
+                f"{model['name']} needs {needed}, which includes {more} because it ran out of "
+                "memory before"
             )
 
 
@@ -200,7 +201,7 @@ def _spare_lines(value: Mapping[str, Any]) -> Iterator[str]:
     held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
     line = f"spare workers: {states} ({wanted} wanted), {held}"
     if spares.get("retry_in_s") is not None:
-        line += f"; one died, the next starts in {format_duration(spares['retry_in_s'])}"
+        line += f"; one crashed, and the next starts in {format_duration(spares['retry_in_s'])}"
     yield line
 
 
@@ -235,7 +236,10 @@ EXIT_WORDS = {
     "internal": "internal error",
 }
 
-BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one row at a time"}
+BATCHING_WORDS = {
+    "serial_prefill": "reads prompts one by one",
+    "one_row": "runs one request at a time",
+}
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
@@ -260,11 +264,11 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         parts.append(cause)
     parts = [*_reading_words(model), *(parts or _quiet_words(model))]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
-        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} stay reserved")
+        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} remain reserved")
     if model.get("paused"):
         parts.append(f"{len(model['paused'])} paused")
     if model.get("yielded"):
-        parts.append(f"{len(model['yielded'])} gave way")
+        parts.append(f"{len(model['yielded'])} made room for others")
     return ", ".join(parts)
 
 
@@ -288,7 +292,7 @@ def _reading_words(model: Mapping[str, Any]) -> list[str]:
     if not parts:
         return []
     count = f" of {len(parts)} prompts" if len(parts) > 1 else ""
-    return [f"prefill {int(min(parts) * 100)}%{count}"]
+    return [f"reading prompt, {int(min(parts) * 100)}%{count}"]
 
 
 def _waiting_words(per_class: object) -> str | None:

@@ -112,14 +112,14 @@ def advice_of(close: Any) -> str:
 
 def cancelled() -> Failure:
     """An answer that somebody else has ended by hand, and that must not be asked for again."""
-    message = "somebody has ended this request (`mlxsup cancel`)"
+    message = "this request was cancelled with `mlxsup cancel`"
     return _failure(CANCELLED, message, code="cancelled", param="", after_s=None)
 
 
 def interrupted() -> Failure:
     """An answer that the gateway has ended, because it is ending itself."""
     row = ROWS[ErrorCode.SHUTTING_DOWN]
-    message = "the gateway is ending, and with it this answer"
+    message = "the gateway is shutting down, which ends this answer"
     return _failure(row, message, code="shutting_down", param="", after_s=None)
 
 

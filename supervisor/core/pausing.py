@@ -25,11 +25,11 @@ from .rows_memory import is_leaving_short
 from .status import change_map
 
 WHY = {
-    PauseReason.USER: "somebody asked for that",
-    PauseReason.TURN: "a suspect of two crashes has to run alone",
-    PauseReason.CLASS: "an interactive request needs its row",
-    PauseReason.SWAP: "its model makes room for another one",
-    PauseReason.MEMORY: "its model has too little memory for its row now",
+    PauseReason.USER: "by request",
+    PauseReason.TURN: "a request that may cause crashes has to run alone",
+    PauseReason.CLASS: "an interactive request needs its place",
+    PauseReason.SWAP: "its model makes room for another model",
+    PauseReason.MEMORY: "its model has too little memory for it right now",
 }
 """The reasons in words, for those who watch."""
 

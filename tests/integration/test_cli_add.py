@@ -41,21 +41,21 @@ def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
         with daemon.client() as client:  # its process may still end
             eventually(lambda: [row["name"] for row in client.status()["models"]] == ["m"])
         last = daemon.run("rm", "m")
-        assert (last.returncode, "m is the only model of " in last.stderr) == (1, True)
+        assert (last.returncode, "m is the only model in " in last.stderr) == (1, True)
         assert (folder / "config.json").exists()
 
 
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("nothing", "no model on this machine is called 'nothing'"),
-        ("", "no model on this machine is called ''"),
-        ("./nothing", "there is nothing at /"),
-        ("x.gguf", "there is nothing at /"),
+        ("nothing", "there is no model 'nothing'"),
+        ("", "there is no model ''"),
+        ("./nothing", "nothing does not exist"),
+        ("x.gguf", "/x.gguf does not exist"),
         ("https://h.example/datasets/a/b", "is the address of a dataset"),
         ("https://h.example/a/b/resolve/main/q.gguf", "is the address of one file"),
-        ("https://h.example/a", "names no model"),
-        ("h.example/../..", "names no model"),
+        ("https://h.example/a", "is not the address of a model"),
+        ("h.example/../..", "is not the address of a model"),
     ],
 )
 def test_name_of_no_model_is_refused(named: str, says: str) -> None:

@@ -32,7 +32,7 @@ from support.client.scripted_supervisor import (
 NARROW = 40
 """The columns of a terminal in which every line must be folded."""
 
-NO_ROOM = "the prompt has 99 tokens; the context of 32 leaves no room"
+NO_ROOM = "the prompt has 99 tokens, so the context of 32 leaves no room"
 LOADING = {"state": "LOADING", "phase": "weights from a disk that is slow", "fraction": 0.5}
 
 
@@ -196,13 +196,13 @@ def test_conversation_is_saved_and_continued(
         ("/set temperature 11", "temperature takes a number from 0 to 10, not 11"),
         ("/set think maybe", "/set think takes on or off"),
         ("/set colour red", "unknown setting colour"),
-        ("/model nobody", "no model is called 'nobody'; configured: m, other"),
+        ("/model nobody", "there is no model 'nobody'; configured: m, other"),
         ("/retry", "there is no message to answer again"),
         ("/save", "type a file name after /save"),
         ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
         ("/load", "type a file name after /load"),
         ("/load /nowhere/at/all", "cannot read /nowhere/at/all: No such file"),
-        ("/load /dev/null", "/dev/null is no conversation that /save has written"),
+        ("/load /dev/null", "/dev/null was not written by /save"),
     ],
 )
 def test_command_that_cannot_be_carried_out_ends_the_chat_of_a_pipe(

@@ -65,14 +65,14 @@ def test_story_of_the_demo_is_plain_in_a_pipe_and_asks_no_other_daemon(tmp_path:
     assert done.returncode == 0, done.stderr
     check_plain(done.stdout + done.stderr)
     assert done.stdout.count("killed pid ") == 3
-    assert "only: 40 tokens, the same text as alone, resumed 3 times\n" in done.stdout
-    assert "only-copy: 40 tokens, the same text as alone\n" in done.stdout
+    assert "only: 40 tokens, the same text as before, resumed 3 times\n" in done.stdout
+    assert "only-copy: 40 tokens, the same text as before\n" in done.stdout
     assert re.search(
         r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, with kill -9", done.stdout
     )
-    assert done.stdout.count("is killed after 10 pieces\n") == 1
-    assert "only-copy: complete, the same text as alone\n" in done.stdout
-    assert done.stdout.endswith("mlxsup stop\nevery process is gone\n")
+    assert done.stdout.count(" after 10 pieces of text\n") == 1
+    assert "only-copy: the answer is complete, the same text as before\n" in done.stdout
+    assert done.stdout.endswith("mlxsup stop\nall processes have ended\n")
 
 
 def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:

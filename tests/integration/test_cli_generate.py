@@ -108,7 +108,7 @@ def test_only_one_model_need_not_be_named(path: Path) -> None:
     with scripted_supervisor(path, script_of("b", "a")) as supervisor:
         status, out, err = run(supervisor, PROMPT)
         assert (status, out) == (64, "")
-        assert err.splitlines()[0] == "error: name a model; configured: a, b"
+        assert err.splitlines()[0] == "error: name a model: a, b"
         assert "`mlxsup generate a PROMPT" in err
         status, out, err = run(supervisor, PROMPT, "--json")
         assert json.loads(out)["error"]["code"] == "usage"
@@ -120,17 +120,17 @@ def test_only_one_model_need_not_be_named(path: Path) -> None:
     [
         (
             (), FinishReason.STOP, Channel.CONTENT, 0,
-            "the answer is empty: the model ended it at once",
+            "the answer is empty: the model stopped immediately",
         ),
         (
             (" ", "\n"), FinishReason.STOP, Channel.CONTENT, 0,
-            "the answer is nothing but white space",
+            "the answer contains only white space",
         ),
         (("x",), FinishReason.LENGTH, Channel.CONTENT, 0, ""),
         (("Par",), FinishReason.CANCELLED, Channel.CONTENT, 1, "cancelled after 1 token"),
         (
             ("Let me see",), FinishReason.LENGTH, Channel.REASONING, 0,
-            "no answer: the limit of tokens came while the model was still reasoning",
+            "no answer: the model reached the token limit while it was still reasoning",
         ),
     ],
     ids=["empty", "white space", "cut", "cancelled", "reasoning"],

@@ -96,7 +96,7 @@ def test_a_batch_answer_gives_its_row_and_continues_where_it_stood_C12(
             assert ids == undisturbed(prompt, len(ids))
         assert (first.stream.result.paused, second.stream.result.paused) == (0, 1)
         note = next(str(change["note"]) for change in changes if "pause" in str(change["note"]))
-        assert note == f"request {id} is paused: an interactive request needs its row"
+        assert note == f"request {id} is paused: an interactive request needs its place"
     details = {str(one.kind): one.detail for one in told}
     assert details["paused"]["reason"] == "class"
     assert details["resumed"] == {"times": 1, "after": "pause"}

@@ -157,7 +157,7 @@ def test_models_with_a_problem_are_named_with_what_to_do(cache: Path) -> None:
     )
     assert list(problems) == ["b", "c", "d", "e"]
     absent = f"the model folder {Path.cwd()}/nowhere does not exist"
-    assert problems["b"] == f"{absent}; see which models there are with `mlxsup models`"
+    assert problems["b"] == f"{absent}; `mlxsup models` lists the models on this machine"
     assert str(empty) in problems["c"]
     assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
     assert ";" not in problems["d"], "there is no advice"

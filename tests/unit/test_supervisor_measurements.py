@@ -190,7 +190,7 @@ def test_a_damaged_file_is_one_sentence_and_a_new_beginning(tmp_path: Path, valu
     path = tmp_path / FILE_NAME
     path.write_text(json.dumps(value))
     measurements = Measurements(tmp_path)
-    assert measurements.problem == f"{path} is not used (it is damaged): models are measured again"
+    assert measurements.problem == f"{path} is ignored (it is damaged); models are measured again"
     assert measurements.largest_own_bytes("cpu") is None
     measurements.learn(ONE)
     assert Measurements(tmp_path).find("/models/one", "cpu", "f1") == ONE

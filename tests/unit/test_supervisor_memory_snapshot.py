@@ -152,7 +152,7 @@ def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
     assert desk.memory.settings_of(desk.config()).budget is None
     (line,) = desk.logged()
     assert (line["level"], line["message"]) == ("warning", "memory not budgeted")
-    assert line["cause"].startswith("MLX would use CUDA here, and nvidia-smi does not say")
+    assert line["cause"].startswith("MLX would use CUDA here, but nvidia-smi does not report")
 
 
 def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
