@@ -382,10 +382,7 @@ class RequestBody:
             if name not in known:
                 raise RemoteError(
                     ErrorCode.INVALID_REQUEST,
-                    (
-                        f"unknown parameter {str(name)[:64]!r}; the parameters are "
-                        f"{', '.join(sorted(known))}"
-                    ),
+                    f"unknown parameter {str(name)[:64]!r}; known are {', '.join(sorted(known))}",
                     detail={"parameter": str(name)[:64]},
                 )
         sampling = {name: value[name] for name in SAMPLING if name in value}

@@ -99,7 +99,7 @@ class Decoder(Generic[M]):
         plan = self._plans.get(kind) if isinstance(kind, str) else None
         if plan is None:
             known = ", ".join(sorted(self._plans))
-            raise undecodable(f"unknown type {str(kind)[:64]!r}; the types are {known}", request_id)
+            raise undecodable(f"unknown type {str(kind)[:64]!r}; known are {known}", request_id)
         try:
             return plan.build(header, frames[1] if len(frames) == 2 else None)
         except DecodeError as error:
@@ -287,7 +287,7 @@ def _schema(cls: Any, *, is_strict: bool) -> Check:
                 if not is_strict:
                     continue
                 known = ", ".join(sorted(checks))
-                raise undecodable(f"unknown field {prefix}{str(name)[:64]}; the fields are {known}")
+                raise undecodable(f"unknown field {prefix}{str(name)[:64]}; known are {known}")
             arguments[name] = check(item, prefix + name)
         for name in required:
             if name not in arguments:

@@ -234,7 +234,7 @@ def _enough(open_files: int, models: int) -> int:
     if open_files < needed:
         raise RuntimeFolderError(
             f"only {open_files} files may be open at once, but the daemon needs {needed} for "
-            f"its {models} models",
+            f"its models ({models})",
             hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
         )
     return open_files

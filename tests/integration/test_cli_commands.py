@@ -178,7 +178,7 @@ def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSuperviso
     done = at(supervisor, "generate", "smollm2", "-", stdin="é\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hällo wörld\n", "")
     done = at(supervisor, "generate", "smollm2", "x", "-v", "--max-tokens", "2", "--seed", "7")
-    assert done.stdout == "Hällo wörld"
+    assert done.stdout == "Hällo wörld\n"
     assert done.stderr.startswith("2 tokens in ")
     assert " s, 0.25 engine seconds, prompt 3 tokens, stop" in done.stderr
     value = json.loads(at(supervisor, "generate", "smollm2", "x", "--json").stdout)

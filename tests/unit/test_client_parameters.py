@@ -73,10 +73,13 @@ def test_every_argument_reaches_the_header() -> None:
             {"queue_timeout_s": float("nan")},
             "queue_timeout_s takes a number of seconds from 0, not nan",
         ),
-        ({"keep_alive": -2}, "keep_alive takes a number of seconds from 0, or -1 for ever, not -2"),
+        (
+            {"keep_alive": -2},
+            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not -2",
+        ),
         (
             {"keep_alive": "5m"},
-            "keep_alive takes a number of seconds from 0, or -1 for ever, not text",
+            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not text",
         ),
         (
             {"first_token_timeout_s": 2e9},
@@ -95,7 +98,7 @@ def test_wrong_argument_is_refused_before_anything_is_sent_C7(
 
 
 COUNT = "context_length takes an integer from 0 to 2147483647, not "
-STAYS = "keep_alive takes a number of seconds from 0, or -1 for ever, not "
+STAYS = "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not "
 
 
 def load_with(**changes: Any) -> Message:

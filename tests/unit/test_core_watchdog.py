@@ -602,7 +602,7 @@ def test_a_worker_that_waits_though_it_has_a_request_is_replaced_P7_P23(
     assert limit_s <= driver.now - start <= limit_s + 1.0
     assert driver.state() is State.STOPPING
     assert last_exit(driver) == ("crash", 0)
-    assert "nothing moved" in driver.row()["last_exit"]["detail"]
+    assert "made no progress" in driver.row()["last_exit"]["detail"]
 
 
 def test_a_worker_that_waits_with_nothing_to_do_is_left_alone_P7() -> None:

@@ -130,7 +130,7 @@ def test_a_missing_folder_or_file_is_named(folder: Path, tmp_path: Path) -> None
     expected = f"{file} is not a folder; a model is a folder with a config.json"
     assert refused(file, BadModelError) == expected
     for name, rest in (
-        ("model.safetensors", ", nor any shard"),
+        ("model.safetensors", ", and there are no shards"),
         ("tokenizer.json", ", and there is no other tokenizer"),
         ("config.json", ""),
     ):
@@ -262,11 +262,11 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         safetensors({})[:-1], "{} is incomplete: it has 9 bytes, less than its header needs",
     ),
     "data that lacks its last byte": (
-        safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is cut short: 42 bytes of 43",
+        safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is incomplete: 42 of 43 bytes",
     ),
     "data of an earlier array": (
         safetensors({"a": {"data_offsets": [0, 9]}, "b": {"data_offsets": [0, 1]}}, b"1"),
-        "{} is cut short: 71 bytes of 79",
+        "{} is incomplete: 71 of 79 bytes",
     ),
     "no JSON": (safetensors(b"[1]x"), "cannot read the header of {}: "),
     "a list": (safetensors(b"[1]"), "cannot read the header of {}: "),
@@ -282,7 +282,7 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         safetensors({"a": entry([3], 0, 2)}, b"12"), "{}: a has 2 bytes, which do not fit",
     ),
     "a shape below nothing": (
-        safetensors({"a": entry([-1, -2], 0, 2)}, b"12"), "{}: a has a shape or a place that",
+        safetensors({"a": entry([-1, -2], 0, 2)}, b"12"), "{}: a has a shape or an offset",
     ),
     "a side beyond 32 bits": (
         safetensors({"a": entry([0, 2**40], 0, 0)}), "{}: a has an impossible shape",
@@ -312,7 +312,7 @@ def test_a_weight_file_that_cannot_be_used_is_named(tmp_path: Path, what: str) -
         header_of(file, content)
     expected = message.format(file)
     found = str(caught.value)
-    is_whole = "cut short" in message or message.endswith(("empty", "file"))
+    is_whole = "incomplete" in message or message.endswith(("empty", "file"))
     assert found == expected if is_whole else found.startswith(expected)
 
 

@@ -180,7 +180,7 @@ def test_longest_file_is_read(path: Path) -> None:
 def test_file_that_cannot_be_read_or_written_is_named(place: KeyPlace, path: Path) -> None:
     path.parent.mkdir()
     path.with_name(f"{path.name}.new").mkdir()
-    with pytest.raises(KeyFileError, match=f"^{path} : "):
+    with pytest.raises(KeyFileError, match=f"^{path} cannot be written: "):
         made(place, "a")
     path.write_text("")
     with pytest.raises(KeyFileError, match=f"^{path}/x cannot be read: Not a directory$"):
@@ -238,7 +238,7 @@ def test_lost_mark_is_written_again(place: KeyPlace) -> None:
     assert read_mark(place.mark)
     place.mark.unlink()
     place.mark.parent.rmdir()
-    with pytest.raises(KeyFileError, match=": No such file"):
+    with pytest.raises(KeyFileError, match="cannot be written: No such file"):
         remember(place)
     assert not place.mark.parent.exists()
     turn_off(place)

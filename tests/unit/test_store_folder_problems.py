@@ -36,8 +36,8 @@ PYTORCH = {**without("model.safetensors"), "pytorch_model.bin": b"PK"}
         ({}, HUB, "does not exist", f"`mlxsup pull {REPO}`"),
         ({"m.gguf": b"GGUF"}, "m.gguf", "m.gguf is a GGUF file", "/m.gguf`"),
         (MODEL, "model.safetensors", "is a file, not a folder", "the folder that contains it"),
-        ({"m-Q4_0.gguf": b"GGUF"}, "", "holds GGUF files", "`mlxsup convert "),
-        ({}, "", "holds no model", "`mlxsup models`"),
+        ({"m-Q4_0.gguf": b"GGUF"}, "", "has GGUF files", "`mlxsup convert "),
+        ({}, "", "is not a model folder", "`mlxsup models`"),
         (without("config.json"), "", "config.json does not exist", "not only its weights"),
         (
             {**MODEL, "model.safetensors": POINTER}, "",

@@ -15,7 +15,7 @@ from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
 MODELS = '[models.m]\npath = "m"\n'
 PUBLIC = "0.0.0.0:8484"
-NO_KEY = " and there is no API key to keep others out: `mlxsup key new NAME` creates one"
+NO_KEY = " but there is no API key to keep others out; `mlxsup key new NAME` creates one"
 
 
 def config_of(folder: Path, table: str | None) -> DaemonConfig:

@@ -174,7 +174,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     folder.chmod(0o700)
     (folder / "w1.sock").mkdir()
     said, hint = refusal_of(folder)
-    assert re.fullmatch(rf"{folder}/w1\.sock , which is in the way: \w.*", said)
+    assert re.fullmatch(rf"cannot remove {folder}/w1\.sock, which is in the way: \w.*", said)
     assert hint == "remove it, or set another runtime_dir"
     (folder / "w1.sock").rmdir()
     RuntimeFolder.claim(folder).release()  # the refused claim has let go of the lock
