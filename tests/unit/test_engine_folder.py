@@ -256,7 +256,8 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         struct.pack("<Q", 100 * 2**20 + 1), "{} is not a safetensors file",
     ),
     "the longest header, which does not exist": (
-        struct.pack("<Q", 100 * 2**20), "{} is incomplete: it has 8 bytes, less than its",
+        struct.pack("<Q", 100 * 2**20),
+        "{} is incomplete: it has 8 bytes, less than its header needs",
     ),
     "a header that lacks its last byte": (
         safetensors({})[:-1], "{} is incomplete: it has 9 bytes, less than its header needs",
