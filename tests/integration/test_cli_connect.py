@@ -140,7 +140,7 @@ def test_key_is_written_and_a_public_address_is_reached_at_loopback(
     assert f"http://127.0.0.1:{daemon.address[1]}/v1" in given.stdout
     assert (piped, "needs a key" in given.stderr) == (given.stdout, False)
     assert (wrong.returncode, "mlxsup key new NAME" in wrong.stderr) == (64, True)
-    assert (unknown.returncode, "knows no such key" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "this API key does not exist" in unknown.stderr) == (1, True)
     assert (unusable.returncode, "chmod 600" in unusable.stderr) == (73, True)
     assert missing.returncode == 0
     assert "needs an API key: `mlxsup key new opencode` creates one" in missing.stderr

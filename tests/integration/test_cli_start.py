@@ -66,7 +66,7 @@ def test_a_detached_daemon_answers_when_start_returns_and_a_second_one_is_refuse
             rf"listening at ipc://{re.escape(str(run))}/client.sock \(pid \d+\)", said
         )
         assert done.stdout == f"{said}\n"
-        assert done.stderr == f"its output is in {output}; `mlxsup stop {again}`\n"
+        assert done.stderr == f"its output is in {output}; `mlxsup stop {again}` ends it\n"
         process = psutil.Process(int(said.split()[-1].rstrip(")")))
         assert os.getsid(process.pid) == process.pid
         assert stat.S_IMODE(output.stat().st_mode) == 0o600
@@ -98,7 +98,7 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
     written(home / "run/of-another", "")
     shared = run_cli(*detach).stderr
     assert f"{home}/run has mode 0755, so other users may access its sockets" in shared
-    assert "set runtime_dir to a folder that is not there yet" in shared
+    assert "set runtime_dir to a new folder" in shared
     for text, status, words in (
         ("[models.m]\npth = 1\n", 78, "models.m.pth"),
         (f'[supervisor]\nlog_dir = "c.toml/x"\n{FAKE}', 73, "log folder"),

@@ -51,7 +51,7 @@ def test_a_model_whose_worker_was_killed_says_so_and_what_became_of_the_answer(
 ) -> None:
     request = killed_in_an_answer(daemon)
     told = why(daemon, "m")
-    assert told.startswith("m is READY")
+    assert told.startswith("m has been READY")
     assert "another program killed its process (SIGKILL)" in told
     [what_became] = [line for line in told.splitlines() if line.strip().startswith(request)]
     assert ": resumed at token " in what_became
@@ -89,7 +89,7 @@ def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Dae
     daemon.start()
     told = why(daemon)
     assert told.startswith("the daemon (pid ")
-    assert f"the daemon before it (pid {pid}) died without a word" in told
+    assert f"the daemon before it (pid {pid}) was killed (SIGKILL)" in told
     assert "another program killed its process (SIGKILL)" in why(daemon, "m")
 
 

@@ -264,11 +264,11 @@ def test_unwritable_cache_is_named(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(constants, "HF_HOME", f"{tmp_path}/file/hf")
+    monkeypatch.setattr(constants, "HF_HOME", f"{tmp_path}/file/hf now")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{tmp_path}/file/hf/hub")
     failed = failure()
     assert failed.problem is DownloadProblem.UNWRITABLE
-    assert failed.hint == f"set HF_HOME to a writable folder; it is {tmp_path}/file/hf"
+    assert failed.hint == f"set HF_HOME to a writable folder; it is {tmp_path}/file/hf now"
     assert not failed.is_passing
 
 
@@ -300,7 +300,7 @@ def test_full_disk_makes_room_and_keeps_other_files(hub: LocalHub, tmp_path: Pat
     with full_disk(len(WEIGHTS) * 9 // 10):
         failed = failure()
     assert (failed.problem, failed.is_passing) == (DownloadProblem.DISK_FULL, False)
-    assert failed.message == f"the disk is full, so {REPO} is not complete"
+    assert failed.message == f"the disk is full, so {REPO} is incomplete"
     assert failed.hint.startswith("free some space, or set HF_HOME")
     assert failed.hint.endswith("the downloaded files are kept")
     assert parts(tmp_path) == []
@@ -382,9 +382,9 @@ WRONG_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
 GATED = (DownloadProblem.GATED, "is gated", f"/{REPO}, then")
 PRIVATE = (DownloadProblem.NOT_FOUND, "or it is private", "the token needs permission to read it")
 REFUSED = (DownloadProblem.REFUSED, "refuses access", "HF_TOKEN")
-UNSENT = (DownloadProblem.REFUSED, "plain HTTP (HTTP 400)", f"`hf download {REPO}` may get it")
+UNSENT = (DownloadProblem.REFUSED, "plain HTTP (HTTP 400)", f"`hf download {REPO}` may work")
 LACKING = (DownloadProblem.DAMAGED, "does not have", "the data on the hub is damaged")
-BUSY = (DownloadProblem.RATE_LIMITED, "too many requests", "in 77 s")
+BUSY = (DownloadProblem.RATE_LIMITED, "limits the rate", "in 77 s")
 AWAY = (DownloadProblem.NETWORK, "HTTP 500", "the downloaded files are kept")
 NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revision")
 

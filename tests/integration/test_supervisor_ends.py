@@ -284,7 +284,7 @@ def test_a_reload_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         return replace(read_config(path), config_path=None)
 
     async def body(stage: Stage) -> None:
-        assert "the daemon was started without a file" in await reload(stage)
+        assert "the daemon was started without a configuration file" in await reload(stage)
         await stage.logged("ERROR reload refused problems=1\n")
 
     monkeypatch.setattr(played_daemon, "read_config", without_file)
@@ -566,7 +566,7 @@ def test_a_refused_start_gives_the_runtime_folder_back() -> None:
             "set log_dir to a writable folder",
         )
         (folder / "run" / "client.sock").mkdir()
-        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
+        with pytest.raises(RuntimeFolderError, match=r"client.sock, which is in the way"):
             start(folder)
         (folder / "run" / "client.sock").rmdir()
         # Each refusal has given the folder back.
