@@ -264,7 +264,7 @@ def test_unwritable_cache_is_named(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(constants, "HF_HOME", f"{tmp_path}/file/hf now")
+    monkeypatch.setattr(constants, "HF_HOME", f"{tmp_path}/file/hf")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{tmp_path}/file/hf/hub")
     failed = failure()
     assert failed.problem is DownloadProblem.UNWRITABLE
