@@ -133,7 +133,7 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
     names = sorted(str(row["name"]) for row in status["models"])
     if len(names) == 1:
         return names[0]
-    message = f"name a model; configured: {', '.join(names) or 'none'}"
+    message = f"name a model: {', '.join(names) or 'none'}"
     hint = f"for example `{command} {names[0]}{after}`" if names else "see `mlxsup status`"
     raise CliError(message, hint=hint, status=ExitStatus.USAGE)
 

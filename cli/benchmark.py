@@ -206,13 +206,13 @@ def checked(read: Read, tokens: int) -> Read:
     """
     _check_length(read.tokens, tokens)
     if not 1 <= len(read.times) <= tokens:
-        raise AnswerError(f"{len(read.times)} events with text came for {tokens} tokens")
+        raise AnswerError(f"the stream had {len(read.times)} events with text for {tokens} tokens")
     return read
 
 
 def _check_length(came: int, tokens: int) -> None:
     if came != tokens:
-        raise AnswerError(f"{came} tokens came instead of {tokens}")
+        raise AnswerError(f"the answer has {came} tokens instead of {tokens}")
 
 
 async def read_stream(
@@ -266,7 +266,7 @@ async def read_stream(
         raise AnswerError(f"refused: {_error_in(b''.join(lines))}")
     if not events or events[-1][1].strip() != DONE:
         said = _error_in(b"".join(data for _, data in events))
-        raise AnswerError(f"a stream was left unfinished: {said}")
+        raise AnswerError(f"a stream ended too early: {said}")
     decoded = [(at, json.loads(data)) for at, data in events[:-1]]
     usage = next((one["usage"] for _, one in reversed(decoded) if one.get("usage")), None)
     if usage is None:
@@ -411,24 +411,27 @@ class Run:
         """Return a sentence for each thing that has touched the figures."""
         found = []
         if self.done < self.bursts:
-            found.append(f"not complete: {self.done} of {self.bursts} bursts were measured")
+            found.append(f"incomplete: only {self.done} of {self.bursts} bursts were measured")
         if count := self.other_requests:
             what = "another request was" if count == 1 else f"{count} other requests were"
             where = f", some for {', '.join(self.other_models)}" if self.other_models else ""
             found.append(
-                f"{what} sent to the daemon meanwhile{where}: measure again when it is idle"
+                f"{what} sent to the daemon during the run{where}: measure again when the "
+                "daemon is idle"
             )
         if self.has_new_process:
-            found.append(f"{self.model} got a new process meanwhile: see `mlxsup events`")
+            found.append(
+                f"{self.model} was restarted during the run: see `mlxsup why {self.model}`"
+            )
         if self.interrupted:
-            found.append(f"{_answers(self.interrupted)} interrupted, and resumed")
+            found.append(f"{_answers(self.interrupted)} interrupted and resumed")
         if self.waited:
             found.append(
-                f"{_answers(self.waited)} held up in the queue: the limits of this client, memory,"
-                " or others"
+                f"{_answers(self.waited)} delayed in the queue by limits of this client, "
+                "memory or other requests"
             )
         if self.cached_tokens:
-            found.append(f"{self.cached_tokens} tokens of prompts were known, and not read again")
+            found.append(f"{self.cached_tokens} prompt tokens came from the cache")
         return found
 
 
@@ -526,8 +529,8 @@ async def _look(client: AsyncClient, run: Run) -> Look:
     number = numbers.get(stream.request_id) or ended.get(stream.request_id)
     if number is None:
         count = len(numbers) + listed["more"]
-        message = f"{count} requests are open: nothing can be measured next to them"
-        hint = "see them with `mlxsup requests`, and measure when they have ended"
+        message = f"{count} requests are open, which would distort the measurement"
+        hint = "wait until `mlxsup requests` shows none"
         raise CliError(message, code="busy", hint=hint)
     return Look(
         number=number,

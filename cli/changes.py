@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .arguments import check_known, row_called
 from .exit_status import CliError, ExitStatus
 from .terminal.output import CLEAR_LINE, LiveLine, Output
-from .terminal.status import note_of, progress_text, warning_lines
+from .terminal.status import PHASE_WORDS, note_of, progress_text, warning_lines
 from .terminal.text import clock, counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class ChangePrinter:
             while (value := self._lines.get()) is not None:
                 dropped, self._dropped = self._dropped, 0
                 if dropped:
-                    self._output.note(f"{dropped} lines were left out")
+                    self._output.note(f"{dropped} lines were skipped")
                 self._write(value)
             self._end_live_line()
         except OSError:
@@ -210,7 +210,9 @@ def stopping_line(value: Mapping[str, Any]) -> str:
     if not value["limit_s"]:
         return f"stopping: cutting off {requests}"
     limit = format_duration(value["limit_s"])
-    return f"stopping: {requests} may take up to {limit} to finish; Ctrl-C again cuts them off"
+    return (
+        f"stopping: {requests} may take up to {limit} to finish; press Ctrl-C again to cut them off"
+    )
 
 
 def change_line(change: Mapping[str, Any]) -> str:
@@ -218,15 +220,11 @@ def change_line(change: Mapping[str, Any]) -> str:
     at = clock(change.get("at") or time.time())
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"
-    facts = []
-    if change.get("pid"):
-        facts.append(f"generation {change.get('generation')}, pid {change['pid']}")
-    progress = progress_text(change.get("progress"))
-    note = str(change.get("note") or "")
-    if before == after and progress and not note:
-        facts.append(progress)
-    if note:
-        facts.append(note)
+    facts = [progress_text(change.get("progress"))] if before == after else []
+    if not any(facts):
+        pid, note = change.get("pid"), str(change.get("note") or "")
+        facts = [f"generation {change.get('generation')}, pid {pid}"] if pid else []
+        facts += [note] if note else []
     said = f" ({', '.join(facts)})" if facts else ""
     return in_a_line(f"{at} {change.get('model')}: {states}{said}")
 
@@ -301,8 +299,8 @@ class _Progress:
         with self._lock:
             if self._has_finished.is_set():
                 return
-            phase = (change.get("progress") or {}).get("phase")
-            step = (change.get("to"), change.get("generation"), phase)
+            phase = str((change.get("progress") or {}).get("phase"))
+            step = (change.get("to"), change.get("generation"), PHASE_WORDS.get(phase, phase))
             self._line.tell(change_line(change), step)
 
 
@@ -364,7 +362,7 @@ def _pending(rows: Sequence[Row], *, is_named: bool) -> list[Row]:
             )
         if is_named and row["wanted"] != "up":
             raise CliError(
-                f"{name} is {row['state']}, and nothing loads it",
+                f"{name} is {row['state']} and is not being loaded",
                 code="not_loading",
                 hint=f"load it with `mlxsup load {name}`",
             )
@@ -379,6 +377,6 @@ def _too_late(pending: Sequence[Row], limit_s: float) -> CliError:
     return CliError(
         f"not READY{after}: {', '.join(parts)}",
         code="timeout",
-        hint="wait longer, or see `mlxsup status`",
+        hint="use a longer --timeout, or see `mlxsup status`",
         status=ExitStatus.TIMED_OUT,
     )

@@ -19,7 +19,7 @@ from .new_file import new_file
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
-NO_FILE_HINT = "write one with `mlxsup init`, or name one with --config FILE"
+NO_FILE_HINT = "create one with `mlxsup init`, or choose one with --config FILE"
 
 SCHEMA_NAME = "mlxsup.schema.json"
 SCHEMA_LINE = f"#:schema {SCHEMA_NAME}"
@@ -43,7 +43,7 @@ def find_configuration(given: Path | None) -> Path:
     if found is not None:
         return found.path
     looked = ", ".join(str(place.path) for place in config_places())
-    message = f"no configuration file: there is none of {looked}"
+    message = f"there is no configuration file; looked for {looked}"
     raise CliError(message, hint=NO_FILE_HINT, status=ExitStatus.BAD_CONFIGURATION)
 
 
@@ -65,8 +65,8 @@ def read_configuration(
     try:
         expanded.stat()
     except (FileNotFoundError, NotADirectoryError):
-        hint = f"write one with `mlxsup init {shlex.quote(str(path))}`, or name another one"
-        message = f"no configuration file at {path}"
+        hint = f"create it with `mlxsup init {shlex.quote(str(path))}`, or choose another file"
+        message = f"{path} does not exist"
         raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
     except OSError:
         pass  # it cannot be read, as is said below
@@ -100,7 +100,7 @@ def configuration_errors(path: Path) -> Iterator[None]:
         target = Target(config=path)
         lines = "".join(f"\n  {target.repeat_in(problem)}" for problem in error.problems)
         message = f"{path} is not a valid configuration:{lines}"
-        hint = f"fix it, then `mlxsup config check {shlex.quote(str(path))}`"
+        hint = f"fix it, then run `mlxsup config check {shlex.quote(str(path))}`"
         raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
 
 
@@ -137,7 +137,7 @@ def make_configuration(path: Path) -> bool:
         return False  # two commands at once
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = "name another file with --config FILE"
+        hint = "choose another file with --config FILE"
         raise CliError(message, code="output", hint=hint) from None
     return True
 

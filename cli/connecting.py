@@ -184,7 +184,7 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
     gateway = status.get("gateway")
     if not gateway:
         hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
-        raise CliError(f"the daemon serves no HTTP{purpose}", code="no_gateway", hint=hint)
+        raise CliError(f"the daemon runs without HTTP{purpose}", code="no_gateway", hint=hint)
     url = gateway.get("url")
     if not url:
         message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
@@ -205,9 +205,9 @@ def is_key_missing(target: Target, given: str | None) -> bool:
         return False
     if given is not None and digest_of(given) not in {one.digest for one in keys or ()}:
         raise CliError(
-            "the gateway knows no such key",
+            "this API key does not exist",
             code="unknown_key",
-            hint="`mlxsup key list` shows what keys there are, `mlxsup key new NAME` makes one",
+            hint="`mlxsup key list` lists the keys, `mlxsup key new NAME` creates one",
         )
     return given is None
 
@@ -519,7 +519,7 @@ def _zed(site: Site) -> Settings:
 
 
 def _open_webui(site: Site) -> Settings:
-    then = "or, if it has run before: Admin Panel, Settings, Connections, OpenAI API, add "
+    then = "if it has run before: Admin Panel, Settings, Connections, OpenAI API, add "
     return Settings(
         path=None,
         content="",

@@ -41,15 +41,15 @@ RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
 REQUEST_HINTS = {
     "model_failed": "see `mlxsup why MODEL`, then `mlxsup restart MODEL`",
-    "load_failed": "fix that, then `mlxsup restart MODEL`, or `mlxsup reload` if the fix is in the "
-    "configuration; see `mlxsup logs MODEL`",
-    "worker_crashed": "see `mlxsup why MODEL`; sending it again may succeed",
+    "load_failed": "see `mlxsup logs MODEL`, fix the cause, then run `mlxsup restart MODEL`; after"
+    " a change of the configuration, run `mlxsup reload`",
+    "worker_crashed": "see `mlxsup why MODEL`; you can send the request again",
     "unloaded": "load it with `mlxsup load MODEL`",
-    "overloaded": "see what is running with `mlxsup status`, and try again later",
+    "overloaded": "try again later; `mlxsup status` shows what is running",
     "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
-    "insufficient_memory": "see what holds memory with `mlxsup status`",
+    "insufficient_memory": "`mlxsup status` shows which models use the memory",
     "shutting_down": "start a daemon with `mlxsup start`",
-    "unsupported_version": "mlxsup was upgraded: stop and start the daemon",
+    "unsupported_version": "mlxsup was upgraded; run `mlxsup stop`, then `mlxsup start`",
 }
 """The hint for each error of a daemon, by its code."""
 
@@ -59,13 +59,13 @@ SILENCE = {
         "resume it with `kill -CONT {pid}`, or end it with `kill -KILL {pid}`",
     ),
     "busy": (
-        ", although it works: it is busy, or may open no more files",
-        "try again in a moment; `mlxsup logs` shows what it lacks",
+        ", although its process is alive: it is busy, or has too many open files",
+        "try again in a moment; `mlxsup logs` may show the cause",
     ),
     "silent": (
         "",
-        "see its log, or end it with `kill {pid}`, and with `kill -KILL {pid}` if it is still there"
-        " a minute later",
+        "see its log, or end it with `kill {pid}` and, if it is still there after a minute, "
+        "`kill -KILL {pid}`",
     ),
 }
 """The message and the hint for a daemon that lives and does not answer."""
@@ -139,7 +139,7 @@ class Target:
         """Return the error, with a hint that is about this daemon."""
         is_lost = error.code == "connection_lost" and "`mlxsup start`" in error.hint
         if is_lost and (source := self.endpoint_source):
-            error.hint = f"{source} may be wrong: a daemon prints its endpoint when it starts"
+            error.hint = f"check {source}: a daemon prints its endpoint when it starts"
         else:
             error.hint = self.repeat_in(error.hint)
             if is_lost:
@@ -310,7 +310,7 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
     if is_forbidden(error.endpoint):
         return CliError(
             f"the daemon at {error.endpoint} belongs to another user",
-            hint="run this as that user, or see with `mlxsup config path` why it is that one",
+            hint="run this as that user; `mlxsup config path` shows why this daemon was chosen",
             status=ExitStatus.NO_PERMISSION,
         )
     message = error.message
@@ -340,7 +340,9 @@ def explain_request_error(error: RequestError) -> CliError:
     if error.code == "load_failed" and error.retryable:
         hint = "see `mlxsup logs MODEL`"
     if error.code == "invalid_request" and ("request" in detail or "numbers" in detail):
-        hint = "`mlxsup requests` lists the open ones; `mlxsup why ID` is about one that has ended"
+        hint = (
+            "`mlxsup requests` lists the open requests; `mlxsup why ID` explains one that has ended"
+        )
     model = detail.get("model")
     hint = hint.replace("MODEL", model) if isinstance(model, str) else hint
     return CliError(message, code=str(error.code), hint=hint)
@@ -348,7 +350,7 @@ def explain_request_error(error: RequestError) -> CliError:
 
 def unknown_model(name: str, known: Sequence[str]) -> CliError:
     """Return the error for a name that is not configured, as a daemon would put it."""
-    message = f"no model is called {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
+    message = f"there is no model {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
     return _unknown_model(message, close_names(name, known))
 
 
@@ -378,7 +380,7 @@ def _unreadable(error: UnreadableConfigError) -> CliError:
     path = shlex.quote(str(error.path))
     hint = f"check it with `mlxsup config check {path}`"
     if not os.path.lexists(error.path):
-        hint = f"name another file, or write this one with `mlxsup init {path}`"
+        hint = f"choose another file, or create it with `mlxsup init {path}`"
     return CliError(str(error), hint=hint, status=ExitStatus.BAD_CONFIGURATION)
 
 

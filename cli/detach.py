@@ -110,8 +110,8 @@ def report(
             output.data(http_lines(url, gateway["pid"]))
         elif gateway:
             output.note(f"warning: HTTP is not served: {gateway['cause']}{_who_listens(gateway)}")
-        output.note(f"output goes to {started.output}")
-        output.note(target.repeat_in(f"{next_commands(first)}; end it with `mlxsup stop`"))
+        output.note(f"its output is in {started.output}")
+        output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
     if is_waiting:
         try:
             with connect(Target(endpoint=started.endpoint)) as client:
@@ -120,9 +120,7 @@ def report(
             error.hint = target.repeat_in(error.hint)
             raise
         if not any(row["state"] == "READY" for row in status["models"]):
-            output.note(
-                "nothing is loaded yet: a model with `preload = false` is loaded on request"
-            )
+            output.note("no model is loaded yet; each one is loaded on its first request")
     if output.is_json:
         value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
         output.object(value | ({"gateway": url} if url else {}))
@@ -164,7 +162,7 @@ def _open_output(path: Path) -> int:
 
 def _unwritable(path: Path, error: OSError) -> CliError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    where = "set log_dir to a folder that you can write to"
+    where = "set log_dir to a writable folder"
     return CliError(
         f"cannot write to the log folder {path.parent}: {error.strerror}",
         hint=f"free some space, or {where}" if is_full else where,

@@ -30,7 +30,7 @@ from mlxsup.store.hub_cache import (
     check_revision,
 )
 
-from .exit_status import CliError, ExitStatus
+from .exit_status import CliError, ExitStatus, Interrupted
 from .terminal.output import LiveLine, Output
 from .terminal.text import format_bytes, format_duration
 
@@ -61,7 +61,7 @@ def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repositor
 
 
 def _usage(message: str) -> CliError:
-    hint = "a repository is OWNER/NAME, as in its address"
+    hint = "a repository is written OWNER/NAME, such as mlx-community/Qwen3-4B-4bit"
     return CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 
@@ -89,10 +89,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
                 else:
                     noise = data.decode(errors="replace").strip() or noise
         except KeyboardInterrupt:
-            line.clear()
-            output.end_line()
-            output.note(f"files that have arrived are kept: `{again}` continues")
-            raise
+            raise Interrupted(f"Stopped. `{again}` continues the download.") from None
     if isinstance(last, DownloadDone):
         return last
     if last is None:
@@ -157,7 +154,7 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
         done, total = progress.done_bytes, progress.total_bytes
         speed = ""
         if progress.is_waiting:
-            text, step = "another process is downloading it: waiting", -1
+            text, step = "waiting for another process that downloads it", -1
         else:
             now = time.monotonic()
             begin = begin or (now, done)

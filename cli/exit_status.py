@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -54,6 +56,25 @@ class CliError(Exception):
         self.code = code or status.name.lower()
         self.hint = hint
         self.status = status
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with a sentence that says what has ended and what goes on."""
+
+
+@contextmanager
+def interrupt_says(sentence: str | Callable[[], str]) -> Iterator[None]:
+    """Have Ctrl-C in the body end the command with this sentence.
+
+    Raises:
+        Interrupted: it was pressed.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(sentence if isinstance(sentence, str) else sentence()) from None
 
 
 def misuse(message: str, command: str) -> CliError:

@@ -49,9 +49,9 @@ def find_keys(target: Target) -> KeyPlace:
         return recorded
     if place.config is None and place.endpoint != endpoint_in(DEFAULT_RUNTIME_DIR):
         raise CliError(
-            f"no daemon has run at {place.endpoint} yet, so where its keys are is not known",
+            f"no daemon has run at {place.endpoint} yet, so its keys cannot be found",
             code="unknown_endpoint",
-            hint="name its configuration with --config FILE, or start it first",
+            hint="give its configuration with --config FILE, or start it first",
             status=ExitStatus.USAGE,
         )
     return KeyPlace.beside(place.config, runtime_dir)
@@ -82,7 +82,7 @@ def read_key(given: str | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise CliError(
             "a key takes letters, digits and signs",
-            hint="`mlxsup key new NAME` makes one",
+            hint="`mlxsup key new NAME` creates one",
             status=ExitStatus.USAGE,
         )
     return key

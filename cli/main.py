@@ -104,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _closed_stdout() -> CliError:
     """Return the refusal: output would be lost, and a file opened next could take its place."""
     return CliError(
-        "standard output is closed: nothing was done",
+        "standard output is closed, so nothing was done",
         code="output",
-        hint="discard what it prints with `>/dev/null`",
+        hint="to discard the output, use `>/dev/null`",
     )
 
 
@@ -147,8 +147,10 @@ def _run(arguments: list[str], output: Output) -> int:
     except click.ClickException as error:
         output.error(_usage_error(error, arguments))
         return ExitStatus.USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         output.end_line()
+        if str(error):
+            output.note(str(error))
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         raise
@@ -178,7 +180,7 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     option = getattr(error, "option_name", None)
     group = context.command if context is not None else None
     if option is not None and isinstance(group, click.Group) and option in _options_below(group):
-        hint = f"options follow the command: `{command} COMMAND {option}`"
+        hint = f"put the option after the command: `{command} COMMAND {option}`"
         return CliError(error.message, hint=hint, status=ExitStatus.USAGE)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
@@ -222,7 +224,7 @@ def _system_error(error: OSError) -> CliError:
     return CliError(
         f"{path}{error.strerror or error}",
         code="system",
-        hint="make that possible, and run it again",
+        hint="fix the cause and run the command again",
     )
 
 
@@ -230,5 +232,5 @@ def _internal_error(error: Exception) -> CliError:
     return CliError(
         f"internal error: {type(error).__name__}: {error}",
         code="internal",
-        hint=f"set {TRACEBACK_VARIABLE}=1 to see where, and report it",
+        hint=f"please report this bug; {TRACEBACK_VARIABLE}=1 shows a traceback",
     )

@@ -56,7 +56,8 @@ def keep_alive_of_load(text: str) -> float:
     seconds = keep_alive(text)
     if 0 <= seconds < SHORTEST_LOAD_S:
         raise click.BadParameter(
-            f"a load takes seconds above 0, or {FOR_EVER} for ever: {text} would unload it at once"
+            f"{text} would unload the model at once; use a longer time, or {FOR_EVER} to keep "
+            "it loaded"
         )
     return seconds
 
@@ -65,14 +66,17 @@ keep_alive_option = click.option(
     "--keep-alive",
     metavar="S",
     type=keep_alive,
-    help="Unload the model once it is idle for so long: 10m; 0: with the answer; -1: never.",
+    help=(
+        "Unload the model after being idle this long, such as 10m; 0: right after the answer; -1: "
+        "never."
+    ),
 )
 
 load_keep_alive_option = click.option(
     "--keep-alive",
     metavar="S",
     type=keep_alive_of_load,
-    help="Unload the model once it is idle for so long: 10m; -1: never.",
+    help="Unload the model after being idle this long, such as 10m; -1: never.",
 )
 
 
@@ -82,10 +86,10 @@ PRIORITY = click.Choice([priority.value for priority in Priority])
 
 def priority_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --priority and --client, which the command gets under these names."""
-    help_client = "On whose behalf, if [clients] lists it; by default, your terminal's."
+    help_client = "The client, as in [clients], that sends the request; by default, your terminal."
     option = click.option("--client", metavar="NAME", default=TERMINAL, help=help_client)
     function = option(function)
-    help_priority = "Who waits with a higher class starts first."
+    help_priority = "Waiting requests of a higher priority start first."
     return click.option("--priority", type=PRIORITY, help=help_priority)(function)
 
 
@@ -104,7 +108,7 @@ class NewFile(click.Path):
             click.BadParameter: it is `-`.
         """
         if value == "-":
-            self.fail("- stands for standard output; name a file instead", param, ctx)
+            self.fail("- means standard output; choose a file instead", param, ctx)
         return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 
@@ -132,7 +136,7 @@ def _schema_format(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{path} is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise click.BadParameter(f"{path} is not a JSON schema: it takes an object")
+        raise click.BadParameter(f"{path} is not a JSON schema, which must be an object")
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
@@ -146,18 +150,19 @@ def _think(_: click.Context, __: click.Parameter, thinks: bool | None) -> dict[s
 
 ANSWER_OPTIONS = (
     click.option("--system", metavar="TEXT", help="The system prompt."),
-    click.option("--max-tokens", metavar="N", type=int, help="At most this many tokens."),
-    click.option("--temperature", metavar="T", type=float, help="0 picks the likeliest token."),
+    click.option("--max-tokens", metavar="N", type=int, help="Limit the answer to N tokens."),
+    click.option("--temperature", metavar="T", type=float,
+                 help="Randomness of sampling; 0 always picks the likeliest token."),
     click.option("--top-p", metavar="P", type=float,
                  help="Nucleus sampling: keep tokens up to this probability mass (0–1]."),
     click.option("--top-k", metavar="K", type=int, help="Keep this many of the likeliest tokens."),
     click.option("--min-p", metavar="P", type=float,
                  help="Drop tokens below this share of the likeliest one's probability."),
-    click.option("--seed", metavar="S", type=int, help="Makes sampling repeatable."),
+    click.option("--seed", metavar="S", type=int, help="Seed that makes sampling repeatable."),
     click.option("--think/--no-think", "chat_template_kwargs", default=None, callback=_think,
-                 help="Whether the model reasons first, if it can do both."),
+                 help="Turn reasoning on or off, if the model supports both."),
     click.option("--schema", "response_format", metavar="FILE", type=_schema_format,
-                 help="The answer is JSON that keeps to the schema in FILE."),
+                 help="Answer with JSON that matches the schema in FILE."),
 )  # fmt: skip
 
 
@@ -205,7 +210,7 @@ def check_text(name: str, text: str, command: str) -> None:
     Raises:
         CliError: usage.
     """
-    problem = "" if text else "at least one character, not an empty string"
+    problem = "" if text else "at least one character"
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import termios
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -28,6 +25,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from .conversation import PROMPT, PROMPT_ON, continued
 from .exit_status import CliError
+from .terminal.keyboard import Keyboard
 from .terminal.output import Output
 from .terminal.writer import beneath, for_terminal
 
@@ -63,17 +61,23 @@ class TurnReader:
 
         Raises:
             CliError: the keys made no text.
+            KeyboardInterrupt: Ctrl-C at an empty line, with an argument.
         """
+        keyboard = Keyboard(END_OF_PASTES)
+        keyboard.save()
         try:
-            with _terminal_given_back():
-                turn = self._session.prompt()
+            turn = self._session.prompt()
             turn.encode()
         except KeyboardInterrupt:
+            if not self._session.default_buffer.text:
+                raise KeyboardInterrupt(PROMPT) from None
             return ""
         except EOFError:
             return None
         except UnicodeEncodeError:
-            raise CliError("that turn is not UTF-8 and was not sent") from None
+            raise CliError("the message is not UTF-8 and was not sent") from None
+        finally:
+            keyboard.give_back()
         return turn
 
 
@@ -174,21 +178,3 @@ def _entry_in(line: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, str) else None
-
-
-@contextmanager
-def _terminal_given_back() -> Iterator[None]:
-    """Restore the terminal if SIGTERM ends the process while keys are read one by one."""
-    modes = termios.tcgetattr(sys.stdin)
-
-    def end(number: int, _: object) -> None:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
-        os.write(sys.stdout.fileno(), END_OF_PASTES + b"\n")
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

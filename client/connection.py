@@ -113,7 +113,7 @@ class Connection:
         if is_lost:
             self._drop(_lost(link, self.endpoint))
         elif self._session.is_silent(self._clock.now(), self._is_busy):
-            message = f"the daemon at {self.endpoint} has fallen silent"
+            message = f"the daemon at {self.endpoint} stopped responding"
             self._drop(ConnectionLost(message, self.endpoint))
         return False
 
@@ -182,12 +182,12 @@ class Connection:
             old.close(CLOSE_LINGER_MS if is_peer_there else 0)
 
 
-TOO_MANY = "it has too many connections, or is ending: close some, or try again later"
+TOO_MANY = "it has too many connections or is shutting down; close some, or try again later"
 
 
 def _lost(link: Link, endpoint: str) -> ConnectionLost:
     if link.was_turned_away:
-        message = f"the daemon at {endpoint} turned the connection away"
+        message = f"the daemon at {endpoint} refused the connection"
         return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
     if link.was_heard:
         return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
@@ -197,6 +197,6 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
         return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
     message = f"no daemon answers at {endpoint}"
     if link.was_reset:
-        hint = "one may have too many connections, or has just ended: try again"
+        hint = "it may have too many connections or has just ended; try again"
         return ConnectionLost(message, endpoint, hint, is_turned_away=True)
     return ConnectionLost(message, endpoint, hint="start one with `mlxsup start`")

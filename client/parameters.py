@@ -256,7 +256,7 @@ def _check_limit(parameter: str, value: float | None) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid(parameter, "seconds, from 0 up", value)
+        raise invalid(parameter, "a number of seconds from 0", value)
     return float(value)
 
 
@@ -266,7 +266,9 @@ def _check_keep_alive(value: float | None) -> float | None:
     if value is None or (is_number and value == FOR_EVER):
         return value
     if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid("keep_alive", "seconds, from 0 up, or -1 for ever", value)
+        raise invalid(
+            "keep_alive", "a number of seconds from 0, or -1 to keep the model loaded", value
+        )
     return float(value)
 
 

@@ -181,7 +181,7 @@ class Session:
         try:
             message = read_text_pieces(frame) or self._decoder.decode([frame])
         except DecodeError as error:
-            return self._broken(f"the daemon sent something that is not a message: {error.message}")
+            return self._broken(f"the daemon sent an invalid message: {error.message}")
         try:
             return self._take_texts(message) if isinstance(message, list) else self._handle(message)
         except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
@@ -400,4 +400,4 @@ class Session:
 
 
 def _gap(expected: int, got: int) -> RequestError:
-    return internal(f"piece {expected} of the stream is missing; number {got} came instead")
+    return internal(f"piece {expected} of the stream is missing; the next one is number {got}")

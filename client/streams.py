@@ -61,7 +61,7 @@ class StreamBase:
             RequestError, ConnectionLost: the stream ended with this error.
         """
         if self._end is None:
-            raise RuntimeError("there is no result until the stream has been read to its end")
+            raise RuntimeError("the result is available once the stream has been read to its end")
         if isinstance(self._end, Exception):
             raise self._end
         return self._end

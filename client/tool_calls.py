@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-NO_CALL = "a tool call could not be read: its text stands in `arguments`, without a name"
-NO_ARGUMENTS = "the arguments of a tool call are not a JSON object: they are given as they came"
+NO_CALL = "a tool call could not be parsed; its text is in `arguments`, without a name"
+NO_ARGUMENTS = "the arguments of a tool call are not a JSON object; they are returned unchanged"
 
 
 def read_tool_calls(text: str) -> tuple[list[dict[str, Any]], list[str]]:

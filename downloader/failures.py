@@ -24,16 +24,16 @@ from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository
 from mlxsup.store.hub_cache import REPOSITORY_EXPECTED, is_owned_repository
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-KEPT_HINT = "files that have arrived are kept"
+KEPT_HINT = "the downloaded files are kept"
 DAMAGED_HINT = (
-    "the hub's data is damaged, or a proxy changes it: report it to the owner of the repository, or"
-    " name another revision or repository"
+    "the data on the hub is damaged, or a proxy changes it; tell the owner of the repository, "
+    "or use another revision or repository"
 )
 DISK_HINT = f"free some space, or set HF_HOME to a folder on another disk than {constants.HF_HOME}"
 ENDPOINT_HINT = "check HF_ENDPOINT, firewall and proxy"
 LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
 NO_MODEL_HINT = "mlx-lm's format is needed: `mlxsup search NAME` finds repositories that have it"
-ANOTHER_WAY = "`hf download {repo}` may get it: it knows another way"
+ANOTHER_WAY = "`hf download {repo}` may work, because it uses another protocol"
 REQUEST_TIMEOUT = 408
 MAX_CLOSE_NAMES = 3
 SEARCHED_MODELS = 50
@@ -49,8 +49,8 @@ class DownloadError(Exception):
 
 def bad_repository(repository: Repository) -> DownloadError:
     """Return the failure of an id or a revision that no repository can have."""
-    message = f"no repository can be called {repository.repo!r} ({repository.revision})"
-    hint = f"name {REPOSITORY_EXPECTED}, as in its address"
+    message = f"{repository.repo!r} ({repository.revision}) is not a valid repository"
+    hint = f"give {REPOSITORY_EXPECTED}"
     return DownloadError(DownloadProblem.BAD_REPOSITORY, message, hint)
 
 
@@ -62,7 +62,7 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
         case OfflineModeIsEnabled():
             return _failed(
                 DownloadProblem.OFFLINE,
-                f"{repository} is not complete on this disk, and HF_HUB_OFFLINE is set",
+                f"{repository} is not fully downloaded, and HF_HUB_OFFLINE is set",
                 "unset HF_HUB_OFFLINE to download it",
             )
         case HfHubHTTPError():
@@ -70,22 +70,22 @@ def explain(error: BaseException, repository: Repository) -> DownloadFailed:
         case HFValidationError():
             return bad_repository(repository).report
         case ValueError():
-            message = f"{constants.ENDPOINT} does not answer as a model hub does"
+            message = f"{constants.ENDPOINT} is not a model hub"
             return _failed(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
         case LocalEntryNotFoundError() if isinstance(error.__cause__, Exception):
             return explain(error.__cause__, repository)
         case httpx2.HTTPError():
-            message = f"{constants.ENDPOINT} does not answer, or no longer: {type(error).__name__}"
+            message = f"cannot reach {constants.ENDPOINT} ({type(error).__name__})"
             return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
         case OSError(errno=number) if number in FULL_DISK:
-            message = f"the disk is full: {repository} is not complete"
+            message = f"the disk is full, so {repository} is incomplete"
             return _failed(DownloadProblem.DISK_FULL, message, f"{DISK_HINT}; {KEPT_HINT}")
         case OSError(errno=None):
-            message = f"{repository} did not arrive as it was announced"
+            message = f"{repository} arrived damaged"
             return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
         case OSError():
-            message = f"{constants.HF_HUB_CACHE} cannot be written: {error.strerror}"
-            hint = f"set HF_HOME to a folder that you can write to; it is {constants.HF_HOME}"
+            message = f"cannot write to {constants.HF_HUB_CACHE}: {error.strerror}"
+            hint = f"set HF_HOME to a writable folder; it is {constants.HF_HOME} now"
             return _failed(DownloadProblem.UNWRITABLE, message, hint)
         case _:
             message = f"internal error: {type(error).__name__}"
@@ -103,18 +103,18 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
             return _failed(DownloadProblem.GATED, f"{repository.repo} is gated", hint)
         case RevisionNotFoundError():
             message = f"{repository.repo} has no revision {repository.revision!r}"
-            return _failed(DownloadProblem.NOT_FOUND, message, "leave the revision out for `main`")
+            return _failed(DownloadProblem.NOT_FOUND, message, "without a revision, `main` is used")
         case RepositoryNotFoundError():
             return _not_found(repository)
         case RemoteEntryNotFoundError():
-            message = f"{constants.ENDPOINT} lists a file of {repository} that it does not have"
+            message = f"{constants.ENDPOINT} lists a file of {repository} but does not have it"
             return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
     if status == 429:
         wait_s = _retry_after(error.response.headers)
         when = f" in {wait_s:.0f} s" if wait_s else " in some minutes"
         return DownloadFailed(
             problem=DownloadProblem.RATE_LIMITED,
-            message=f"{constants.ENDPOINT} gets too many requests from here",
+            message=f"{constants.ENDPOINT} limits the rate of your requests",
             hint=f"try again{when}; a token (HF_TOKEN) raises the limit",
             retry_after_s=wait_s,
         )
@@ -127,7 +127,7 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
     if 400 <= status < 500 and status != REQUEST_TIMEOUT:
         message = f"{constants.ENDPOINT} does not send {repository} over plain HTTP (HTTP {status})"
         return _failed(DownloadProblem.REFUSED, message, ANOTHER_WAY.format(repo=repository.repo))
-    message = f"{constants.ENDPOINT} answers with HTTP {status}"
+    message = f"{constants.ENDPOINT} answered with HTTP {status}"
     return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
 
 
@@ -137,9 +137,9 @@ def _not_found(repository: Repository) -> DownloadFailed:
     if close:
         hint = f"did you mean {' or '.join(close)}?"
     elif get_token():
-        hint = "check its id; if it is private, the token must be allowed to read it"
+        hint = "check the name; if it is private, the token needs permission to read it"
     else:
-        hint = f"check its id; if it is private, {LOGIN_HINT}"
+        hint = f"check the name; if it is private, {LOGIN_HINT}"
     return _failed(DownloadProblem.NOT_FOUND, message, hint)
 
 

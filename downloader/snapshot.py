@@ -121,10 +121,10 @@ def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
     try:
         commit = api.model_info(repository.repo, revision=repository.revision).sha or ""
     except (TypeError, KeyError, AttributeError):
-        message = f"{endpoint} does not answer as a model hub does"
+        message = f"{endpoint} is not a model hub"
         raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT) from None
     if not _COMMIT.fullmatch(commit):
-        message = f"{endpoint} gives no commit for {repository}"
+        message = f"{endpoint} did not return a commit for {repository}"
         raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
     tree = api.list_repo_tree(repository.repo, recursive=True, revision=commit)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
@@ -132,7 +132,7 @@ def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
     if "config.json" not in chosen or not any(path.endswith(".safetensors") for path in chosen):
         suffixes = {path.rpartition(".")[2] for path in files}
         other = next((name for name in ("gguf", "bin", "npz") if name in suffixes), "")
-        message = f"{repository} holds no config.json with model*.safetensors"
+        message = f"{repository} has no config.json with model*.safetensors"
         message += f"; it has .{other} files" if other else ""
         raise DownloadError(DownloadProblem.NO_MODEL, message, NO_MODEL_HINT)
     return commit, [files[path] for path in chosen]
@@ -220,8 +220,8 @@ def _check_disk(folder: Path, missing_bytes: int, repository: Repository) -> Non
     free_bytes = shutil.disk_usage(existing).free
     if missing_bytes and missing_bytes + SPARE_DISK_BYTES > free_bytes:
         message = (
-            f"{repository} needs {size_text(missing_bytes)} more on the disk of {existing}, of"
-            f" which {size_text(free_bytes)} are free"
+            f"{repository} needs {size_text(missing_bytes)} more, but the disk of {existing} "
+            f"has only {size_text(free_bytes)} free"
         )
         raise DownloadError(DownloadProblem.DISK_FULL, message, DISK_HINT)
 
@@ -235,7 +235,7 @@ def _check_files(repository: Repository, files: Sequence[RepoFile], snapshot: Pa
     for file in files:
         path = snapshot / file.path
         if not path.exists():  # the library takes a folder that is there if the hub falls silent
-            message = f"{constants.ENDPOINT} does not answer, or no longer: {file.path} is missing"
+            message = f"cannot reach {constants.ENDPOINT}: {file.path} is missing"
             raise DownloadError(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
         with path.open("rb") as content:
             os.fsync(content.fileno())  # the reference must not outlive them in a power cut
@@ -245,7 +245,7 @@ def _check_files(repository: Repository, files: Sequence[RepoFile], snapshot: Pa
         if digest != file.lfs.sha256:
             path.resolve().unlink()
             path.unlink(missing_ok=True)
-            message = f"{file.path} of {repository} has another digest than was announced"
+            message = f"{file.path} of {repository} has the wrong checksum"
             raise DownloadError(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
 
 

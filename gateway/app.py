@@ -207,7 +207,7 @@ class Gateway:
     async def kept_response(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
         if request.query_params.get("stream", "false") != "false":
-            raise bad_field("stream", "stream: a response that is over comes whole")
+            raise bad_field("stream", "stream: a finished response cannot be streamed")
         kept = self.kept.find(_key_of(request), request.path_params["id"])
         return Response(kept.json, media_type="application/json")
 

@@ -328,7 +328,7 @@ def _check_headers(request: Request, most_bytes: int) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "the body takes no content-encoding: send it uncompressed",
+            "the body must be uncompressed; content-encoding is not supported",
             code="unsupported_media_type",
         )
     announced = request.headers.get("content-length", "0")  # digits, or the server refuses it

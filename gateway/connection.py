@@ -29,7 +29,7 @@ TOO_LARGE = Failure(
 )
 NOT_HTTP = Failure(
     HTTPStatus.BAD_REQUEST,
-    "what was sent is no request of HTTP, or asks for a tunnel",
+    "this is not a valid HTTP request, or it asks for a tunnel",
     code="invalid_http",
 )
 

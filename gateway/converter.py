@@ -151,7 +151,7 @@ def encode_ask(ask: Ask) -> list[Sent]:
         sent.append((request_id, frames))
         if sum(len(frame) for _, frames in sent for frame in frames) > limits.MAX_ASKED_BYTES:
             size = limits.MAX_ASKED_BYTES // 2**20
-            message = f"n times this body is more than {size} MiB: ask for fewer answers at once"
+            message = f"n times this body exceeds {size} MiB; use a smaller n"
             raise bad_field("n", message)
     return sent
 
@@ -184,7 +184,7 @@ def _bad(message: str) -> Failure:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise _bad(f"the body is not JSON: {word} is no number there")
+    raise _bad(f"the body is not valid JSON: {word} is not allowed")
 
 
 def _finite(digits: str) -> float:

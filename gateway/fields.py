@@ -325,4 +325,6 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def _wrong(name: str) -> Exception:
-    return bad_field(name, f'{name} takes seconds, or a text such as "5m"; -1: for ever')
+    return bad_field(
+        name, f'{name} takes seconds, a text such as "5m", or -1 to keep the model loaded'
+    )

@@ -184,7 +184,7 @@ class Keys:
         if not problem and self.are_in_force:
             problem = f"{place.file} is gone, and keys were in force"
         if not problem and self._are_required:
-            problem = f"there is no key in {place.file} yet"
+            problem = f"{place.file} has no key yet"
         return Seen({}, problem) if problem else OPEN
 
     def _parsed(self, place: KeyPlace, data: bytes) -> Seen:
@@ -222,12 +222,12 @@ def _unusable(*, are_lost: bool) -> Failure:
     Args:
         are_lost: whether keys were in force; otherwise there never was one.
     """
-    message = "this gateway needs keys and has none yet: `mlxsup key new NAME` makes one"
+    message = "this gateway requires API keys but has none yet; `mlxsup key new NAME` creates one"
     if are_lost:
         message = (
-            "the gateway cannot read its keys, so it refuses every request: `mlxsup logs"
-            " mlxsup-gateway` says why, `mlxsup key new NAME` makes a new key, and `mlxsup key off`"
-            " ends the need for keys"
+            "the gateway cannot read its API keys, so it refuses every request; see `mlxsup "
+            "logs mlxsup-gateway`, create a key with `mlxsup key new NAME`, or allow HTTP "
+            "without keys with `mlxsup key off`"
         )
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE, message, code="keys_unusable", is_retryable=False
@@ -238,9 +238,9 @@ def _refused(*, is_wrong: bool) -> Failure:
     how = "send one as `authorization: Bearer KEY` or as `x-api-key: KEY`"
     return Failure(
         HTTPStatus.UNAUTHORIZED,
-        "no such key: it is wrong, or was revoked; `mlxsup key list` shows those that there are"
+        "the API key is wrong or revoked; `mlxsup key list` lists the keys"
         if is_wrong
-        else f"a key is needed: {how}; `mlxsup key new NAME` makes one",
+        else f"an API key is required: {how}; `mlxsup key new NAME` creates one",
         code="invalid_api_key" if is_wrong else "missing_api_key",
         headers={"www-authenticate": "Bearer"},
     )
@@ -255,7 +255,7 @@ def operator_needed(what: str, *, param: str = "") -> Failure:
     """
     return Failure(
         HTTPStatus.FORBIDDEN,
-        f"{what} needs the key of an operator: `mlxsup key new NAME --operator` makes one",
+        f"{what} requires an operator key; `mlxsup key new NAME --operator` creates one",
         code="operator_only",
         param=param,
     )

@@ -77,7 +77,7 @@ class Operator:
         # A first key would lock out every program that has none.
         return Failure(
             HTTPStatus.FORBIDDEN,
-            "while no keys are needed, only the page at / may do this: use it, or the command "
+            "without API keys, only the page at / may do this; use the page or the command "
             "line (`mlxsup load`, `unload`, `restart`)",
             code="operator_only",
         )
@@ -142,7 +142,9 @@ def daemon_silent() -> Failure:
 def _model_of(body: dict[str, Any]) -> str:
     for name in body:
         if name != "model":
-            raise bad_field(name[:64], f"unknown field {name[:64]!r}; known is model")
+            raise bad_field(
+                name[:64], f"unknown field {name[:64]!r}; the only known field is model"
+            )
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")

@@ -50,7 +50,7 @@ class RequestParser:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
                 if self.get_method() == CONNECT:
-                    raise httptools.HttpParserError("there are no tunnels here") from None
+                    raise httptools.HttpParserError("tunnels are not supported") from None
                 data = self._plain_head() + data[stop.args[0] :]
                 self._parser = self._new()
             else:

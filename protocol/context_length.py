@@ -59,7 +59,9 @@ def find_context_length(config: Mapping[str, Any], asked: int) -> ContextLength:
     for name, value in _declarations(config):
         declared = _length(value)
         if declared is None:
-            unusable = unusable or f"{name} of config.json is no context length ({_shown(value)})"
+            unusable = (
+                unusable or f"{name} in config.json is not a context length ({_shown(value)})"
+            )
         elif asked <= declared:
             return ContextLength(tokens=asked or declared)
         else:

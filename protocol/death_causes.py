@@ -17,18 +17,18 @@ ORPHANED = 1
 NATIVE = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """Signals that a process brings upon itself."""
 
-STACKS = "`mlxsup logs MODEL OPTIONS` has the stacks of its threads"
-LAST_LINES = "`mlxsup logs MODEL OPTIONS` has its last lines"
-AGAIN = "once that is done: `mlxsup restart MODEL`"
-REPORT = "please report it, with the file that `mlxsup why MODEL --report FILE` writes"
+STACKS = "`mlxsup logs MODEL OPTIONS` shows the stacks of its threads"
+LAST_LINES = "`mlxsup logs MODEL OPTIONS` shows its last lines"
+AGAIN = "then run `mlxsup restart MODEL`"
+REPORT = "please report it with the file from `mlxsup why MODEL --report FILE`"
 BLAMELESS = "no request is to blame"
-QUARANTINE = "if it happens again with the same request, that request is quarantined by itself"
+QUARANTINE = "if the same request causes it again, mlxsup quarantines that request"
 FITS = "`mlxsup plan` shows what fits together"
-LOWER = "lower `max_concurrency` or `context_length` of MODEL, or let fewer models be loaded"
-LONGER_STEPS = "if its steps only need longer, raise `step_timeout_s`"
+LOWER = "lower `max_concurrency` or `context_length` of MODEL, or load fewer models"
+LONGER_STEPS = "if its steps are just slow, raise `step_timeout_s`"
 WAS_IT_THE_SYSTEM = (
-    "was it the system, for want of memory? `journalctl -k | grep -i 'out of memory'`; on a Mac,"
-    " `log show --last 1h | grep -i jetsam`"
+    "check whether the system was out of memory: `journalctl -k | grep -i 'out of memory'`; "
+    "on a Mac, `log show --last 1h | grep -i jetsam`"
 )
 
 
@@ -51,78 +51,83 @@ class Cause(NamedTuple):
 
 CAUSES = (
     Cause("cannot_be_ended", lambda died: died.reason == GIVEN_UP,
-          "SIGKILL has not ended its process (pid {pid}): it hangs in the kernel, usually in a"
-          " driver or on a disk",
+          "SIGKILL did not end its process (pid {pid}), which hangs in the kernel, usually in "
+          "a driver or on a disk",
           ("find out what it waits for: `ps -o pid,stat,wchan:32,args -p PID` (Linux)",
-           "it is loaded again once that process is gone; if it never goes, restart the machine")),
+           "it is loaded again once that process is gone; otherwise reboot the machine")),
     Cause("asked", lambda died: died.reason == ExitReason.ASKED,
-          "its process was ended because that was asked for ({ended})"),
+          "its process was ended on request ({ended})"),
     Cause("other_version", lambda died: died.reason == ExitReason.VERSION,
-          "its worker was of another version than the daemon: {detail}",
-          ("`mlxsup stop`, then `mlxsup start`",)),
+          "its worker had another version than the daemon: {detail}",
+          ("restart the daemon with `mlxsup stop` and `mlxsup start`",)),
     Cause("bug", lambda died: died.reason == ExitReason.INTERNAL,
           "mlxsup itself has a bug: {detail}", ("`mlxsup restart MODEL`", REPORT)),
     Cause("not_started", lambda died: died.reason == ExitReason.SPAWN_ERROR,
           "its process {detail}",
-          ("look at the limits and the memory of this machine: `ulimit -a`, `mlxsup status`",
+          ((
+              "check the limits and the memory of this machine with `ulimit -a` and `mlxsup "
+              "status`"
+          ),
            AGAIN)),
     Cause("stopped_from_outside", lambda died: died.ended_by == "suspended",
-          "its process had been stopped from outside mlxsup (SIGSTOP), so it was killed and"
-          " replaced",
-          (f"find out what stops processes here, a debugger or a shell; {BLAMELESS}",)),
+          "another program stopped its process (SIGSTOP), so mlxsup killed and replaced it",
+          (f"find out what stopped it, such as a debugger or a shell; {BLAMELESS}",)),
     Cause("load_stalled",
           lambda died: died.ended_by == "stall" and "the load made no progress" in died.detail,
           "its load hung: {detail}",
-          ("is the disk slow, or gone? If it only needs longer, raise `load_stall_timeout_s`",
+          ((
+              "check whether the disk is slow or gone; if the load is just slow, raise "
+              "`load_stall_timeout_s`"
+          ),
            STACKS)),
     Cause("silent", lambda died: died.ended_by == "stall" and "no sign of life" in died.detail,
-          "it hung, and something held the interpreter: {detail}", (STACKS, LONGER_STEPS)),
+          "it hung, and something blocked the interpreter: {detail}", (STACKS, LONGER_STEPS)),
     Cause("stuck", lambda died: died.ended_by == "stall",
           "it hung: {detail}", (STACKS, LONGER_STEPS)),
     Cause("too_large", lambda died: died.ended_by == "too_large",
-          "it needs more memory than it may have: {detail}",
+          "it needs more memory than it may use: {detail}",
           ("`mlxsup plan` shows what fits",
            "raise `memory` of MODEL or `memory_budget`, or lower `max_concurrency` or"
            " `context_length`, then `mlxsup reload`")),
     Cause("broken", lambda died: died.ended_by == "broken",
-          "its process lived, but was of no use any longer, and was killed: {detail}",
-          (f"nothing, if it stays the only time; {BLAMELESS}", REPORT)),
+          "its process was alive but broken, so it was killed: {detail}",
+          (f"nothing, unless it happens again; {BLAMELESS}", REPORT)),
     Cause("killed_over_memory",
           lambda died: died.cause == "out of memory" and died.signal == "SIGKILL",
-          "the system killed it (SIGKILL) when it held {held}, with a limit of {limit}",
+          "the system killed it (SIGKILL) when it used {held}, with a limit of {limit}",
           (FITS, LOWER)),
     Cause("out_of_memory", lambda died: died.cause == "out of memory",
-          "it ran out of memory ({ended}) when it held {held}", (FITS, LOWER)),
+          "it ran out of memory ({ended}) when it used {held}", (FITS, LOWER)),
     Cause("model_missing", lambda died: died.cause == "model missing",
           "files of the model are missing: {detail}",
-          ("`mlxsup models` lists what is on this machine",
-           "correct `path` in the configuration and `mlxsup reload`, or bring the files back and"
-           " `mlxsup restart MODEL`")),
+          ("`mlxsup models` lists the models on this machine",
+           "correct `path` in the configuration and run `mlxsup reload`, or restore the files "
+           "and run `mlxsup restart MODEL`")),
     Cause("bad_model", lambda died: died.cause == "bad model",
           "the model's files cannot be used: {detail}",
-          ("`mlxsup show MODEL` says what they are; download or convert them again", AGAIN)),
+          ("`mlxsup show MODEL` describes them; download or convert them again", AGAIN)),
     Cause("no_device", lambda died: died.cause == "no usable device",
-          "there is no device that MLX can use: {detail}",
-          ("is the driver loaded, and MLX installed for this machine?", AGAIN)),
+          "MLX found no usable device: {detail}",
+          ("check that the driver is loaded and that MLX is installed for this machine", AGAIN)),
     Cause("bad_launch", lambda died: died.code == ExitCode.BAD_LAUNCH,
-          "its worker could not do with what its entry says: {detail}",
-          ("correct the entry in the configuration, then `mlxsup reload`",)),
+          "its worker rejected the settings of the model: {detail}",
+          ("correct the settings in the configuration, then run `mlxsup reload`",)),
     Cause("gpu_timeout", lambda died: died.cause == "GPU time-out",
-          "the GPU gave up work that took too long ({ended})",
+          "the GPU aborted work that took too long ({ended})",
           ("lower `decode_stall_target_ms` of MODEL, so that prompts are read in smaller parts",
-           "see what else uses the GPU")),
+           "check what else uses the GPU")),
     Cause("gpu_fault_elsewhere", lambda died: died.cause == "GPU fault of another process",
           "the GPU failed because of another process ({ended})",
-          (f"see what else uses the GPU; {BLAMELESS}",)),
+          (f"check what else uses the GPU; {BLAMELESS}",)),
     Cause("stream_error", lambda died: died.cause == "stream error",
-          "a thread used a stream of MLX that belongs to another one ({ended})", (REPORT,)),
+          "a thread used an MLX stream of another thread ({ended})", (REPORT,)),
     Cause("stuck_prompt", lambda died: died.code == ExitCode.STUCK_PROMPT,
-          "a template or a tokeniser took too long, or too much memory: {detail}",
+          "a chat template or tokenizer took too long or too much memory: {detail}",
           (STACKS, QUARANTINE,
-           "if honest prompts take that long here, raise `step_timeout_s`: preparing one may take"
-           f" {TEXT_LIMIT_STEPS:g} times as long")),
+           "if normal prompts take that long, raise `step_timeout_s`; preparing a prompt may "
+           f"take {TEXT_LIMIT_STEPS:g} times as long")),
     Cause("broken_link", lambda died: died.code == ExitCode.LINK_BROKEN,
-          "the daemon sent it what it did not expect: {detail}",
+          "the daemon sent it an unexpected message: {detail}",
           (LAST_LINES, QUARANTINE, REPORT)),
     # Also for the first time, when the next attempt is still to come.
     Cause("load_error",
@@ -130,18 +135,18 @@ CAUSES = (
           or (died.ready_s is None and died.code == ExitCode.STEP_ERROR),
           "its load failed ({ended}): {detail}",
           (LAST_LINES,
-           "a load that fails twice in the same way is not tried again; once the cause is gone:"
-           " `mlxsup restart MODEL`")),
+           "a load that fails twice in the same way is not retried; fix the cause, then run "
+           "`mlxsup restart MODEL`")),
     Cause("killed_from_outside", lambda died: died.signal == "SIGKILL",
-          "its process was killed from outside mlxsup (SIGKILL)",
+          "another program killed its process (SIGKILL)",
           (WAS_IT_THE_SYSTEM, BLAMELESS)),
     Cause("terminated_from_outside",
           lambda died: died.signal == "SIGTERM" or died.code == TERMINATED,
-          "its process was asked to end from outside mlxsup (SIGTERM)",
-          (f"end models with `mlxsup unload MODEL`; {BLAMELESS}",)),
+          "another program ended its process (SIGTERM)",
+          (f"use `mlxsup unload MODEL` to end a model; {BLAMELESS}",)),
     Cause("native_crash", lambda died: died.signal in NATIVE,
           "it crashed in native code ({signal})",
-          (f"{STACKS}, if it could write them", QUARANTINE)),
+          (f"{STACKS}, if they were written", QUARANTINE)),
     Cause("signal", lambda died: bool(died.signal),
           "a signal ended its process ({signal})", ("find out what sent it", LAST_LINES)),
     Cause("step_error", lambda died: died.code == ExitCode.STEP_ERROR,
@@ -149,12 +154,12 @@ CAUSES = (
     Cause("lost_thread", lambda died: died.code == ExitCode.WORKER_FAULT,
           "it lost one of its threads or rows: {detail}", (LAST_LINES, REPORT)),
     Cause("orphaned", lambda died: died.code == ORPHANED,
-          "it ended itself (exit code 1): it had lost its daemon, or a step hung",
+          "it exited with code 1, because the daemon was gone or a step hung",
           (LAST_LINES,)),
     Cause("exited", lambda died: died.code == ExitCode.ASKED,
-          "its process exited without having been asked to", (LAST_LINES,)),
+          "its process exited unexpectedly", (LAST_LINES,)),
     Cause("unknown", lambda died: True,
-          "its process ended for a reason that mlxsup does not know ({ended})",
+          "its process ended for an unknown reason ({ended})",
           (LAST_LINES, REPORT)),
 )  # fmt: skip
 """In the order in which they are tried."""

@@ -140,7 +140,7 @@ def read_key_file(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         if path.is_symlink():
-            raise KeyFileError(f"{path} is a link to a file that is not there") from None
+            raise KeyFileError(f"{path} is a link to a missing file") from None
         return None
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None

@@ -80,21 +80,21 @@ def _absent(path: Path) -> FolderProblem:
     repo = repository_of(path)
     if repo is not None:
         return FolderProblem(text=text, hint=f"download it with `mlxsup pull {repo}`")
-    return FolderProblem(text=text, hint="see which models there are with `mlxsup models`")
+    return FolderProblem(text=text, hint="`mlxsup models` lists the models on this machine")
 
 
 def _file(path: Path) -> FolderProblem:
     if path.suffix.lower() == GGUF_SUFFIX:
         return _gguf(path)
-    hint = "name the folder of a model"
+    hint = "give the folder of a model"
     if (path.parent / CONFIG).is_file():
-        hint = f"name the folder around it: {shlex.quote(str(path.parent))}"
+        hint = f"give the folder that contains it: {shlex.quote(str(path.parent))}"
     return FolderProblem(text=f"{path} is a file, not a folder with a {CONFIG}", hint=hint)
 
 
 def _gguf(path: Path) -> FolderProblem:
     return FolderProblem(
-        text=f"{path} is a GGUF file, which MLX models are not made of",
+        text=f"{path} is a GGUF file, which MLX cannot serve",
         hint=f"convert it with `mlxsup convert {shlex.quote(str(path))}`",
     )
 
@@ -104,13 +104,13 @@ def _no_model(path: Path, names: list[str]) -> FolderProblem:
     if (path / SNAPSHOTS).is_dir() and path.name.startswith(PREFIX):
         repo = repository_of(path) or path.name
         return FolderProblem(
-            text=f"{path} is the cache's folder of {repo}, not one of its snapshots",
+            text=f"{path} is the cache folder of {repo}, not one of its snapshots",
             hint=f'write repo = "{repo}" instead of path, or start with `--model {repo}`',
         )
     ggufs = [name for name in names if name.lower().endswith(GGUF_SUFFIX)]
     if ggufs:
         return FolderProblem(
-            text=f"{path} holds GGUF files, which MLX models are not made of",
+            text=f"{path} has GGUF files, which MLX cannot serve",
             hint=f"convert one with `mlxsup convert {shlex.quote(str(path / ggufs[0]))}`",
         )
     if any(name.endswith(OTHER_WEIGHTS) for name in names):
@@ -121,7 +121,7 @@ def _no_model(path: Path, names: list[str]) -> FolderProblem:
     if any(name.startswith(PREFIX) for name in os.listdir(path)):
         return FolderProblem(
             text=f"{path} is a Hugging Face cache, not a model folder",
-            hint="see the models in it with `mlxsup models`",
+            hint="`mlxsup models` lists the models in it",
         )
     return _parent(path)
 
@@ -131,14 +131,14 @@ def _parent(path: Path) -> FolderProblem:
     found = list(folders_below(path))
     if not found:
         return FolderProblem(
-            text=f"{path} holds no model: there is no {CONFIG} in it",
-            hint="see which models there are with `mlxsup models`",
+            text=f"{path} is not a model folder, because it has no {CONFIG}",
+            hint="`mlxsup models` lists the models on this machine",
         )
     named = ", ".join(str(folder.relative_to(path)) for folder in found[:MAX_NAMED])
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return FolderProblem(
-        text=f"{path} is no model folder itself, but holds some: {named}{more}",
-        hint=f"name one of them: {shlex.quote(str(found[0]))}",
+        text=f"{path} is not a model folder, but contains some: {named}{more}",
+        hint=f"choose one of them: {shlex.quote(str(found[0]))}",
     )
 
 
@@ -193,6 +193,6 @@ def _incomplete(path: Path, names: list[str]) -> FolderProblem | None:
         return FolderProblem(text=text, hint=f"finish the download: `mlxsup pull {repo}`")
     others = [name for name in names if name.endswith(OTHER_WEIGHTS)]
     if weights and others and not any(map(is_weight_file, names)):
-        text = f"{path} has weights for another program ({others[0]}), no {missing[0]}"
+        text = f"{path} has weights for another program ({others[0]}), but no {missing[0]}"
         return FolderProblem(text=text, hint="get the model in the safetensors format")
     return FolderProblem(text=text, hint="copy or download the rest of the model")

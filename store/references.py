@@ -133,9 +133,9 @@ def find_source(model: str, revision: str | None = None, *, is_here: bool = True
         if model and os.path.lexists(path):
             return Source(title=path.absolute().name, folder=path.absolute())
         if _is_path(model):
-            raise RefusedModelError("not_found", f"there is nothing at {path.absolute()}")
+            raise RefusedModelError("not_found", f"{path.absolute()} does not exist")
     elif _is_path(model):
-        message = f"{model} is no absolute path; the daemon has another current folder"
+        message = f"{model} is not an absolute path; the daemon has another current folder"
         raise RefusedModelError("usage", message)
     repo, named = repository_named(model)
     return _repository(repo, revision or named) if repo else _listed(model)
@@ -180,7 +180,7 @@ def repository_named(model: str) -> tuple[str, str]:
     repo = "/".join(parts[:2])
     if len(parts) < 2 or not is_owned_repository(repo):
         hint = "the address of a model ends in OWNER/NAME"
-        raise RefusedModelError("usage", f"{model} names no model", hint)
+        raise RefusedModelError("usage", f"{model} is not the address of a model", hint)
     has_revision = len(parts) > 3 and parts[2] in REVISION_FOLLOWS
     return repo, parts[3] if has_revision else DEFAULT_REVISION
 
@@ -251,7 +251,7 @@ def _listed(model: str) -> Source:
     hint = f"did you mean {' or '.join(close)}?" if close else ""
     raise RefusedModelError(
         "unknown_model",
-        f"no model on this machine is called {model!r}",
+        f"there is no model {model!r} on this machine",
         hint or f"`mlxsup search {shlex.quote(model)}` looks for one on the hub",
     )
 

@@ -106,7 +106,11 @@ def look_at(
     problem = folder_problem(path)
     kind = description.model_type
     if problem is None and served is not None and kind not in served:
-        text = f"mlx-lm serves no models of type {kind}" if kind else f"{path} names no model_type"
+        text = (
+            f"mlx-lm does not support models of type {kind}"
+            if kind
+            else f"{path} has no model_type"
+        )
         problem = FolderProblem(text=text)
     return FoundModel(
         title=title, origin=origin, path=path, description=description, problem=problem, **more

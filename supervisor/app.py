@@ -547,7 +547,7 @@ class App:
         """
         path = self._config.config_path
         if path is None:
-            raise ConfigError(["the daemon was started without a file: there is none to read"])
+            raise ConfigError(["the daemon was started without a configuration file"])
         text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
         for _ in range(MAX_READS):
             config = await self._in_thread(path, partial(parsed, text, path), PARSE_LIMIT_S)
@@ -565,7 +565,7 @@ class App:
         try:
             return await self._files.run(path, function, limit_s=limit_s)
         except TimeoutError:
-            problem = f"{path}: could not be read within {limit_s:g} s: look after its disk"
+            problem = f"{path}: could not be read within {limit_s:g} s; check its disk"
             raise ConfigError([problem]) from None
 
     def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:
@@ -631,7 +631,9 @@ class App:
         self._is_broken = True
         self._pending.clear()
         self._log.bug(error, self._core.stories())
-        report("mlxsup: internal error, the daemon ends; see mlxsup.log in the log folder")
+        report(
+            "mlxsup: the daemon ends because of an internal error; see mlxsup.log in the log folder"
+        )
         self._finished.set()
 
 

@@ -123,7 +123,7 @@ def _serve(
     log.flight.ended(code)
     log.close()
     if not writer.close(LOG_LIMIT_S):
-        report(f"mlxsup: the log folder {config.log_dir} accepts no data; lines are lost")
+        report(f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost")
     return code
 
 
@@ -160,6 +160,6 @@ def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
         else:
             log.write("error", "leftover worker cannot be ended", **facts)
             report(
-                f"mlxsup: process {leftover.pid} of {leftover.model}, left by an earlier daemon,"
-                " cannot be ended: SIGKILL has no effect on it"
+                f"mlxsup: SIGKILL has no effect on process {leftover.pid} of {leftover.model}, "
+                "which an earlier daemon left behind"
             )

@@ -16,7 +16,7 @@ from mlxsup.protocol.launch import LaunchSettings
 
 from .memory.folder import Stamp, difference, stamp
 
-SILENT = "its folder does not answer: look after its disk"
+SILENT = "its folder does not respond; check its disk"
 
 LIMIT_S = 5.0
 """How long a look at a folder may take; a disk may not answer at all."""

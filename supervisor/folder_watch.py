@@ -58,11 +58,14 @@ class FolderWatch:
                 self._log.write("warning", "client socket made again")
             self._folder.beat()
         except AlreadyRunningError as error:
-            self._tell(f"{error}: this one serves who is connected, and can start no worker")
+            self._tell(
+                f"{error}; this daemon keeps serving its connected clients, but cannot start "
+                "workers"
+            )
         except RuntimeFolderError as error:
             self._tell(str(error))
         except OSError as error:
-            self._tell(f"the runtime folder cannot be made again: {error}")
+            self._tell(f"the runtime folder cannot be created again: {error}")
         else:
             self._trouble = ""
 

@@ -266,7 +266,10 @@ def address_of(listener: socket.socket) -> Address:
 def why_not(address: Address, error: OSError) -> str:
     """Why it cannot listen there, and what helps."""
     if error.errno == errno.EADDRINUSE:
-        return f"the address {address} is taken: set another one as gateway.listen, or with --http"
+        return (
+            f"the address {address} is already in use; choose another one with gateway.listen or "
+            "--http"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"the port of {address} is not for ordinary users: set one from 1024 on"
+        return f"the port of {address} needs root; choose one from 1024 on"
     return f"{address}: {error.strerror}"

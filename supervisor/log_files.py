@@ -124,7 +124,7 @@ class RotatingFile:
         now = self._clock()
         if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL_S:
             self._reported_at = now
-            self._report(f"{self.path} cannot be written, lines are lost: {error.strerror}")
+            self._report(f"cannot write to {self.path}, so lines are lost: {error.strerror}")
 
 
 def _ends_within_a_line(path: Path) -> bool:

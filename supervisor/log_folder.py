@@ -27,7 +27,7 @@ def held_log_folder(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RuntimeFolderError(
             f"the log folder {path} cannot be created: {error.strerror}",
-            hint="set log_dir to a folder that you can write to",
+            hint="set log_dir to a writable folder",
         ) from None
     try:
         _lock(folder, path)

@@ -81,7 +81,7 @@ class AlreadyRunningError(Exception):
     exit_code = ALREADY_RUNNING_EXIT_CODE
 
     def __init__(self, pid: int | None, folder: Path) -> None:
-        who = f"with pid {pid}" if pid is not None else "whose pid is not known"
+        who = f"with pid {pid}" if pid is not None else "with an unknown pid"
         super().__init__(f"a daemon {who} is already running in {folder}")
         self.pid = pid
 
@@ -149,7 +149,7 @@ class RuntimeFolder:
                 except OSError as error:
                     folder.release()
                     raise RuntimeFolderError(
-                        f"{stale} is in the way and cannot be removed: {error.strerror}",
+                        f"cannot remove {stale}, which is in the way: {error.strerror}",
                         hint="remove it, or set another runtime_dir",
                     ) from None
         return folder
@@ -166,7 +166,7 @@ class RuntimeFolder:
             OSError: the folder is not held, so that the socket could take the place of another one.
         """
         if not self.is_held:
-            raise OSError(errno.ENOENT, "the runtime folder is gone, or another daemon's")
+            raise OSError(errno.ENOENT, "the runtime folder is gone or belongs to another daemon")
         return self.path / worker_socket_name(spawn)
 
     def learned_dir(self, model: ModelName) -> Path:
@@ -199,8 +199,8 @@ def room_for(models: int, open_files: int, connected: int) -> int:
     if allowed < max(MIN_CONNECTIONS, connected):
         raise ConfigError(
             [
-                f"models: {models} are too many for {open_files} open files"
-                f" next to {connected} client connections"
+                f"models: {models} are too many for {open_files} open files and {connected} "
+                "client connections"
             ]
         )
     return allowed
@@ -233,8 +233,8 @@ def _enough(open_files: int, models: int) -> int:
     needed = files_needed(models)
     if open_files < needed:
         raise RuntimeFolderError(
-            f"only {open_files} files may be open at once; a daemon needs {needed} for its"
-            f" models ({models})",
+            f"only {open_files} files may be open at once, but the daemon needs {needed} for "
+            f"its models ({models})",
             hint="raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)",
         )
     return open_files
@@ -261,7 +261,7 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be created: {error.strerror}",
-            hint="set runtime_dir to a folder that you can write to",
+            hint="set runtime_dir to a writable folder",
         ) from None
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
@@ -271,14 +271,17 @@ def _prepare(path: Path) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode != 0o700:
         raise RuntimeFolderError(
-            f"the runtime folder {path} has mode {mode:04o}, so others may reach its sockets",
+            (
+                f"the runtime folder {path} has mode {mode:04o}, so other users may access its "
+                "sockets"
+            ),
             hint=_mode_hint(path),
         )
 
 
 def _mode_hint(path: Path) -> str:
     """Never a command that could lock others out of a folder which is not ours alone."""
-    own = "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
+    own = "set runtime_dir to a new folder; mlxsup creates it with mode 0700"
     try:
         with os.scandir(path) as entries:
             is_ours = all(is_own_name(entry.name) for entry in entries)
@@ -309,7 +312,7 @@ def _take_lock(path: Path, gate_lock: int = fcntl.LOCK_EX) -> int:
         where = f" ({error.filename})" if error.filename else ""
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be used: {error.strerror}{where}",
-            hint="set runtime_dir to a folder that you can write to",
+            hint="set runtime_dir to a writable folder",
         ) from None
 
 

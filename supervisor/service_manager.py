@@ -123,7 +123,7 @@ class ServiceManager:
         if self._is_stopping:
             return
         mistakes = f"{problems} mistake{'' if problems == 1 else 's'}"
-        self._refusal = f"reload refused: {mistakes} in the configuration" if problems else ""
+        self._refusal = f"reload refused: the configuration has {mistakes}" if problems else ""
         self._status = self._refusal or "reloaded"
         self._send("READY=1", f"STATUS={self._status}")
 
@@ -170,19 +170,22 @@ def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:
         return WatchdogTrouble(
             is_fed=False,
             cause=f"{WATCHDOG_PID_VARIABLE} names process {pid[:MAX_SHOWN]}, this is {os.getpid()}",
-            hint="if it is this daemon that is watched, as in a container: start it with `exec`, or"
-            f" unset {WATCHDOG_PID_VARIABLE}",
+            hint="if this daemon is the watched one, as in a container, start it with `exec` or "
+            f"unset {WATCHDOG_PID_VARIABLE}",
         )
     if not address:
         return WatchdogTrouble(
             is_fed=False,
-            cause=f"{SOCKET_VARIABLE} names no socket",
+            cause=f"{SOCKET_VARIABLE} is not set to a socket",
             hint="pass it on to the daemon, or switch the watchdog off",
         )
     if 0 < int(interval) < LEAST_WATCHDOG_S * 1e6:
         return WatchdogTrouble(
             is_fed=True,
-            cause=f"it ends what is silent for {int(interval) / 1e6:g} s",
+            cause=(
+                f"it would end the daemon after {int(interval) / 1000000.0:g} s without a sign of "
+                "life"
+            ),
             hint=f"set WatchdogSec to {LEAST_WATCHDOG_S:g} s or more: it is fed once a second",
         )
     return None

@@ -43,7 +43,7 @@ def read_launch_spec(descriptor: int) -> LaunchSpec:
             break
     if not received:
         raise LaunchError(
-            "there is no launch spec on standard input: workers are started by `mlxsup start`"
+            "there is no launch spec on standard input; `mlxsup start` starts the workers"
         )
     try:
         spec = LaunchSpec.from_line(bytes(received))

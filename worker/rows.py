@@ -33,9 +33,7 @@ SEED_BITS = 53
 BYTES_PER_TOKEN = 4
 REPLAY_REPORT_TOKENS = 1024
 
-NO_CALLS_KNOWN = (
-    "no format of tool calls is known for this model: a call that it makes is left in the text"
-)
+NO_CALLS_KNOWN = "the tool call format of this model is unknown, so its calls are left in the text"
 NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llguidance knows"
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
 
@@ -111,7 +109,10 @@ def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
     if length + (body.max_tokens != 0) > limit:
         raise RemoteError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"the prompt has {length} tokens; the context of {limit} leaves no room for an answer",
+            (
+                f"the prompt has {length} tokens, so the context of {limit} leaves no room for an "
+                "answer"
+            ),
             detail=detail,
         )
     max_tokens = limit - length if body.max_tokens is None else body.max_tokens

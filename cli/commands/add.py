@@ -54,16 +54,18 @@ class Added:
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
-@click.option("--as", "name", metavar="NAME", help="Call it so, instead of by a short name.")
+@click.option(
+    "--as", "name", metavar="NAME", help="The name of the model; by default, a short one."
+)
 @click.option("--no-load", "is_left", is_flag=True, help="Load it on the first request, not now.")
 @daemon_options
 def add(source: str, name: str | None, is_left: bool, target: Target, output: Output) -> None:
     """Example: mlxsup add mlx-community/SmolLM2-135M-Instruct
 
-    Adds MODEL to the configuration, and to the daemon if one runs, which loads it. Comments and
-    other entries stay. MODEL is OWNER/NAME or its address in a browser (downloaded unless it is
-    there), a short name such as qwen3:4b (`mlxsup search` lists them), a folder, a GGUF file
-    (converted), or a model that `mlxsup models` lists. `mlxsup rm` is the reverse.
+    Adds MODEL to the configuration and to a running daemon, which loads it. MODEL is OWNER/NAME or
+    its address in a browser (downloaded if necessary), a short name such as qwen3:4b (`mlxsup
+    search` lists them), a folder, a GGUF file (converted), or a model that `mlxsup models` lists.
+    `mlxsup rm` removes it.
     """
     added = serve_also(source, name, target, output)
     if added.is_served and not is_left:
@@ -73,8 +75,10 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
         "name": added.name, "path": str(added.path) if added.path else None,
         "added": added.is_new, "served": added.is_served,
     }  # fmt: skip
-    where = f"to {added.path}" if added.path else "until the daemon ends: it has no file"
-    said = f"added {added.name} {where}" if added.is_new else f"{added.name} is configured already"
+    where = (
+        f"to {added.path}" if added.path else "until the daemon ends; it has no configuration file"
+    )
+    said = f"added {added.name} {where}" if added.is_new else f"{added.name} is already configured"
     output.result(value, said)
     if added.is_served:
         output.note(target.repeat_in(f"hint: `mlxsup chat {added.name}`"))

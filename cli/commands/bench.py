@@ -71,15 +71,17 @@ def sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 9]
     if len(numbers) < len(parts) or not all(numbers):
-        raise click.BadParameter(f"{text!r} is not a list of numbers from 1 on, such as 16,512")
+        raise click.BadParameter(f"{text!r} is not a list of positive numbers such as 16,512")
     return tuple(dict.fromkeys(numbers))
 
 
 @click.command()
 @optional_model_argument
-@click.option("--prompt-tokens", metavar="N,…", type=sizes, help="Sizes of prompts: 16,512.")
-@click.option("--output-tokens", metavar="N,…", type=sizes, help="Sizes of answers: 128.")
-@click.option("--concurrency", metavar="N,…", type=sizes, help="Requests at once: 1,4,16.")
+@click.option("--prompt-tokens", metavar="N,…", type=sizes, help="Prompt sizes; by default 16,512.")
+@click.option("--output-tokens", metavar="N,…", type=sizes, help="Answer sizes; by default 128.")
+@click.option(
+    "--concurrency", metavar="N,…", type=sizes, help="Concurrent requests; by default 1,4,16."
+)
 @click.option(
     "--repeats",
     metavar="N",
@@ -96,13 +98,15 @@ def sizes(text: str) -> tuple[int, ...]:
     help="The daemon's socket, or its HTTP gateway.",
 )
 @click.option("--key", metavar="KEY", help="A key of the gateway; - reads it from stdin.")
-@click.option("--output", "kept", metavar="FILE", type=NewFile(), help="Write the run here.")
+@click.option(
+    "--output", "kept", metavar="FILE", type=NewFile(), help="Save the results to this file."
+)
 @click.option(
     "--compare",
     "earlier",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Say what is slower than in this earlier run.",
+    help="Compare with the results in this file.",
 )
 @click.option(
     "--fail-if-slower",
@@ -127,9 +131,9 @@ def bench(
     """Example: mlxsup bench smollm2-135m --output before.json
 
     Measures how fast MODEL answers: the time to the first token, the gaps between tokens, tokens
-    per second and memory, for each size of prompts and answers and each number of requests at once.
-    Repeats of all sizes take turns, after a warm-up. Ctrl-C shows what has been measured so far.
-    MODEL may be left out if only one is configured.
+    per second and memory, for each prompt size, answer size and number of concurrent requests.
+    After a warm-up, the repeats of all sizes take turns. Ctrl-C shows the results so far. MODEL may
+    be left out if only one is configured.
     """
     _check_options(repeats, through, key, earlier, percent)
     before = read_saved(earlier) if earlier else None
@@ -156,7 +160,7 @@ def bench(
     if value["cells"]:
         _show(value, kept, output, has_failed=failure is not None)
     elif is_interrupted:
-        output.note("nothing has been measured yet")
+        output.note("no results yet")
     if failure is not None:
         raise failure
     if is_interrupted:
@@ -164,7 +168,7 @@ def bench(
     if percent is None or passes(value["comparison"], percent):
         return ExitStatus.OK
     if not value["comparison"]["compared"]:
-        output.note(f"hint: measure {earlier} again with the same sizes and at least 3 repeats")
+        output.note(f"hint: record {earlier} again with the same sizes and at least 3 repeats")
     return ExitStatus.FAILED
 
 
@@ -174,11 +178,11 @@ def _check_options(
     """Refuse options that make no sense together."""
     wrong = ""
     if key is not None and through != HTTP:
-        wrong = "--key is for --through http"
+        wrong = "--key only works with --through http"
     elif percent is not None and earlier is None:
         wrong = "--fail-if-slower needs --compare FILE"
     elif earlier is not None and repeats < LEAST_REPEATS:
-        wrong = f"--compare needs at least {LEAST_REPEATS} repeats, to tell a change from chance"
+        wrong = f"--compare needs at least {LEAST_REPEATS} repeats to tell a change from noise"
     if wrong:
         raise misuse(wrong, COMMAND)
 
@@ -247,8 +251,8 @@ def cells_of(
         streams = tuple(dict.fromkeys(min(number, rows) for number in CONCURRENCY))
         if max(CONCURRENCY) > rows:
             left_out.append(
-                f"{model} runs at most {rows} requests at once (max_concurrency), so no more were"
-                f" sent; usually {max(CONCURRENCY)} are"
+                f"{model} runs at most {rows} requests at once (max_concurrency), so "
+                f"{max(CONCURRENCY)} concurrent requests were not measured"
             )
     outputs = wanted["output_tokens"] or OUTPUT_TOKENS
     answer = max(outputs)
@@ -258,24 +262,23 @@ def cells_of(
         prompts = tuple(fitting) or (1,)
         if prompts != PROMPT_TOKENS:
             left_out.append(
-                f"prompts of {max(PROMPT_TOKENS)} tokens do not fit the context of {model}, which"
-                f" is {context} tokens"
+                f"prompts of {max(PROMPT_TOKENS)} tokens do not fit into the {context} tokens "
+                f"of context of {model}"
             )
     if context is not None and max(prompts) + answer > context:
         hint = f"--prompt-tokens takes at most {context - answer} with answers of {answer} tokens"
         raise CliError(
-            f"a prompt of {max(prompts)} tokens and an answer of {answer} are more than the context"
-            f" of {model}, which is {context} tokens",
+            f"a prompt of {max(prompts)} tokens and an answer of {answer} do not fit into the "
+            f"{context} tokens of context of {model}",
             code="context_length_exceeded",
             hint=hint if answer < context else f"--output-tokens takes at most {context - 1}",
         )
     if max(streams) > rows:
         raise CliError(
-            f"{model} runs at most {rows} requests at once, not {max(streams)}: the others would"
-            " only wait",
+            f"{model} runs at most {rows} requests at once, but you asked for {max(streams)}",
             code="too_many_requests",
-            hint=f"--concurrency takes at most {rows}; or raise max_concurrency in the"
-            " configuration, then `mlxsup reload`",
+            hint=f"use --concurrency {rows} or less, or raise max_concurrency in the configuration "
+            "and run `mlxsup reload`",
         )
     cells = [Cell(prompt, size, number) for prompt in prompts for size in outputs
              for number in streams]  # fmt: skip
@@ -297,7 +300,7 @@ def _gateway(status: dict[str, Any], target: Target, key: str | None) -> Address
         raise CliError(
             "the gateway needs a key",
             code="key_missing",
-            hint="`mlxsup key new bench` makes one; with `--key -` it is read from stdin",
+            hint="`mlxsup key new bench` creates one; `--key -` reads it from stdin",
         )
     assert parts.hostname is not None
     assert parts.port is not None
@@ -331,10 +334,10 @@ def _measure(endpoint: str, run: Run, address: Address | None, key: str, output:
         raise explain_connection_lost(error) from None
     except AnswerError as error:
         hint = f"see `mlxsup logs {run.model}`"
-        message = f"an answer of {run.model} cannot be measured: {error}"
+        message = f"the answer of {run.model} could not be measured: {error}"
         raise CliError(message, code="broken_answer", hint=hint) from None
     except OSError as error:
-        message = f"the gateway cannot be asked: {error.strerror or error}"
+        message = f"cannot connect to the HTTP gateway: {error.strerror or error}"
         raise CliError(message, code="gateway", hint="`mlxsup status` shows its state") from None
 
 
@@ -446,7 +449,7 @@ def read_saved(path: Path) -> dict[str, Any]:
         raise _unusable(f"{path}: {error.strerror}", SAVED_HINT) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    raise _unusable(f"{path} is no run of `mlxsup bench`", SAVED_HINT)
+    raise _unusable(f"{path} was not written by `mlxsup bench`", SAVED_HINT)
 
 
 def check_new(path: Path) -> None:
@@ -456,11 +459,11 @@ def check_new(path: Path) -> None:
         CliError: usage; it exists, or its folder does not, or nothing may be written there.
     """
     if os.path.lexists(path):
-        raise _unusable(f"{path} exists", "name another file: a run is never overwritten")
+        raise _unusable(f"{path} exists", "choose another file; `bench` never overwrites results")
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         what = "is not writable" if folder.is_dir() else "does not exist"
-        raise _unusable(f"{path}: the folder {folder} {what}", "name another file")
+        raise _unusable(f"{path}: the folder {folder} {what}", "choose another file")
 
 
 def _unusable(message: str, hint: str) -> CliError:
@@ -551,7 +554,7 @@ def _print(value: Mapping[str, Any], output: Output) -> None:
     repeats = value["repeats"]
     head = f"{value['model']} through {THROUGH[value['through']]}, {repeats} repeat"
     if repeats > 1:
-        head += "s: the median of each figure, and how far its repeats are from each other (±)"
+        head += "s: medians, and how much repeats differ (±)"
     width = width_of(sys.stdout)
     output.show(text_lines(head, width))
     for names in TABLES:
@@ -611,19 +614,22 @@ def _comparison(comparison: Mapping[str, Any] | None) -> list[str]:
     if not compared:
         lines.append(f"nothing could be compared with {then}")
     elif not changed:
-        lines.append(f"as fast as {then}: no figure differs by more than its repeats do")
+        lines.append(f"as fast as {then}: every difference is within the noise")
     else:
         rest = compared - changed
-        lines.append(f"compared with {then}: {rest} other figures differ no more than repeats do")
+        lines.append(f"compared with {then}: the other {rest} differences are within the noise")
     if comparison["not_there"]:
-        lines.append(f"{comparison['not_there']} sizes are not in {comparison['file']}")
+        lines.append(f"{comparison['file']} does not have {comparison['not_there']} of these sizes")
     if comparison["too_few"]:
         lines.append(
-            f"{comparison['too_few']} figures have fewer than {LEAST_REPEATS} repeats, too few to"
-            " tell a change"
+            f"{comparison['too_few']} figures have fewer than {LEAST_REPEATS} repeats, which "
+            "is too few to compare"
         )
     return lines + [
-        f"not alike: {one['what']} was {one['before']}, is {one['now'] or 'not there'}"
+        (
+            f"the conditions differ: {one['what']} was {one['before']} and is "
+            f"{one['now'] or 'missing'} now"
+        )
         for one in comparison["conditions"]
     ]
 

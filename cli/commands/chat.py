@@ -33,7 +33,7 @@ from ..options import (
     priority_options,
     refusal_of,
 )
-from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
+from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
@@ -45,30 +45,34 @@ if TYPE_CHECKING:
 
 COMMAND = "mlxsup chat"
 
-WAY_OUT = "`/clear` forgets the conversation; `/save FILE` before it keeps a copy"
+WAY_OUT = "`/save FILE` keeps a copy of the conversation; `/clear` starts a new one"
 """The hint if the context is full."""
 
-EXIT = "/exit"
+ENDS = frozenset({"/bye", "/exit", "/quit"})
+TYPED_ENDS = ENDS | {"bye", "exit", "quit"}
+"""A line of a pipe may say just `exit` to the model."""
+AGAIN = "Press Ctrl-C again, or Ctrl-D, to quit."
 NOTHING = "-"
 """Typed instead of a value: none, or the default."""
 
 HELP = {
+    "/show": "show the model, the system prompt and the settings",
     "/system [TEXT]": "show or set the system prompt; - removes it",
-    "/set [NAME VALUE]": "show or set how to answer: max-tokens, temperature, top-p, top-k, min-p,"
-    " seed, think; - for the default",
-    "/model [NAME]": "show or change the model that answers",
-    "/retry": "answer the latest turn again",
-    "/clear": "forget the conversation",
+    "/set [NAME VALUE]": "show or change a setting: max-tokens, temperature, top-p, top-k, min-p,"
+    " seed, think; - restores the default",
+    "/model [NAME]": "show or change the model",
+    "/retry": "answer the last message again",
+    "/clear": "start a new conversation",
     "/save [FILE]": "write the conversation to a file",
-    "/load FILE": "continue with one that was saved",
-    EXIT: "end the chat, as Ctrl-D does",
+    "/load FILE": "continue a saved conversation",
+    "/bye": "quit, like Ctrl-D, /exit and /quit",
     "/help, /?": "show this help",
 }
-WORDS = frozenset([*(typed.split()[0].strip(",") for typed in HELP), "/?"])
+WORDS = frozenset([*(typed.split()[0].strip(",") for typed in HELP), "/?", *ENDS])
 REMARKS = (
-    "Ctrl-C cancels an answer or clears the line. Tab completes a command.",
-    'A backslash at the end of a line, an open ``` block, or """ until the next """ continues the'
-    " turn on the next line, as Alt-Enter does.",
+    "Ctrl-C stops an answer or clears the line. Tab completes a command.",
+    "Alt-Enter starts a new line. So does Enter after a backslash, inside a ``` block, and between"
+    ' """ and """.',
 )
 NARROW = 60
 """With fewer columns than this, the meaning of a command stands below it."""
@@ -93,9 +97,9 @@ def chat(
 ) -> None:
     """Example: mlxsup chat smollm2-135m
 
-    Chats with MODEL: each line is a turn, and each turn sends the whole conversation. Ctrl-C
-    cancels an answer, Ctrl-D ends the chat, /help says more. Piped lines are turns too. MODEL may
-    be left out if only one is configured.
+    Chats with MODEL: each line is a message, also of a pipe, and the model sees the whole
+    conversation. Ctrl-C stops an answer, Ctrl-D quits, and /help lists the commands. MODEL may be
+    left out if only one is configured.
     """
     check_parameters(parameters, COMMAND)
     if system is not None:
@@ -109,7 +113,7 @@ def chat(
         if not is_typed:
             chatting.run_lines()
             return
-        output.note(f"chat with {model}; /help helps, Ctrl-D ends")
+        output.note(f"Chat with {model}. /help for commands, Ctrl-D to quit.")
         chatting.run(_reader(output), target.explain)
 
 
@@ -147,7 +151,7 @@ def typed_line(prompt: str) -> str | None:
 
 
 class Chat:
-    """Takes turns and commands, until the input ends or `/exit`.
+    """Takes turns and commands, until the input ends or `/bye`.
 
     Args:
         client: of the daemon.
@@ -178,21 +182,27 @@ class Chat:
         Raises:
             CliError, RequestError, ConnectionLost: a turn failed; the later ones rely on it.
         """
-        while (turn := read_turn(piped_line)) is not None and turn.strip() != EXIT:
+        while (turn := read_turn(piped_line)) is not None and turn.strip() not in ENDS:
             self._take(turn)
 
     def run(self, read: Callable[[], str | None], explain: Callable[[CliError], CliError]) -> None:
         """Answer each turn of a person; an error is shown, and the turn can be sent again."""
         from mlxsup.client import ConnectionLost, RequestError
 
+        is_leaving = False
         while True:
             try:
                 turn = read()
-                if turn is None or turn.strip() == EXIT:
+                if turn is None or turn.strip() in TYPED_ENDS:
                     return
+                is_leaving = False
                 self._take(turn)
-            except KeyboardInterrupt:
-                self._output.note("")
+            except KeyboardInterrupt as error:
+                # At an empty line, the first one may have been meant for the answer before.
+                if error.args and is_leaving:
+                    return
+                is_leaving = bool(error.args)
+                self._output.note(AGAIN if is_leaving else "")
             except CliError as error:
                 self._output.error(explain(error))
             except RequestError as error:
@@ -228,30 +238,30 @@ class Chat:
         output = self._output
         if output.is_json:
             output.object(result_map(self._talk.model, request_id, result))
-        elif not sys.stdout.isatty() and not result.text.endswith("\n"):
-            output.data("")
+        elif not sys.stdout.isatty() and not result.text:
+            output.data("")  # a line for each turn
         if result.finish_reason == "cancelled":
-            output.note("cancelled", "dim")
+            output.note("Stopped.", "dim")
         if result.finish_reason == "length" and not self._talk.parameters["max_tokens"]:
-            output.note(f"the context is full: {WAY_OUT}", "dim")
+            output.note(f"The context is full: {WAY_OUT}.", "dim")
         show_remarks(result, output, is_verbose=self._is_verbose)
 
     def _stream(self, ask: Ask) -> tuple[str, Result]:
         # Before anything is sent: an interrupt at any later moment cancels it.
         with (
-            AnswerLine(self._talk.model, self._output) as line,
+            AnswerScreen(self._talk.model, self._output) as screen,
             reader_watched(self._client.close),
             interrupts_cancel() if self._is_typed else nullcontext(_leave_alone) as cancelled,
         ):
             stream = self._client.generate(
                 self._talk.model,
                 messages=self._talk.to_send(ask),
-                on_notice=line.notify,
+                on_notice=screen.notify,
                 **self._talk.parameters,
             )
             with stream:
                 cancelled(stream)
-                return stream.request_id, read_answer(stream, line, self._output)
+                return stream.request_id, read_answer(stream, screen, self._output)
 
     # ------------------------------------------------------------ commands
 
@@ -265,53 +275,64 @@ class Chat:
         talk, note = self._talk, self._output.note
         match word:
             case "/system" if not argument:
-                note(talk.system or "no system prompt")
+                note(talk.system or "There is no system prompt.")
+            case "/show":
+                turns = counted(len(talk.messages) // 2, "answered message")
+                system = talk.system or "none"
+                note(f"Model: {talk.model}\nSystem prompt: {system}\n{self._settings()}\n{turns}")
             case "/system":
                 talk.system = None if argument == NOTHING else argument
-                self._confirm(f"system prompt {'removed' if argument == NOTHING else 'set'}")
+                self._confirm(f"System prompt {'removed' if argument == NOTHING else 'set'}.")
             case "/set" if not argument:
                 note(self._settings())
             case "/set":
-                self._set(*argument.split(" ", 1))
+                # As Ollama has it: `/set parameter temperature 0.5`, `/set system TEXT`.
+                name, _, value = argument.removeprefix("parameter ").strip().partition(" ")
+                if name == "system":
+                    return self._obey("/system", value.strip())
+                self._set(name, value)
             case "/model" if not argument:
                 names = ", ".join(sorted(row["name"] for row in self._client.status()["models"]))
-                note(f"{talk.model} answers; configured: {names}")
+                note(f"Model: {talk.model}. Available: {names}.")
             case "/model":
                 check_known(self._client.status(), argument)
                 talk.model = argument
-                self._confirm(f"{argument} answers from now on")
+                self._confirm(f"Model: {argument}.")
             case "/retry":
                 if (ask := talk.ask_again()) is None:
-                    raise CliError("there is nothing to answer again")
+                    raise CliError("there is no message to answer again")
                 return ask
             case "/clear":
                 talk.forget()
-                self._confirm("conversation cleared")
+                self._confirm("Started a new conversation.")
             case "/save" | "/load":
                 path = Path(os.path.expanduser(argument)) if argument else talk.file
                 if path is None or (word == "/load" and not argument):
-                    raise CliError(f"{word} takes the name of a file")
+                    raise CliError(f"type a file name after {word}")
                 if word == "/save":
                     talk.save(path)
-                    self._confirm(f"saved to {path}")
+                    self._confirm(f"Saved to {path}.")
                 else:
                     talk.load(path)
-                    turns = counted(len(talk.messages) // 2, "answered turn")
-                    self._confirm(f"loaded {turns}")
+                    turns = counted(len(talk.messages) // 2, "answered message")
+                    self._confirm(f"Loaded {turns}.")
             case "/help" | "/?":
                 note(help_text(width_of(sys.stderr)))
             case _:
-                raise CliError(f"unknown command {word}; /help lists them")
+                raise CliError(f"unknown command {word}", hint="`/help` lists the commands")
         return None
 
-    def _set(self, name: str, text: str = "") -> None:
-        if (setting := name.replace("_", "-")) not in SETTINGS:
-            raise CliError(f"/set knows no {name}; it knows {', '.join(SETTINGS)}")
-        parameter, read, takes = SETTINGS[setting]
+    def _set(self, name: str, text: str) -> None:
+        asked = SYNONYMS.get(name, name.replace("_", "-"))
+        meant = [asked] if asked in SETTINGS else [one for one in SETTINGS if one.startswith(asked)]
+        if len(meant) != 1:
+            raise CliError(f"unknown setting {name}", hint=f"settings: {', '.join(SETTINGS)}")
+        parameter, read, takes = SETTINGS[meant[0]]
         try:
             value = None if text.strip() == NOTHING else read(text.strip())
         except ValueError:
-            raise CliError(f"/set {name} takes {takes}, or - for the default") from None
+            hint = f"`/set {meant[0]} -` restores the default"
+            raise CliError(f"/set {meant[0]} takes {takes}", hint=hint) from None
         changed = {**self._talk.parameters, parameter: value}
         if (refusal := refusal_of(changed)) is not None:
             raise CliError(refusal.message)
@@ -326,7 +347,7 @@ class Chat:
                 value = "on" if any(value.values()) else "off"
             if value is not None:
                 shown.append(f"{name} {value}")
-        return ", ".join(shown) or "everything is as the model's entry says"
+        return f"Settings: {', '.join(shown) or 'the defaults of the model'}."
 
     def _confirm(self, text: str) -> None:
         if self._is_typed:
@@ -354,6 +375,9 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 and what it takes, for a person who has typed something else."""
 
 
+SYNONYMS = {"num_predict": "max-tokens", "temp": "temperature"}
+
+
 def help_text(columns: int | None) -> str:
     """Return what `/help` says, in lines that fit the terminal."""
     lines = click.HelpFormatter(width=columns)
@@ -371,13 +395,16 @@ def _leave_alone(_: Stream) -> None:
 def interrupts_cancel() -> Iterator[Callable[[Stream], None]]:
     """Let Ctrl-C cancel an answer, without interrupting the code that reads it (D4).
 
-    Gives a function that takes the stream; an interrupt before there is one counts, too.
+    Gives a function that takes the stream; an interrupt before there is one counts, too. A second
+    one no longer waits for the daemon.
     """
     streams: list[Stream] = []
     has_come = False
 
     def cancel(*_: object) -> None:
         nonlocal has_come
+        if has_come:
+            raise KeyboardInterrupt
         has_come = True
         for stream in streams:
             stream.cancel()

@@ -25,11 +25,11 @@ from .start import warn_of_keys
 def config() -> None:
     """Example: mlxsup config check mlxsup.toml
 
-    Checks configuration files, and says which one counts.
+    Checks configuration files and shows which one is used.
     """
 
 
-@config.command(short_help="List what is wrong with a file.")
+@config.command(short_help="List the errors in a file.")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @output_options
 def check(file: Path | None, output: Output) -> None:
@@ -53,7 +53,7 @@ def check(file: Path | None, output: Output) -> None:
     output.result({"path": str(file), "valid": True}, f"{file} is valid")
 
 
-@config.command(short_help="Print which file and which daemon count, and why.")
+@config.command(short_help="Print which file and which daemon are used, and why.")
 @daemon_options
 def path(target: Target, output: Output) -> None:
     """Example: mlxsup config path
@@ -77,10 +77,10 @@ def path(target: Target, output: Output) -> None:
         return
     if found is None:
         tried = ", ".join(str(one.path) for one in config_places(target.config))
-        output.note(f"no configuration file: there is none of {tried}")
+        output.note(f"there is no configuration file; looked for {tried}")
     else:
         output.data(str(found.path.expanduser().absolute()))
-        why = "named by" if found.is_named else "the first that exists of the usual places:"
+        why = "named by" if found.is_named else "the first file found in the usual places:"
         output.note(f"{why} {found.source}{'' if found.is_there else '; it does not exist'}")
     why = f"because of {place.source}" if place.source else "in the default folder"
     output.note(f"commands look for the daemon at {place.endpoint}, {why}")

@@ -33,7 +33,7 @@ from ..terminal.output import Output
 BACKUP_SUFFIX = ".mlxsup-backup"
 NEW_FILE_MODE = 0o600
 MOST_BYTES = 8 * 1024 * 1024
-BY_HAND = "correct that, or put in by hand what is printed without --write"
+BY_HAND = "correct the file, or copy the settings that `mlxsup connect` prints without --write"
 
 
 @click.command()
@@ -43,14 +43,21 @@ BY_HAND = "correct that, or put in by hand what is printed without --write"
     "model",
     metavar="MODEL",
     shell_complete=complete_model,
-    help="The model that it uses first; by default, the first one that is READY.",
+    help="The default model of the program; otherwise the first one that is READY.",
 )
 @click.option(
-    "--key", metavar="KEY", help="A key of the gateway, if it needs one; - reads it from stdin."
+    "--key",
+    metavar="KEY",
+    help="An API key of the gateway, if one is needed; - reads it from stdin.",
 )
-@click.option("--write", "is_writing", is_flag=True, help="Write its file; shows what changes.")
 @click.option(
-    "--undo", "is_undoing", is_flag=True, help="Bring back what was there before --write."
+    "--write",
+    "is_writing",
+    is_flag=True,
+    help="Write the settings file of the program and show what changes.",
+)
+@click.option(
+    "--undo", "is_undoing", is_flag=True, help="Restore the file as it was before --write."
 )
 @daemon_options
 def connect(
@@ -64,18 +71,19 @@ def connect(
 ) -> None:
     """Example: mlxsup connect opencode --write
 
-    Prints the settings with which another program uses the models of the daemon, over HTTP. --write
-    puts them into its file; a copy of what was there stays next to it, and --undo brings it back.
-    TOOL is claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or open-webui.
+    Prints the settings that another program needs to use the models of the daemon over HTTP.
+    --write saves them in its settings file and keeps a copy of the previous file, which --undo
+    restores. TOOL is claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or
+    open-webui.
     """
     if is_undoing:
         if is_writing or model is not None or key is not None:
-            raise misuse("--undo takes none of --write, --model and --key", "mlxsup connect")
+            raise misuse(
+                "--undo cannot be combined with --write, --model or --key", "mlxsup connect"
+            )
         path, before, after = undo(tool)
         shown = _diff(path, before, after)
-        output.result(
-            {"tool": tool, "path": str(path), "diff": shown}, shown or f"{path} is what it was"
-        )
+        output.result({"tool": tool, "path": str(path), "diff": shown}, shown or f"restored {path}")
         return
     given = read_key(key)
     with connect_to(target) as client:
@@ -98,13 +106,12 @@ def connect(
         _show(settings, value, output)
     if needs_key:
         output.note(
-            "the gateway needs a key, and these settings have none:"
-            f" `mlxsup key new {tool}` makes one, for --key"
+            f"the gateway needs an API key: `mlxsup key new {tool}` creates one; pass it with --key"
         )
     for one in unknown:
         output.note(
-            f"the context of {one.name} is not known, because its files cannot be read:"
-            f" {one.tokens} tokens are assumed"
+            f"the files of {one.name} cannot be read, so a context of {one.tokens} tokens is "
+            "assumed"
         )
 
 
@@ -116,7 +123,7 @@ def _show(settings: Settings, value: dict[str, Any], output: Output) -> None:
     output.result(value, "\n".join([*([] if text is None else [text]), *exports]))
     _say_usage(settings.usage, output)
     if text is not None:
-        output.note("--write puts it there, and keeps a copy of what is there now")
+        output.note("--write saves these settings there and keeps a copy of the current file")
 
 
 def _say_usage(usage: Sequence[str], output: Output) -> None:
@@ -138,16 +145,18 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
     except ValueError as error:
         if not output.is_json:
             output.data(str(value["settings"]))
-        raise _trouble(f"{path} is left alone: {error}", BY_HAND) from None
+        raise _trouble(f"{path} was not changed: {error}", BY_HAND) from None
     shown, backup = "", None
     if before != after:
         shown, backup = _diff(path, before, after), write(tool, path, before, after)
     kept = None if backup is None else str(backup)
-    output.result({**value, "diff": shown, "backup": kept}, shown or f"{path} has it already")
+    output.result(
+        {**value, "diff": shown, "backup": kept}, shown or f"{path} already has these settings"
+    )
     if backup is not None:
-        output.note(f"what was there before: {backup}")
+        output.note(f"the previous file is saved as {backup}")
     for name, text in settings.variables.items():
-        output.note(f"and in the environment: export {name}={shlex.quote(text)}")
+        output.note(f"also set in the environment: export {name}={shlex.quote(text)}")
     _say_usage(settings.usage, output)
     if shown:
         output.note(f"`mlxsup connect {tool} --undo` takes it back")
@@ -172,7 +181,7 @@ def applied(settings: Settings, before: str | None) -> str:
         text = json.dumps(new, indent=indent.group(1) if indent else 2, ensure_ascii=False) + "\n"
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise ValueError(f"it is not plain JSON, without comments ({place})") from None
+        raise ValueError(f"it is not plain JSON ({place}); comments are not supported") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if before and new == old:
@@ -194,7 +203,7 @@ def read(path: Path) -> str | None:
     except OSError as error:
         raise _trouble(f"cannot read {path}: {error.strerror}", BY_HAND) from None
     if len(data) > MOST_BYTES:
-        message = f"{path} has more than {MOST_BYTES // 2**20} MiB: that is no such file"
+        message = f"{path} is larger than {MOST_BYTES // 2**20} MiB, too large for a settings file"
         raise _trouble(message, BY_HAND)
     try:
         return data.decode("utf-8")
@@ -243,15 +252,19 @@ def undo(tool: str) -> tuple[Path, str | None, str | None]:
     last = _last(tool)
     if last is None:
         hint = f"`mlxsup connect {tool}` prints what it needs"
-        raise CliError(f"nothing was written for {tool}", code="nothing_to_undo", hint=hint)
+        raise CliError(
+            f"mlxsup has not written any settings for {tool}", code="nothing_to_undo", hint=hint
+        )
     path, backup, digest = last
     now = read(path)
     if _digest(now) != digest:
-        kept = f"; what it was is in {backup}" if backup else ""
-        raise _trouble(f"{path} was changed since: take our settings out by hand{kept}")
+        kept = f"; the previous file is {backup}" if backup else ""
+        raise _trouble(
+            f"{path} was changed since then: remove the settings of mlxsup by hand{kept}"
+        )
     before = None if backup is None else read(backup)
     if backup is not None and before is None:
-        raise _trouble(f"the copy {backup} is gone: take our settings out by hand")
+        raise _trouble(f"the copy {backup} is gone: remove the settings of mlxsup by hand")
     try:
         if backup is None:
             path.unlink()

@@ -41,25 +41,25 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 @click.command()
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path), required=False)
-@click.option("--quantize", is_flag=True, help=f"Pack the weights, into {DEFAULT_BITS} bit each.")
-@click.option("--bits", type=click.Choice(BITS), help="Pack them into this many bits instead.")
+@click.option("--quantize", is_flag=True, help=f"Quantise the weights to {DEFAULT_BITS} bits.")
+@click.option("--bits", type=click.Choice(BITS), help="Quantise to this many bits instead.")
 @output_options
 def convert(
     source: str, target: Path | None, quantize: bool, bits: str | None, output: Output
 ) -> None:
     """Example: mlxsup convert ~/Downloads/smollm2.gguf
 
-    Writes a model folder that mlxsup serves, from SOURCE: a GGUF file (of a llama model), or a
-    model folder or OWNER/NAME of the Hugging Face cache, with --quantize to make it smaller. TARGET
-    is a new folder, by default in ~/.mlxsup/models. SOURCE stays as it is.
+    Converts SOURCE into a model folder that mlxsup can serve. SOURCE is a GGUF file of a llama
+    model or, with --quantize, a model folder or OWNER/NAME in the Hugging Face cache. TARGET is a
+    new folder, by default in ~/.mlxsup/models. SOURCE is not changed.
     """
     path = _source(source)
     options = f" --bits {bits}" if bits is not None else " --quantize" * quantize
     again = f"mlxsup convert {shlex.quote(source)} TARGET{options}"
     packed = int(bits) if bits is not None else DEFAULT_BITS if quantize else None
     if path.is_file() and packed is not None:
-        message = "a GGUF file keeps the numbers that it has"
-        hint = "leave out --quantize and --bits"
+        message = "a GGUF file cannot be quantised again"
+        hint = "remove --quantize and --bits"
         raise CliError(message, hint=hint, status=ExitStatus.USAGE)
     folder = _target(target, path if path.is_file() else Path(source), again)
     _check_room(path, folder, packed, again)
@@ -92,9 +92,9 @@ def _source(given: str) -> Path:
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         if path.is_file():
             return path
-        message, hint = f"there is no file {path}", "check its path, or download it first"
+        message, hint = f"{path} does not exist", "check the path, or download the file first"
         if path.exists():
-            message, hint = f"{path} is not a regular file", "name the file itself"
+            message, hint = f"{path} is not a regular file", "give the path of the file itself"
         raise CliError(message, code="model_folder", hint=hint)
     problem = None
     if not path.exists() and is_owned_repository(given):
@@ -118,12 +118,12 @@ def _target(given: Path | None, source: Path, again: str) -> Path:
     default = Path(MODELS_DIR).expanduser() / short_name(name, ())
     target = (given or default).expanduser().absolute()
     place = next(one for one in (target, *target.parents) if os.path.lexists(one))
-    hint = f"name another folder: `{again}`"
+    hint = f"choose another folder: `{again}`"
     if place == target:
-        message = f"{target} exists already; nothing was changed"
+        message = f"{target} already exists; nothing was changed"
         raise CliError(message, code="file_exists", hint=hint)
     if not place.is_dir():
-        message = f"{target} cannot be made: {place} is not a folder"
+        message = f"cannot create {target}: {place} is not a folder"
         raise CliError(message, code="output", hint=hint)
     return target
 
@@ -135,8 +135,11 @@ def _check_room(source: Path, target: Path, bits: int | None, again: str) -> Non
     place = next(folder for folder in target.parents if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        message = f"{place} has {format_bytes(free)} free; this takes about {format_bytes(needed)}"
-        hint = f"name a folder on another disk: `{again}`"
+        message = (
+            f"{place} has only {format_bytes(free)} free; the conversion needs about "
+            f"{format_bytes(needed)}"
+        )
+        hint = f"choose a folder on another disk: `{again}`"
         raise CliError(message, code="disk_full", hint=hint)
 
 
@@ -185,24 +188,24 @@ def _failure(code: int, printed: str, source: Path) -> CliError:
         message, hint = said[-1].removeprefix("error: "), _hint(code, source)
     elif -code in CRASHES:
         name = signal.Signals(-code).name
-        message = f"{source} is damaged, or made to crash readers: the reader ended with {name}"
+        message = f"{source} is damaged or malicious: reading it crashed with {name}"
         hint = _hint(ExitCode.BAD_MODEL, source)
     else:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         message = f"the conversion ended with {how}{f': {lines[-1]}' if lines else ''}"
-        hint = "it may need more memory than there is" if -code == signal.SIGKILL else ""
+        hint = "it may have run out of memory" if -code == signal.SIGKILL else ""
     return CliError(message, code="conversion_failed", hint=hint)
 
 
 def _hint(code: int, source: Path) -> str:
     """Return what to do about an error of the conversion."""
     if code == ExitCode.OUT_OF_MEMORY:
-        return "unload models, or end other programs, and try again"
+        return "unload models or quit other programs, then try again"
     if code not in (ExitCode.BAD_MODEL, ExitCode.MODEL_MISSING):
-        return "choose a folder that you can write to, on a disk with enough room"
+        return "choose a writable folder on a disk with enough space"
     if source.is_file():
         return (
-            "if the file may be cut off, download it again; otherwise use the model's own"
-            " repository: `mlxsup pull OWNER/NAME`"
+            "download the file again if it may be incomplete; otherwise use the original "
+            "repository: `mlxsup pull OWNER/NAME`"
         )
-    return f"`mlxsup show {shlex.quote(str(source))}` says what it is"
+    return f"`mlxsup show {shlex.quote(str(source))}` describes it"

@@ -29,8 +29,8 @@ from mlxsup.protocol.gateway import LOCAL_HOST, Address
 
 from ..changes import progress_shown
 from ..connection import Target, connect, output_options
-from ..exit_status import CliError
-from ..terminal.output import Output
+from ..exit_status import CliError, interrupt_says
+from ..terminal.output import LiveLine, Output
 from ..terminal.status import models_lines
 
 if TYPE_CHECKING:
@@ -57,16 +57,16 @@ KILLS = 3
     "config_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"Use the first two models of this file; by default, a small model is downloaded once "
-    f"(93 MB, to {DEMO_MODEL_FOLDER}).",
+    help="Use the first two models of this file. The default is a small model, downloaded once (93 "
+    f"MB, to {DEMO_MODEL_FOLDER}).",
 )
 @output_options
 def demo(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup demo
 
-    Streams from two models at once, kills one worker three times mid-answer, and shows that neither
-    answer changed; then once more over HTTP, if that is installed. A daemon that is already running
-    is left alone.
+    Streams answers from two models at once, kills the process of one model three times in the
+    middle of an answer, and shows that neither answer changed. If the HTTP gateway is installed, it
+    does the same over HTTP. A running daemon is not touched.
     """
     from ..configuration import read_configuration
     from .start import configure, serve_two
@@ -91,7 +91,8 @@ def demo(config_path: Path | None, output: Output) -> None:
             http=Address(host=LOCAL_HOST, port=0),
             on_change=partial(_keep_url, urls),
         )
-        shown = _show(serve, urls, hint, output)
+        with interrupt_says("Stopped. All processes of the demo have ended."):
+            shown = _show(serve, urls, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
@@ -140,7 +141,7 @@ def _show(
         visitors[0].start()
 
     if not output.is_json:
-        output.data(_headline(output, "mlxsup start: one process for each model"))
+        output.data(_headline(output, "mlxsup start: each model gets its own process"))
     code = serve(on_listening=begin)
     for visitor in visitors:
         visitor.join()
@@ -156,7 +157,7 @@ def _show(
     if not shown:
         raise KeyboardInterrupt
     if not output.is_json:
-        output.data("every process is gone")
+        output.data("all processes have ended")
     return shown
 
 
@@ -168,10 +169,6 @@ def _asked(question: str, max_tokens: int) -> dict[str, Any]:
     """Return the parameters of a request."""
     messages = [{"role": "user", "content": question}]
     return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
-
-
-def _text_of(stream: Stream) -> str:
-    return "".join(delta.text for delta in stream)
 
 
 class _Demonstration:
@@ -186,6 +183,7 @@ class _Demonstration:
         self._client = client
         self._urls = urls
         self._output = output
+        self._line = LiveLine(output)
         self._names = [model["name"] for model in client.status()["models"]]
 
     def show(self) -> dict[str, Any]:
@@ -198,14 +196,15 @@ class _Demonstration:
             with progress_shown(self._client, name, self._output):
                 self._client.load(name)
             self._tell(f"{name}: READY as pid {self._row(name)['pid']}")
-        self._head(f"both answer at once: {QUESTION}")
+        self._head(f"Both models answer at once: {QUESTION}")
         streams = [self._ask(name, QUESTION, QUESTION_TOKENS) for name in self._names]
         for name, stream in zip(self._names, streams, strict=True):
-            self._tell(f"{name}: {_text_of(stream).strip()}")
+            self._tell(f"{name}: {self._text_of(name, stream, QUESTION_TOKENS).strip()}")
         alone = {}
         for name in self._names:
             self._head(f"{name} alone: {STORY}")
-            alone[name] = _text_of(self._ask(name, STORY, STORY_TOKENS))
+            stream = self._ask(name, STORY, STORY_TOKENS)
+            alone[name] = self._text_of(name, stream, STORY_TOKENS)
             self._tell(f"{name}: {alone[name].strip()}")
         shown = self._kill_one(alone)
         other = self._names[-1]
@@ -220,7 +219,9 @@ class _Demonstration:
     def _kill_one(self, alone: Mapping[str, str]) -> dict[str, Any]:
         """Kill the worker of the first model while both answer, and compare the answers."""
         victim, other = self._names
-        self._head(f"both, with kill -9 for the worker of {victim} while it answers")
+        self._head(
+            f"Both again, with kill -9 for the process of {victim} in the middle of its answer"
+        )
         changes = self._client.events()
         streams = {name: self._ask(name, STORY, STORY_TOKENS) for name in self._names}
         texts, kills, tokens = dict.fromkeys(self._names, ""), list[dict[str, Any]](), 0
@@ -228,6 +229,7 @@ class _Demonstration:
         for delta in streams[victim]:
             texts[victim] += delta.text
             tokens += len(delta.token_ids)
+            self._line.show(f"{victim}: {tokens} of {STORY_TOKENS} tokens")
             is_due = tokens >= (len(kills) + 1) * STORY_TOKENS // (KILLS + 1)
             if not is_due or len(kills) == KILLS or has_failed:
                 continue
@@ -243,13 +245,13 @@ class _Demonstration:
                 self._tell(f"READY again as pid {pid} after {took_s:.1f} s")
         if len(kills) < KILLS:
             number = len(kills) + 1
-            self._tell(f"{victim}: the answer was complete before kill number {number}")
-        texts[other] = _text_of(streams[other])
+            self._tell(f"{victim}: the answer was complete before kill {number}")
+        texts[other] = self._text_of(other, streams[other], STORY_TOKENS)
         answers = []
         for name, stream in streams.items():
             result, is_same = stream.result, texts[name] == alone[name]
             count = len(result.token_ids)
-            same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
+            same = "the same text as before" if is_same else "A DIFFERENT TEXT"
             went_on = f", resumed {result.resumed} times" if result.resumed else ""
             self._tell(f"{name}: {count} tokens, {same}{went_on}")
             about = {"model": name, "tokens": count, "resumed": result.resumed}
@@ -268,7 +270,7 @@ class _Demonstration:
         except queue.Empty:
             message = f"the gateway did not listen within {START_LIMIT_S:g} s"
             raise CliError(message, code="gateway", hint="please report it") from None
-        self._head(f"POST {url}{PATH}, with kill -9 for the worker of {model}")
+        self._head(f"POST {url}{PATH}, with kill -9 for the process of {model}")
         pieces: list[str] = []
 
         def take(_: float, data: bytes) -> None:
@@ -277,9 +279,10 @@ class _Demonstration:
                 raise CliError(error["message"], code=error["code"])
             if piece := text_of(event):
                 pieces.append(piece)
+                self._line.show(f"{model}: {len(pieces)} pieces of text")
                 if len(pieces) == STORY_TOKENS // 4:
                     killed.append(self._kill(model))
-                    self._tell(f"its worker, pid {killed[0]}, is killed after {len(pieces)} pieces")
+                    self._tell(f"killed pid {killed[0]} after {len(pieces)} pieces of text")
 
         parts = urlsplit(url)
         address, body = (parts.hostname or "", parts.port or 0), _asked(STORY, STORY_TOKENS)
@@ -287,10 +290,10 @@ class _Demonstration:
         try:
             asyncio.run(asyncio.wait_for(asked, ANSWER_LIMIT_S))
         except (AnswerError, OSError) as error:
-            raise CliError(f"the answer over HTTP: {error}", code="gateway") from None
+            raise CliError(f"the request over HTTP failed: {error}", code="gateway") from None
         is_same = "".join(pieces) == expected
-        same = "the same text as alone" if is_same else "A DIFFERENT TEXT"
-        self._tell(f"{model}: complete, {same}")
+        same = "the same text as before" if is_same else "A DIFFERENT TEXT"
+        self._tell(f"{model}: the answer is complete, {same}")
         self._compare(model, is_same=is_same)
         return {"url": url, "killed": killed, "is_same": is_same}
 
@@ -298,8 +301,17 @@ class _Demonstration:
         """Return the back-end; raise CliError if an answer differs on one that is exact."""
         backend = str(self._row(model)["backend"])
         if backend in EXACT_BACKENDS and not is_same:
-            raise CliError("a crash has changed an answer", code="changed", hint="please report it")
+            raise CliError("a crash changed an answer", code="changed", hint="please report it")
         return backend
+
+    def _text_of(self, name: str, stream: Stream, most: int) -> str:
+        """Return the text of an answer, and show how far it is meanwhile."""
+        pieces, tokens = list[str](), 0
+        for delta in stream:
+            pieces.append(delta.text)
+            tokens += len(delta.token_ids)
+            self._line.show(f"{name}: {tokens} of {most} tokens")
+        return "".join(pieces)
 
     def _ask(self, model: str, question: str, max_tokens: int) -> Stream:
         """Ask for an answer; what comes of it waits until it is read."""
@@ -322,5 +334,6 @@ class _Demonstration:
 
     def _tell(self, text: str) -> None:
         """Print one line of the story."""
+        self._line.clear()
         if not self._output.is_json:
             self._output.data(text)

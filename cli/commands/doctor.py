@@ -31,22 +31,22 @@ INDENT = WORD_WIDTH + 2
 def doctor(target: Target, output: Output) -> int:
     """Example: mlxsup doctor
 
-    Looks at what is installed, the configuration, its models, folders, memory, the daemon and the
-    machine, and says of everything that is wrong why it matters and what fixes it. Changes nothing.
-    Exits with 1 if there is a problem; notes are no problems.
+    Checks the installation, configuration, models, folders, memory, daemon and machine. For each
+    problem it says why it matters and how to fix it. It changes nothing. The exit code is 1 if
+    there is a problem; notes do not count.
     """
     from ..doctor.finding import LIMIT_S, begin, examine, settle
     from ..doctor.installed import find_setting
 
     def waiting_for(subjects: Sequence[str]) -> None:
-        output.note(f"still looking at: {', '.join(subjects)}")
+        output.note(f"still checking: {', '.join(subjects)}")
 
     reading = begin(lambda: find_setting(target))
     if not settle([reading]):
         raise CliError(
-            f"the configuration could not be read: nothing has answered for {LIMIT_S:.0f} s",
+            f"the configuration could not be read within {LIMIT_S:.0f} s",
             code="timeout",
-            hint="a disk that it is on, or names, does not answer (`mount`)",
+            hint="a disk of the configuration or its models does not respond; see `mount`",
         )
     setting = reading.result()
     found = examine(_checks(setting), on_slow=waiting_for)
@@ -109,7 +109,7 @@ def _summary(findings: Sequence[Finding]) -> str:
     if problems:
         found = counted(problems, "problem")
         return f"{found}, {noted}" if notes else found
-    return f"nothing is broken; {noted}" if notes else "nothing is wrong"
+    return f"no problems; {noted}" if notes else "no problems found"
 
 
 def _lines(one: Finding, width: int | None, output: Output) -> list[str]:

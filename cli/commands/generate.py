@@ -14,7 +14,7 @@ import click
 
 from ..arguments import only_model, optional_model_argument, row_called
 from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus, misuse
+from ..exit_status import CliError, ExitStatus, interrupt_says, misuse
 from ..options import (
     answer_options,
     check_parameters,
@@ -24,7 +24,13 @@ from ..options import (
     priority_options,
     wrong_option,
 )
-from ..terminal.answer import AnswerLine, read_answer, result_map, show_remarks
+from ..terminal.answer import (
+    AnswerScreen,
+    cancelled_text,
+    read_answer,
+    result_map,
+    show_remarks,
+)
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
@@ -40,7 +46,9 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 @click.command()
 @optional_model_argument
 @click.argument("prompt", required=False, metavar="PROMPT")
-@click.option("--raw", is_flag=True, help="Have PROMPT continued as it is, without a template.")
+@click.option(
+    "--raw", is_flag=True, help="Continue PROMPT as plain text, without the chat template."
+)
 @answer_options
 @click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
 @click.option(
@@ -78,29 +86,33 @@ def generate(
 ) -> int:
     """Example: mlxsup generate smollm2-135m "What is the capital of France?"
 
-    Has MODEL answer PROMPT and prints the text as it comes; `-` reads PROMPT from stdin. MODEL may
-    be left out if only one is configured. PROMPT becomes a message of the model's chat template; a
-    model without one continues it, as --raw does.
+    Sends PROMPT to MODEL and prints the answer as it arrives; `-` reads PROMPT from stdin. MODEL
+    may be left out if only one is configured. PROMPT is sent as a chat message; a model without a
+    chat template continues it, as with --raw.
     """
     parameters["stop"] = list(stop) or None
     parameters["stop_token_ids"] = list(stop_token_ids) or None
     check_parameters(parameters, COMMAND)
     if raw and (system is not None or parameters["chat_template_kwargs"] is not None):
-        raise wrong_option("--raw sends no system prompt and knows no --think", {}, COMMAND)
+        raise wrong_option("--raw cannot be combined with --system or --think", {}, COMMAND)
     if model is None:
         raise misuse(MISSING_PROMPT, COMMAND)
     with connect(target) as client:
         if prompt is None:
             model, prompt = _only_model(client, model), model
-        text = _read_stdin() if prompt == "-" else prompt
+        text = read_stdin() if prompt == "-" else prompt
         asked = {**_input(text, system, is_raw=raw), **parameters}
         model = served_name(model, client, target, output, is_sure=is_sure)
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
-        with AnswerLine(model, output) as line, reader_watched(client.close):
-            stream = client.generate(model, on_notice=line.notify, **asked)
+        screen = AnswerScreen(model, output)
+        with (
+            interrupt_says(lambda: cancelled_text(screen)),
+            screen,
+            reader_watched(client.close),
             # Leaving the block cancels, on Ctrl-C or when the reader of the output is gone.
-            with stream:
-                result = read_answer(stream, line, output)
+            client.generate(model, on_notice=screen.notify, **asked) as stream,
+        ):
+            result = read_answer(stream, screen, output)
     if output.is_json:
         output.object(result_map(model, stream.request_id, result))
     show_remarks(result, output, is_verbose=is_verbose)
@@ -139,7 +151,12 @@ def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
     return {"messages": messages, "messages_as_text": True}
 
 
-def _read_stdin() -> str:
+def read_stdin() -> str:
+    """Return the prompt that is piped in.
+
+    Raises:
+        CliError: usage; it is not UTF-8.
+    """
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -40,20 +40,20 @@ def init(file: Path, output: Output) -> None:
     """Example: mlxsup init
 
     Finds the models on this machine and writes a configuration with all that fit into memory, by
-    short names, to FILE: by default MLXSUP_CONFIG, or else ~/.mlxsup/config.toml. A file that
-    exists is not changed. If there is no model, it offers to download a small one.
+    short names. FILE is by default MLXSUP_CONFIG or ~/.mlxsup/config.toml. An existing file is
+    never changed. If there is no model, it offers to download a small one.
     """
     path = file.expanduser().absolute()
     exists = CliError(
-        f"{path} exists already; nothing was changed",
+        f"{path} already exists; nothing was changed",
         code="file_exists",
-        hint="`mlxsup add MODEL` adds a model to it; `mlxsup models` lists what is there",
+        hint="`mlxsup add MODEL` adds a model; `mlxsup models` lists the models on this machine",
     )
     if os.path.lexists(path):
         raise exists
     rows = catalogue(None)
     if not rows and sys.stdin.isatty() and not output.is_json:
-        output.note(f"no models in {SEARCHED}")
+        output.note(f"no models found in {SEARCHED}")
         question = f"Download {EXAMPLE} (270 MB), a small one to begin with?"
         confirm(question, default=True, declined="nothing was written")
         download(Repository(EXAMPLE), output, again="mlxsup init")
@@ -70,7 +70,7 @@ def init(file: Path, output: Output) -> None:
         if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise exists from None
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = "name another FILE: `mlxsup init FILE`"
+        hint = "choose another file: `mlxsup init FILE`"
         raise CliError(message, code="output", hint=hint) from None
     if output.is_json:
         keys = ("name", "title", "repo", "path", "size_bytes", "needed_bytes", "fits")
@@ -126,7 +126,7 @@ def _judged(planned: Mapping[str, Any] | None) -> dict[str, Any]:
     needed, missing = planned["needed"]["bytes"], planned["missing_bytes"]
     verdict = f"Fits: needs at least {format_bytes(needed)} of memory"
     if missing:
-        verdict = f"Does not fit: needs at least {format_bytes(missing)} more than there is"
+        verdict = f"Does not fit: needs {format_bytes(missing)} more memory"
     return {"needed_bytes": needed, "fits": not missing, "verdict": verdict}
 
 
@@ -172,7 +172,7 @@ def _nothing(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) ->
     """Return the error if no model can be served; nothing is written."""
     found = [f"{entry['title']}: {entry['verdict']}" for entry in entries]
     found += [f"{row['title']}: {row['problem']}" for row in left_out]
-    message = f"no models in {SEARCHED}"
+    message = f"no models found in {SEARCHED}"
     if found:
         lines = "".join(f"\n  {line}" for line in found)
         message = f"none of the models on this machine can be served:{lines}"

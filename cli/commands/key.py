@@ -30,9 +30,9 @@ from ..keys import find_keys, usable_keys
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 
-WAYS = "`mlxsup key new NAME` makes one, or `mlxsup key off` opens it to this machine"
+WAYS = "`mlxsup key new NAME` creates one, or `mlxsup key off` opens it to this machine"
 
-sure_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+sure_option = click.option("--yes", "is_sure", is_flag=True, help="Skip the question.")
 
 HEADINGS = ("NAME", "ACCOUNT", "OPERATOR", "CREATED")
 
@@ -41,12 +41,12 @@ HEADINGS = ("NAME", "ACCOUNT", "OPERATOR", "CREATED")
 def key() -> None:
     """Example: mlxsup key new laptop
 
-    Makes, lists and revokes the API keys of the HTTP gateway. Once there is one, every request
-    needs one, until `mlxsup key off`.
+    Creates, lists and revokes the API keys of the HTTP gateway. Once a key exists, every request
+    needs one; `mlxsup key off` ends that.
     """
 
 
-@key.command(short_help="Make a key.")
+@key.command(short_help="Create a key.")
 @click.argument("name")
 @click.option(
     "--account",
@@ -89,15 +89,15 @@ def new(
             place, name=name, account=account or name, is_operator=is_operator, created=created
         )
     if made is None:
-        hint = f"`mlxsup key revoke {name}` ends it; or choose another name"
-        raise CliError(f"there is a key called {name!r}", code="key_exists", hint=hint)
+        hint = f"choose another name, or revoke it with `mlxsup key revoke {name}`"
+        raise CliError(f"a key named {name!r} already exists", code="key_exists", hint=hint)
     value = {"name": name, "account": account or name, "is_operator": is_operator, "key": made}
     output.result({**value, "path": str(place.file)}, made)
-    ends = target.repeat_in(f"`mlxsup key revoke {name}` ends it")
-    output.note(f"keep it: nothing shows it again; {ends}")
+    ends = target.repeat_in(f"`mlxsup key revoke {name}` revokes it")
+    output.note(f"save this key now; it is not shown again. {ends}")
     output.note(f"its hash is in {place.file}")
     if is_first:
-        output.note("from now on every request over HTTP needs a key")
+        output.note("every request over HTTP needs a key now")
     if account is not None and target.config is not None and not _is_listed(account, target.config):
         output.note(
             f"{target.config} has no table [clients.{account}] yet: see config.example.toml"
@@ -154,14 +154,14 @@ def revoke(name: str, is_sure: bool, target: Target, output: Output) -> None:
         left = revoke_key(place, name)
     if left is None:
         hint = meant(close_names(name, known, most=1)) or "see `mlxsup key list`"
-        raise CliError(f"no key is called {name!r}", code="unknown_key", hint=hint)
-    output.result({"name": name, "left": len(left)}, f"{name} is revoked")
+        raise CliError(f"there is no key named {name!r}", code="unknown_key", hint=hint)
+    output.result({"name": name, "left": len(left)}, f"revoked {name}")
     if not left:
         ways = target.repeat_in(WAYS)
         output.note(f"HTTP is locked: no key is left. Every request is refused until {ways}")
 
 
-@key.command(short_help="Remove all keys, and need none.")
+@key.command(short_help="Remove all keys, and allow HTTP without keys.")
 @sure_option
 @daemon_options
 def off(is_sure: bool, target: Target, output: Output) -> None:

@@ -198,7 +198,7 @@ def _start_daemon(path: Path, target: Target, output: Output) -> None:
         arguments += ["--http", DEFAULT_LISTEN]
     endpoint = endpoint_in(configuration.runtime_dir)
     pid = start_detached(endpoint, configuration.log_dir, arguments).pid
-    end = target.repeat_in("end it with `mlxsup stop`")
+    end = target.repeat_in("`mlxsup stop` ends it")
     output.note(f"a daemon runs now (pid {pid}), also when the agent has ended; {end}")
 
 

@@ -12,6 +12,7 @@ from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from ..arguments import complete_model, model_argument, row_called
 from ..changes import progress_shown, wait_until_ready
 from ..connection import Target, connect, daemon_command, daemon_options
+from ..exit_status import interrupt_says
 from ..options import duration, load_keep_alive_option
 from ..terminal.output import Output
 from ..terminal.status import models_lines, warning_lines
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 @click.command()
 @model_argument
 @click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Only say which models would make room for it."
+    "--dry-run", "is_dry", is_flag=True, help="Only show which models would make room for it."
 )
 @click.option(
     "--context-length",
     metavar="N",
     type=click.IntRange(0, MAX_CONTEXT_LENGTH),
-    help="Tokens of a prompt and its answer; 0: all. `mlxsup reload` undoes it.",
+    help="Context length in tokens; 0 for the longest. `mlxsup reload` resets it.",
 )
 @load_keep_alive_option
 @add_option
@@ -46,10 +47,10 @@ def load(
 ) -> None:
     """Example: mlxsup load smollm2-135m --context-length 8192
 
-    Loads MODEL and returns once it is READY. If the memory budget has no room for it, idle models
-    are evicted, and busy ones make room once their turns are over; with --dry-run nothing changes.
-    Another context length holds until the configuration is read again, and takes a new process.
-    A MODEL that is not served yet is added first, as `mlxsup add` does, if you say so.
+    Loads MODEL and returns once it is READY. If memory is short, idle models are unloaded, and busy
+    ones make room after their turn; --dry-run only shows which. A changed context length restarts
+    the model and lasts until the configuration is reloaded. A MODEL that is not served yet is added
+    first, as `mlxsup add` does, if you agree.
     """
     how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
     with connect(target) as client:
@@ -58,7 +59,8 @@ def load(
             output.result(forecast, _forecast_sentence(forecast))
             return
         model = served_name(model, client, target, output, is_sure=is_sure)
-        with progress_shown(client, model, output):
+        said = f"{model} continues to load. `mlxsup unload {model}` stops it."
+        with interrupt_says(said), progress_shown(client, model, output):
             client.load(model, **how)
         _show_changed(client, model, output)
 
@@ -69,10 +71,10 @@ def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
         case "loaded":
             return f"nothing to do: {name} {reason}"
         case "fits":
-            return f"{name} would be loaded, and no other model would go: {reason}"
+            return f"{name} would be loaded next to the other models: {reason}"
         case "evicts":
             gone = ", ".join(forecast["evicts"])
-            return f"{name} would be loaded after evicting {gone}: it {reason}"
+            return f"{name} would be loaded after unloading {gone}: it {reason}"
         case "downloads":
             return f"{name} would be downloaded first: it {reason}"
         case "swaps":
@@ -88,14 +90,15 @@ def _forecast_sentence(forecast: Mapping[str, Any]) -> str:
 def unload(model: str, client: Client, output: Output) -> None:
     """Example: mlxsup unload smollm2-135m
 
-    Lets running requests of MODEL finish, ends its process and returns once it is gone.
+    Waits until the running requests of MODEL have finished, then ends its process.
     """
     unload_model(client, model, output)
 
 
 def unload_model(client: Client, model: str, output: Output) -> None:
     """Unload a model, and show its row; also for `mlxsup stop MODEL`."""
-    with progress_shown(client, model, output):
+    said = f"{model} will still be unloaded once its answers are complete."
+    with interrupt_says(said), progress_shown(client, model, output):
         client.unload(model)
     _show_changed(client, model, output)
 
@@ -103,16 +106,17 @@ def unload_model(client: Client, model: str, output: Output) -> None:
 @click.command()
 @model_argument
 @click.option(
-    "--now", is_flag=True, help="Interrupt running answers: they continue in the new process."
+    "--now", is_flag=True, help="Interrupt running answers; they continue after the restart."
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is READY.")
 @daemon_command
 def restart(model: str, now: bool, no_wait: bool, client: Client, output: Output) -> None:
     """Example: mlxsup restart smollm2-135m
 
-    Gives MODEL a new process, clears its crash history and returns once it is READY.
+    Restarts the process of MODEL, clears its crash history and returns once it is READY.
     """
-    with progress_shown(client, model, output):
+    said = f"The restart of {model} continues. `mlxsup wait {model}` waits for it."
+    with interrupt_says(said), progress_shown(client, model, output):
         client.restart(model, now=now, wait=not no_wait)
     _show_changed(client, model, output)
 
@@ -140,16 +144,17 @@ def _show_changed(client: Client, name: str, output: Output) -> None:
     "timeout_s",
     metavar="S",
     type=duration,
-    help="Exit with 124 if it takes longer: 90s, 5m…; 0 only looks.",
+    help="Exit with 124 after this time, such as 90s or 5m; 0 checks once.",
 )
 @daemon_command
 def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, output: Output) -> None:
     """Example: mlxsup wait smollm2-135m --timeout 5m
 
-    Returns once MODEL is READY; without MODEL, once every model that is coming up is. Exits with 1
-    if one has FAILED, and with 124 if the time is over. Loads nothing.
+    Returns once MODEL is READY or, without MODEL, once every model that is starting is READY. The
+    exit code is 1 if a model has FAILED and 124 after the timeout. It starts no load.
     """
-    status = wait_until_ready(client, models, output, limit_s=timeout_s)
+    with interrupt_says("Stopped waiting. Loads continue."):
+        status = wait_until_ready(client, models, output, limit_s=timeout_s)
     rows = [row_called(status, name) for name in models] if models else status["models"]
     shown = [row for row in rows if row is not None]
     lines = models_lines(status, shown) if shown else "no models configured"

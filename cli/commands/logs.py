@@ -115,12 +115,21 @@ class Selection:
     "count",
     metavar="N",
     type=click.IntRange(min=0),
-    help=f"Last N lines of each; default: {DEFAULT_LINES}, or all with --since or --previous.",
+    help=(
+        f"Show the last N lines of each log; the default is {DEFAULT_LINES}, or all with --since "
+        "or --previous."
+    ),
 )
 @click.option(
-    "--since", "since_s", metavar="AGO", type=duration, help="Only lines of the last 90s, 10m…"
+    "--since",
+    "since_s",
+    metavar="AGO",
+    type=duration,
+    help="Only show lines of the last 90s, 10m or 2h.",
 )
-@click.option("--previous", "is_previous", is_flag=True, help="Lines of the previous process.")
+@click.option(
+    "--previous", "is_previous", is_flag=True, help="Show the log of the previous process."
+)
 @daemon_options
 def logs(
     model: str | None,
@@ -133,11 +142,13 @@ def logs(
 ) -> None:
     """Example: mlxsup logs smollm2-135m -f
 
-    Shows the output of MODEL's process, or of every model, each line with its model's name.
-    `mlxsup logs daemon` is the daemon's own log, `mlxsup logs gateway` that of its HTTP gateway.
+    Shows the log of MODEL, or of all models with the name of the model before each line. `mlxsup
+    logs daemon` shows the log of the daemon, and `mlxsup logs gateway` that of its HTTP gateway.
     """
     if is_following and is_previous:
-        message = "--previous shows a process that has ended, so there is nothing to follow"
+        message = (
+            "--follow cannot be combined with --previous, which shows a process that has ended"
+        )
         raise misuse(message, "mlxsup logs")
     folder = _find_folder(target, output)
     if model is not None and model not in folder.models:
@@ -154,7 +165,7 @@ def logs(
             show(name, selection.of(log_path(folder.path, name)))
         except LookupError:
             if model is not None:
-                message = f"the log of {name} holds no process before the current one"
+                message = f"the log of {name} has no previous process"
                 hint = f"see `mlxsup logs {name}`"
                 raise CliError(message, code="no_previous_generation", hint=hint) from None
 

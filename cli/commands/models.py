@@ -35,9 +35,9 @@ HEADINGS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
 def models(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup models
 
-    Lists the models of the configuration, and those found in the Hugging Face cache, the folders of
-    LM Studio and ~/.mlxsup/models, each with its size and why it cannot be served, if so. Needs no
-    daemon.
+    Lists the configured models and those found in the Hugging Face cache, the folders of LM Studio
+    and ~/.mlxsup/models, with their sizes. If a model cannot be served, it says why. No daemon is
+    needed.
     """
     configuration = optional_configuration(config_path)
     rows = catalogue(configuration)
@@ -53,7 +53,7 @@ def models(config_path: Path | None, output: Output) -> None:
         title = "found on this machine, not configured:" if configured else "found on this machine:"
         _show(f"\n{title}" if configured else title, found, output)
     if not rows:
-        output.data(f"no models in {SEARCHED}")
+        output.data(f"no models found in {SEARCHED}")
         output.note(f"hint: {NONE_HINT}")
     elif configuration is None and any(row["problem"] is None for row in found):
         output.note("hint: write a configuration with these models: `mlxsup init`")
@@ -90,8 +90,8 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct
 
     Shows the architecture, quantisation, chat template, context, licence and size of MODEL, and
-    whether it fits into memory. MODEL is a name of the configuration, OWNER/NAME, or a folder. The
-    exit code is 1 if it cannot be served as it is.
+    whether it fits into memory. MODEL is a configured name, OWNER/NAME or a folder. The exit code
+    is 1 if the model cannot be served.
     """
     configuration = optional_configuration(config_path)
     row = _find(model, configuration)
@@ -123,7 +123,7 @@ def _find(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
         return row_of_path(path.absolute())
     hint = meant(close_names(model, [row["name"] or row["title"] for row in rows]))
     hint = hint or "see `mlxsup models`"
-    message = f"no model on this machine is called {model!r}, and there is no such folder"
+    message = f"there is no model or folder {model!r} on this machine"
     raise CliError(message, code="unknown_model", hint=hint)
 
 
@@ -158,7 +158,7 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     unknown = "not said"
     yield "model", row["name"] or row["title"]
     if row["engine"] != "mlx":
-        yield "engine", "fake: answers without a model"
+        yield "engine", "fake engine, for tests"
         return
     if row["repo"]:
         yield "repository", f"{row['repo']} at {row['revision']}"

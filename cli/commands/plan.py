@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def plan(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup plan --config mlxsup.toml
 
-    Shows what each model of the configuration needs, which of them fit into memory together and
-    with how much context, and the change that makes all of them fit. Needs no daemon.
+    Shows how much memory each configured model needs, which models fit together and with how much
+    context, and what to change so that all of them fit. No daemon is needed.
     """
     from ..configuration import find_configuration, read_configuration
 
@@ -261,7 +261,7 @@ def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
             yield from text_lines(remark, width, style="dim", indent=INDENT)
     yield []
     if any(ESTIMATED in text for row in rows for text, _ in row):
-        yield from text_lines(f"{ESTIMATED} is estimated; loading a model measures it", width)
+        yield from text_lines(f"{ESTIMATED} marks an estimate; the first load measures it", width)
     if value["measurements"]:
         yield from text_lines(value["measurements"], width)
     yield from text_lines(_conclusion(value), width)
@@ -270,13 +270,13 @@ def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
 def _conclusion(value: Mapping[str, Any]) -> str:
     loaded = [model["name"] for model in value["models"] if model.get("is_loaded")]
     if value["change"] is not None:
-        return f"not everything fits: {value['change']}"
+        return f"not all models fit: {value['change']}"
     if not value["fits"]:
         wrong = ", ".join(model["name"] for model in value["models"] if model["problem"])
-        return f"everything else fits; cannot be loaded: {wrong}"
+        return f"the other models fit; these cannot be loaded: {wrong}"
     if not loaded:
-        return "each model fits, loaded on request"
-    return f"everything fits: {', '.join(loaded)} ({format_bytes(value['needed_bytes'])})"
+        return "each model fits on its own and is loaded on request"
+    return f"all of these fit together: {', '.join(loaded)} ({format_bytes(value['needed_bytes'])})"
 
 
 def _cells(model: Mapping[str, Any]) -> list[str]:
@@ -309,11 +309,11 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
     remarks = [model["remark"]] if model["remark"] else []
     if model["raised_bytes"]:
         more = format_bytes(model["raised_bytes"])
-        remarks.append(f"needs {more} more than otherwise, because it ran out of memory before")
+        remarks.append(f"needs {more} more than estimated, because it ran out of memory before")
     if model["missing_bytes"]:
-        remarks.append(f"{format_bytes(model['missing_bytes'])} more than there is")
+        remarks.append(f"{format_bytes(model['missing_bytes'])} too large")
     elif model["goes"]:
-        how = "in turns if they are busy" if value["swap"] else "once they are idle"
+        how = "taking turns if they are busy" if value["swap"] else "once they are idle"
         remarks.append(f"loaded in place of {', '.join(model['goes'])}, {how}")
     elif not model["is_loaded"]:
         next_to = (
@@ -321,7 +321,7 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
         )
         remarks.append(f"loaded on request{next_to}")
     if not model["context_tokens"] and not model["missing_bytes"]:
-        remarks.append("its memory leaves no room for a request")
+        remarks.append("its memory limit leaves no room for a request")
     return remarks
 
 

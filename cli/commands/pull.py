@@ -29,9 +29,9 @@ from .add import refusals
 def pull(repo: str, revision: str | None, output: Output) -> None:
     """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
 
-    Downloads what is missing of REPO into the Hugging Face cache, and prints its folder; nothing is
-    served by that. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. After an
-    interruption run it again: complete files are kept. HF_TOKEN, HF_ENDPOINT and HF_HOME count.
+    Downloads REPO into the Hugging Face cache and prints its folder; no daemon is needed, and none
+    serves it by that. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. Run it
+    again after an interruption to continue. It uses HF_TOKEN, HF_ENDPOINT and HF_HOME.
     """
     with refusals(Path()):
         named, its = repository_named(short_repository(repo) or repo)
@@ -41,5 +41,5 @@ def pull(repo: str, revision: str | None, output: Output) -> None:
     done = download(repository, output, again=f"mlxsup pull {repo}{more}")
     output.result({"repo": repo, "revision": revision, **asdict(done)}, done.folder)
     fetched = f"{format_bytes(done.fetched_bytes)} downloaded"
-    what = fetched if done.fetched_bytes else "nothing was missing"
+    what = fetched if done.fetched_bytes else "already downloaded"
     output.note(f"{repo} is complete ({format_bytes(done.total_bytes)}, {what})")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..arguments import request_argument, request_called
 from ..connection import Target, connect, daemon_command, daemon_options
+from ..exit_status import interrupt_says
 from ..options import PRIORITY, check_text
-from ..terminal.answer import read_answer, result_map
-from ..terminal.output import Line, LiveLine, Output, redraw, width_of
+from ..terminal.answer import AnswerScreen, read_answer, result_map
+from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
 
@@ -27,14 +30,14 @@ FOLLOW_INTERVAL_S = 1.0
 @click.command(short_help="Show every open request.")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Refresh until interrupted.")
 @click.option(
-    "--client", "name", metavar="NAME", help="Only those of this client, or of this process."
+    "--client", "name", metavar="NAME", help="Only show requests of this client or process."
 )
 @daemon_options
 def requests(is_following: bool, name: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup requests -f
 
-    Shows every open request: what runs, what is paused, and what waits, in order, with its place,
-    how much of its prompt has been read, when it should start or answer, and what it has cost.
+    Shows every request that runs, is paused or waits, in order: its place in the queue, how much of
+    its prompt has been read, when it should start, and the engine time it has used.
     """
     if name is not None:
         check_text("--client", name, "mlxsup requests")
@@ -84,14 +87,14 @@ def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
     return one["state"], one["place"], one["paused"]
 
 
-@click.command(short_help="End a request.")
+@click.command(short_help="Cancel a request.")
 @request_argument
 @daemon_command
 def cancel(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup cancel 12
 
-    Ends the request ID of any client: its stream ends as `cancelled`, with what it has got so
-    far. ID is an id or a number that `mlxsup requests` shows, or `last`.
+    Cancels the request ID of any client. The client keeps the text it has received. ID is an id or
+    a number that `mlxsup requests` shows, or `last`.
     """
     value = client.cancel(request)
     output.result(value, stage_line({**value, "stage": "cancelled"}))
@@ -103,8 +106,8 @@ def cancel(request: str, client: Client, output: Output) -> None:
 def pause(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup pause 12
 
-    Takes the request ID of any client out of its batch until `mlxsup resume ID`. ID is an id or a
-    number that `mlxsup requests` shows, or `last`.
+    Pauses the request ID of any client until `mlxsup resume ID`. ID is an id or a number that
+    `mlxsup requests` shows, or `last`.
     """
     value = client.pause(request)
     output.result(value, stage_line(value))
@@ -116,8 +119,8 @@ def pause(request: str, client: Client, output: Output) -> None:
 def resume(request: str, client: Client, output: Output) -> None:
     """Example: mlxsup resume 12
 
-    Lets the request ID continue where `mlxsup pause` stopped it, as soon as a row is free. ID is an
-    id or a number that `mlxsup requests` shows, or `last`.
+    Continues the request ID where `mlxsup pause` stopped it, as soon as the model has room. ID is
+    an id or a number that `mlxsup requests` shows, or `last`.
     """
     value = client.resume(request)
     output.result(value, stage_line(value))
@@ -130,8 +133,9 @@ def resume(request: str, client: Client, output: Output) -> None:
 def prioritize(request: str, priority: str, client: Client, output: Output) -> None:
     """Example: mlxsup prioritize 12 interactive
 
-    Gives the request ID of any client, the CLASS interactive, normal or batch. Its wait so far
-    no longer counts. ID is an id or a number that `mlxsup requests` shows, or `last`.
+    Changes the priority of the request ID of any client to the CLASS interactive, normal or batch.
+    Its wait so far no longer counts. ID is an id or a number that `mlxsup requests` shows, or
+    `last`.
     """
     changed = client.prioritize(request, priority)
     does = "runs" if changed["is_running"] else "waits"
@@ -139,23 +143,58 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
     output.result(changed, f"{name} {does} for {model} as {now} (was {changed['before']})")
 
 
-@click.command(short_help="Join the stream of a request.")
+@click.command(short_help="Follow the answer to a request.")
 @request_argument
 @daemon_command
 def attach(client: Client, request: str, output: Output) -> None:
     """Example: mlxsup attach last
 
-    Prints the answer of the request ID of any client, from its first token, and then as it
-    comes. Ctrl-C leaves the request alone. ID is an id or a number that `mlxsup requests` shows, or
-    `last`.
+    Prints the answer to the request ID of any client, from its first token on. Ctrl-C does not
+    affect the request. ID is an id or a number that `mlxsup requests` shows, or `last`.
     """
     known = request_called(client.requests()["requests"], request)
-    with LiveLine(output) as line:
-        if known is not None and known["state"] != "answering":
-            line.tell(request_line(known), known["state"])
+    if known is not None:
+        request = str(known["id"])  # `last` may be another one soon
+    model = "" if known is None else str(known["model"])
+    screen = AnswerScreen(model, output)
+    if known is not None and known["state"] != "answering":
+        output.note(request_line(known), "dim")
+    with (
+        interrupt_says(f"The answer continues. `mlxsup attach {request}` shows it again."),
+        screen,
         # Leaving the block only ends the listening.
-        with reader_watched(client.close), client.attach(request) as stream:
-            result = read_answer(stream, line, output)
+        reader_watched(client.close),
+        client.attach(request) as stream,
+        _waits_told(client, request, screen),
+    ):
+        result = read_answer(stream, screen, output)
     if output.is_json:
-        model = "" if known is None else str(known["model"])
         output.object(result_map(model, stream.request_id, result))
+
+
+@contextmanager
+def _waits_told(client: Client, request: str, screen: AnswerScreen) -> Iterator[None]:
+    """Tell the screen what the request waits for: notices go to the client that sent it."""
+    from mlxsup.client import ConnectionLost, Notice, NoticeKind, RequestError
+
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.wait(FOLLOW_INTERVAL_S):
+            try:
+                one = request_called(client.requests()["requests"], request)
+            except (ConnectionLost, RequestError):
+                return  # the stream meets the same error
+            if one is not None and one["paused"]:
+                screen.notify(Notice(kind=NoticeKind.PAUSED, detail={"reason": one["paused"]}))
+            elif one is not None and one["state"] == "waiting":
+                kind = NoticeKind.INTERRUPTED if one["tokens_sent"] else NoticeKind.QUEUED
+                detail = {"position": one["place"], "reason": one["reason"]}
+                screen.notify(Notice(kind=kind, detail=detail))
+
+    thread = threading.Thread(target=look, name="mlxsup-waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()

@@ -46,14 +46,14 @@ UNUSED = (State.STOPPED, State.FAILED)
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
-@click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", "is_sure", is_flag=True, help="Skip the question.")
 @daemon_options
 def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
     """Example: mlxsup rm mlx-community/SmolLM2-135M-Instruct
 
-    Removes MODEL. The name of a configured one: its entry, at once also from the daemon if one
-    runs; its files stay. OWNER/NAME or a folder in ~/.mlxsup/models: its files, with all revisions,
-    after asking. Files are refused while the daemon uses them, or while they are downloaded.
+    Removes MODEL. For a configured name, it removes the model from the configuration and from a
+    running daemon; its files stay. For OWNER/NAME or a folder in ~/.mlxsup/models, it asks and then
+    deletes the files, unless they are in use or being downloaded.
     """
     status = status_of_daemon(target)
     rows = status or {"models": []}
@@ -70,9 +70,8 @@ def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
     where = f"from {path}" if path else "from the daemon, which has no file"
     output.result(removed, f"removed {model} {where}")
     if removed["files"]:
-        output.note(
-            f"its files stay; `mlxsup rm {shlex.quote(removed['files'])}` would remove them"
-        )
+        files = shlex.quote(removed["files"])
+        output.note(f"its files are still there; `mlxsup rm {files}` deletes them")
 
 
 def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, Any]:
@@ -103,13 +102,13 @@ def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_s
     folder, cache = _place_of(model)
     if not folder.is_dir():
         close = close_names(model, repositories(cache))
-        hint = meant(close) or "`mlxsup models` lists what is there"
+        hint = meant(close) or "`mlxsup models` lists the models on this machine"
         raise CliError(f"{model} is not in {cache}", code="not_found", hint=hint)
     if folder.is_symlink():
         raise CliError(
             f"{folder} is a link to {os.readlink(folder)}",
             code="is_link",
-            hint="remove what it links to, then the link",
+            hint="delete the folder it links to, then the link",
         )
     rows = [
         row
@@ -129,17 +128,20 @@ def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_s
         with no_download(lock_of(folder)):
             shutil.rmtree(folder)
     except InUseError:
-        message, hint = f"{model} is being downloaded", "wait for that, or end it, and try again"
+        message, hint = (
+            f"{model} is being downloaded",
+            "wait for the download or stop it, then try again",
+        )
         raise CliError(message, code="in_use", hint=hint) from None
     except OSError as error:
         left = "part of it is left" if folder.exists() else "its lock is left"
         raise CliError(
             f"{model} could not be removed, {left}: {error.filename}: {error.strerror}",
             code="not_removed",
-            hint=f"make that possible, then `mlxsup rm {model}` removes the rest",
+            hint=f"fix that, then run `mlxsup rm {model}` again",
         ) from None
     value = {"repo": model, "folder": str(folder), "freed_bytes": size}
-    output.result(value, f"{model} is removed, {format_bytes(size)} are free")
+    output.result(value, f"removed {model}, which frees {format_bytes(size)}")
     for row in rows:
         output.note(f"{row['name']} is still configured: `mlxsup rm {row['name']}` removes it")
 

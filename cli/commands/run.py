@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -12,35 +13,50 @@ from ..arguments import complete_model_or_repository
 from ..configuration import read_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..downloading import download
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..terminal.output import Output
 from .add import add_option, ask_to_add, serve_also, served_name
+from .generate import generate, read_stdin
 from .models import entry_called
 
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
+@click.argument("prompt", nargs=-1, metavar="[PROMPT]")
 @add_option
 @daemon_options
 @click.pass_context
-def run(context: click.Context, model: str, is_sure: bool, target: Target, output: Output) -> None:
+def run(
+    context: click.Context,
+    model: str,
+    prompt: tuple[str, ...],
+    is_sure: bool,
+    target: Target,
+    output: Output,
+) -> int | None:
     """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
-    Chats with MODEL: a name of the configuration, or anything that `mlxsup add` takes. If need be,
-    it downloads the model, adds it to the configuration, which it makes if there is none, and
-    starts a daemon. The daemon keeps running.
+    Chats with MODEL, or answers PROMPT and what is piped in. MODEL is a name of the configuration
+    or anything that `mlxsup add` takes. `run` downloads it, adds it to the configuration and starts
+    a daemon if necessary. The daemon keeps running.
     """
-    name = _serve(model, target, output, is_sure=is_sure)
+    piped = [] if sys.stdin.isatty() else [read_stdin()]
+    text = "\n\n".join(filter(None, [*piped, " ".join(prompt)]))
+    where = {
+        "endpoint": target.endpoint,
+        "config": target.config,
+        "is_json": output.is_json,
+        "is_plain": output.is_plain,
+    }
+    with interrupt_says(f"Stopped. `mlxsup run {shlex.quote(model)}` continues."):
+        name = _serve(model, target, output, is_sure=is_sure)
+    if text:
+        code: int = context.invoke(generate, model=name, prompt=text, **where)
+        return code
     from .chat import chat
 
-    context.invoke(
-        chat,
-        model=name,
-        endpoint=target.endpoint,
-        config=target.config,
-        is_json=output.is_json,
-        is_plain=output.is_plain,
-    )
+    context.invoke(chat, model=name, **where)
+    return None
 
 
 def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
@@ -58,8 +74,8 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
         raise CliError(
             f"no daemon runs at {place.endpoint}, which {place.source} names",
             code="connection_lost",
-            hint=f"start one there, or leave {place.source} out: then one is started that serves"
-            f" {model}",
+            hint=f"start one there, or run this without {place.source} to start one that serves "
+            f"{model}",
             status=ExitStatus.NO_DAEMON,
         )
     path, name = place.config, ""
@@ -90,5 +106,5 @@ def _start(path: Path, name: str, target: Target, output: Output) -> None:
     arguments = ["--config", os.path.abspath(path.expanduser())]
     endpoint = endpoint_in(configuration.runtime_dir)
     pid = start_detached(endpoint, configuration.log_dir, arguments).pid
-    end = target.repeat_in("end it with `mlxsup stop`")
-    output.note(f"a daemon serves {name} now (pid {pid}); {end}")
+    end = target.repeat_in("`mlxsup stop` ends it")
+    output.note(f"started a daemon that serves {name} (pid {pid}); {end}")

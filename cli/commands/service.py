@@ -28,10 +28,10 @@ system_option = click.option(
     "--system",
     "is_system",
     is_flag=True,
-    help="A service of the machine, which runs without a login; needs root.",
+    help="Install for the whole machine, to run without a login; needs root.",
 )
 dry_option = click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Print what would be done, and do nothing."
+    "--dry-run", "is_dry", is_flag=True, help="Only print what would be done."
 )
 
 DEFAULT_LINES = 50
@@ -47,8 +47,8 @@ user's is asked when it starts, so they would be missing. Secrets are not among 
 def service() -> None:
     """Example: mlxsup service install
 
-    Runs the daemon unattended, as a service of systemd or launchd: it starts by itself, comes back
-    if it dies, and finishes running requests when it is stopped.
+    Runs the daemon as a service of systemd or launchd: it starts automatically, restarts if it
+    crashes, and finishes running requests when it is stopped.
     """
 
 
@@ -56,7 +56,7 @@ def service() -> None:
 @config_option
 @system_option
 @dry_option
-@click.option("--force", "is_forced", is_flag=True, help="Replace a service that is another one.")
+@click.option("--force", "is_forced", is_flag=True, help="Replace a service with other settings.")
 @output_options
 def install(
     config_path: Path | None, is_system: bool, is_dry: bool, is_forced: bool, output: Output
@@ -85,7 +85,7 @@ def install(
         for command in value["commands"]:
             output.note(f"would run {shlex.join(command)}")
         if is_done:
-            output.note("it is installed exactly so, and runs: nothing would change")
+            output.note("it is already installed and running; nothing would change")
         return
     by_root = _by_root(facts.program, "install", "--config", str(facts.config))
     if is_system:
@@ -97,12 +97,12 @@ def install(
         output.note(difference)
         raise _other(manager, before, facts)
     if is_done:
-        done = f"already installed: {manager.path}; nothing has changed"
+        done = f"already installed: {manager.path}; nothing was changed"
     else:
         _write(manager, text, facts, steps, output)
         done = f"{'started' if before == text else 'installed'}: {manager.path}"
         if is_system:
-            output.note(f"it looks for downloaded models in {facts.model_cache}")
+            output.note(f"it uses the downloaded models in {facts.model_cache}")
     state, notes = manager.state(), manager.notes()
     output.result(
         {**value, "notes": notes, "service": asdict(state)},
@@ -112,7 +112,7 @@ def install(
         output.note(note)
 
 
-@service.command(short_help="End the service and remove it.")
+@service.command(short_help="Stop the service and remove it.")
 @system_option
 @dry_option
 @output_options
@@ -129,7 +129,7 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
     if text is not None:
         if MARKER not in text:
             raise CliError(
-                f"{manager.path} was not written by mlxsup, so it stays",
+                f"{manager.path} was not written by mlxsup, so it was not removed",
                 code="foreign_service",
                 hint="remove it with the program that wrote it",
             )
@@ -148,7 +148,7 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
         output.note(f"would run {shlex.join(command)}")
 
 
-@service.command(short_help="Show what the service does.")
+@service.command(short_help="Show the state of the service.")
 @system_option
 @output_options
 def status(is_system: bool, output: Output) -> None:
@@ -168,7 +168,7 @@ def status(is_system: bool, output: Output) -> None:
         "program": program, "service": None if state is None else asdict(state),
     }  # fmt: skip
     if state is None:
-        output.result(value, f"not installed: there is no {manager.path}")
+        output.result(value, f"not installed: {manager.path} does not exist")
         output.note("install it with `mlxsup service install`")
         return
     rows: dict[str, Any] = {
@@ -177,17 +177,17 @@ def status(is_system: bool, output: Output) -> None:
         "says": state.note,
         "last exit": state.last_exit,
         "restarts": state.restarts,
-        "starts": f"at {state.starts_at}" if state.is_enabled else "not by itself",
-        "program": program or "another one than mlxsup has written",
+        "starts": f"at {state.starts_at}" if state.is_enabled else "not automatically",
+        "program": program or "changed since mlxsup wrote it",
         "file": manager.path,
     }
     shown = {name: fact for name, fact in rows.items() if fact not in (None, "")}
     output.result(value, "\n".join(f"{name:<9}  {fact}" for name, fact in shown.items()))
     if state.pid is None:
-        output.note("`mlxsup service logs` may say why it does not run")
+        output.note("`mlxsup service logs` may show why it does not run")
 
 
-@service.command(short_help="Show what the service manager has recorded.")
+@service.command(short_help="Show the output recorded by the service manager.")
 @system_option
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
 @click.option(
@@ -197,7 +197,7 @@ def status(is_system: bool, output: Output) -> None:
     metavar="N",
     type=click.IntRange(min=0),
     default=DEFAULT_LINES,
-    help=f"Last N lines; default: {DEFAULT_LINES}.",
+    help=f"Show the last N lines; the default is {DEFAULT_LINES}.",
 )
 @output_options
 def logs(is_system: bool, is_following: bool, count: int, output: Output) -> None:
@@ -262,7 +262,9 @@ def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
     elif program is None:
         message = f"{manager.path} was changed after the installation"
     elif program != str(facts.program):
-        message = f"the service is installed by another mlxsup, {program}; this is {facts.program}"
+        message = (
+            f"another mlxsup has installed the service: {program}, but this is {facts.program}"
+        )
         code = "other_program"
     return CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
 
@@ -277,8 +279,14 @@ def _refuse_running(facts: ServiceFacts) -> None:
         holder = lock_holder(endpoint_in(facts.runtime_dir))
         if holder is not None:
             raise CliError(
-                f"a daemon that is no service runs with this configuration (pid {holder.pid})",
-                hint=f"`mlxsup stop --config {shlex.quote(str(facts.config))}`, then install it",
+                (
+                    "a daemon with this configuration is already running outside the service (pid "
+                    f"{holder.pid})"
+                ),
+                hint=(
+                    f"stop it with `mlxsup stop --config {shlex.quote(str(facts.config))}`, then "
+                    "install the service"
+                ),
                 status=ExitStatus.ALREADY_RUNNING,
             )
 
@@ -329,11 +337,11 @@ def _find_manager(*, is_system: bool) -> Manager:
         try:  # `~` is root's; the service has the folders of the user behind sudo
             os.environ["HOME"] = pwd.getpwnam(user).pw_dir
         except KeyError:
-            raise CliError(f"there is no user {user}", hint="see SUDO_USER") from None
+            raise CliError(f"the user {user} does not exist", hint="see SUDO_USER") from None
     elif user and os.getuid() == 0:
         raise CliError(
-            f"sudo does not reach the service manager of {user}",
-            hint="run it without sudo, or with --system",
+            f"sudo cannot reach the service manager of {user}",
+            hint="run this without sudo, or with --system",
             status=ExitStatus.USAGE,
         )
     if sys.platform == "darwin":
@@ -427,7 +435,7 @@ def _find_program() -> Path:
     program = own_program(sys.argv[0], sys.executable, shutil.which("mlxsup"))
     if program is None:
         raise CliError(
-            f"there is no program mlxsup next to {sys.executable}, which a service could start",
+            f"there is no mlxsup program next to {sys.executable} for a service to start",
             code="not_a_program",
             hint="install mlxsup with pip, uv or pipx",
         )

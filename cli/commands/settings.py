@@ -20,7 +20,7 @@ from ..terminal.text import counted, format_bytes
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
-LATER = "when their turn is over, or once they are idle"
+LATER = "after their turn or once they are idle"
 FORESEEN = (Column("MODEL"), Column("CHANGE"), Column("STATE"), Column("WHAT HAPPENS"))
 
 
@@ -30,21 +30,21 @@ FORESEEN = (Column("MODEL"), Column("CHANGE"), Column("STATE"), Column("WHAT HAP
 def log_level(level: str, client: Client, output: Output) -> None:
     """Example: mlxsup log-level debug
 
-    Makes the daemon and its workers log from LEVEL on, at once and until it ends: debug, info,
-    warning or error. `mlxsup logs -f` follows what they write.
+    Changes the log level of the daemon and its workers to debug, info, warning or error until the
+    daemon ends. `mlxsup logs -f` follows the logs.
     """
     value = client.log_level(level)
-    output.result(value, f"logging from {value['level']} on, until the daemon ends")
+    output.result(value, f"the log level is {value['level']} until the daemon ends")
 
 
 @click.command()
-@click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would change.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only show what would change.")
 @daemon_command
 def reload(is_dry: bool, client: Client, output: Output) -> None:
     """Example: mlxsup reload
 
-    Makes the daemon read its configuration file again and shows what changed. If anything in the
-    file is wrong, nothing changes. With --dry-run nothing changes either.
+    Makes the daemon read its configuration file again, and shows what changed. A file with errors
+    changes nothing; --dry-run only shows what would change.
     """
     from mlxsup.client import RequestError
 
@@ -55,7 +55,7 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
             raise
         raise CliError(
             error.message,
-            hint="correct the file, then `mlxsup reload`",
+            hint="correct the file, then run `mlxsup reload`",
             status=ExitStatus.BAD_CONFIGURATION,
         ) from None
     status = client.status()
@@ -65,7 +65,7 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
         output.note(f"takes effect at the next start: {', '.join(value['later'])}")
     if value["over_budget_bytes"]:
         over = format_bytes(value["over_budget_bytes"])
-        what = _freed(value) if is_dry else f"idle models are evicted now, busy ones {LATER}"
+        what = _freed(value) if is_dry else f"idle models are unloaded now, busy ones {LATER}"
         output.note(f"models may grow to {over} more than the new memory budget: {what}")
     for refused in value.get("refuses", ()):
         output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
@@ -86,10 +86,10 @@ def _freed(value: Mapping[str, Any]) -> str:
     """Return how a reload would free what is too much, and of which models."""
     parts = []
     if value["evicts"]:
-        parts.append(f"{', '.join(value['evicts'])} would be evicted")
+        parts.append(f"{', '.join(value['evicts'])} would be unloaded")
     if value["still_over_bytes"]:
-        parts.append(f"busy models would go {LATER}")
-    return "; ".join(parts) or "workers would give back what they do not need"
+        parts.append(f"busy models would be unloaded {LATER}")
+    return "; ".join(parts) or "workers would release memory they do not need"
 
 
 def _foreseen_lines(foreseen: list[dict[str, Any]]) -> list[Line]:
@@ -123,4 +123,4 @@ def _summary(value: Mapping[str, Any], *, is_dry: bool) -> str:
     if is_dry:
         parts = {"settings that change:": value["settings"]}
     said = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
-    return "; ".join(said) or ("nothing would change" if is_dry else "nothing has changed")
+    return "; ".join(said) or ("nothing would change" if is_dry else "nothing changed")

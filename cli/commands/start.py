@@ -49,7 +49,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--service",
         "is_service",
         is_flag=True,
-        help="Exit with 0 if another start would not help; for launchd.",
+        help="Exit with 0 if a restart would not help; for launchd.",
     )
     @functools.wraps(function)
     def wrapper(*, is_service: bool, output: Output, **arguments: Any) -> Any:
@@ -70,15 +70,15 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     "config_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Configuration file; by default, the one that `mlxsup config path` prints.",
+    help="The configuration file; the default is the one that `mlxsup config path` prints.",
 )
 @click.option(
     "--model",
     "models",
     metavar="[NAME=]FOLDER_OR_REPO",
     multiple=True,
-    help="Serve this folder, or OWNER/NAME of the Hugging Face cache, without a configuration"
-    " file; may be repeated.",
+    help="Serve this folder, or OWNER/NAME in the Hugging Face cache, without a configuration "
+    "file; may be repeated.",
 )
 @click.option(
     "--http",
@@ -96,7 +96,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     "saved_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="With --model: write the configuration to FILE, and use it from there.",
+    help="With --model: save the configuration to FILE and use it.",
 )
 @click.argument("name", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @output_options
@@ -115,7 +115,7 @@ def start(
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
 
-    Runs the daemon in the foreground, and prints a line for each change of a model's state.
+    Runs the daemon in the foreground and prints each state change of a model.
     Without a file: mlxsup start --model mlx-community/SmolLM2-135M-Instruct
     While a daemon runs, `mlxsup start MODEL` is `mlxsup load MODEL`.
     """
@@ -125,9 +125,9 @@ def start(
     if models and config_path is not None:
         wrong = "use either --model or --config"
     elif saved_path is not None and not models:
-        wrong = "--save takes models: use it with --model"
+        wrong = "--save needs --model"
     elif is_waiting and not is_detached:
-        wrong = "--wait takes --detach; or use `mlxsup wait`"
+        wrong = "--wait needs --detach; or use `mlxsup wait`"
     if wrong:
         raise misuse(wrong, "mlxsup start")
     if saved_path is not None:
@@ -238,7 +238,7 @@ def _run(configuration: DaemonConfig, first: str, target: Target, output: Output
 
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")
-        output.note(f"commands in this folder and shell need an option to find it: {hint}")
+        output.note(f"commands in this folder need an option to find this daemon: {hint}")
     hint = target.repeat_in(f"{next_commands(first)} in another terminal; Ctrl-C ends the daemon")
     printer = ChangePrinter(output, hint)
     is_done = False
@@ -348,7 +348,7 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
         name, folder = split_model(given)
         if name in folders:
             hint = f"rename one of them: --model NAME={folder}"
-            message = f"two models are called {name}"
+            message = f"two models have the name {name}"
             raise CliError(message, hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
@@ -398,9 +398,9 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
     from ..lock_holder import lock_holder
 
     exists = CliError(
-        f"there is a file at {path} already",
+        f"{path} already exists",
         code="file_exists",
-        hint=f"use it with `mlxsup start --config {shlex.quote(str(path))}`, or name another one",
+        hint=f"use it with `mlxsup start --config {shlex.quote(str(path))}`, or choose another",
         status=ExitStatus.USAGE,
     )
     file = path.expanduser()
@@ -408,7 +408,7 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
         raise exists
     if holder := lock_holder(endpoint):
         folder = socket_at(endpoint).parent
-        message = f"a daemon with pid {holder.pid} is already running in {folder}; nothing is saved"
+        message = f"a daemon is already running in {folder} (pid {holder.pid}); nothing was saved"
         hint = target_to_reach(endpoint, None).repeat_in(RUNNING_HINT)
         raise CliError(message, hint=hint, status=ExitStatus.ALREADY_RUNNING)
     gateway = "" if http is None else f"\n[gateway]\nlisten = {json.dumps(http)}\n"
@@ -418,9 +418,9 @@ def _save(path: Path, models: str, http: str | None, endpoint: str, output: Outp
         raise exists from None
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
-        hint = "name a file in a folder that you can write to"
+        hint = "choose a file in a writable folder"
         raise CliError(message, code="file", hint=hint) from None
-    output.note(f"the configuration is saved in {path}")
+    output.note(f"saved the configuration to {path}")
 
 
 def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:

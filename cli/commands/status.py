@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @optional_model_argument
 @click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
 @click.option("--check", "is_checking", is_flag=True, help="Exit with 1 if anything is broken.")
-@click.option("--debug", "is_debug", is_flag=True, help="Add each model's latest events.")
+@click.option(
+    "--debug", "is_debug", is_flag=True, help="Also show the latest events of each model."
+)
 @daemon_options
 def status(
     model: str | None,
@@ -41,8 +43,8 @@ def status(
     """Example: mlxsup status --watch
 
     Shows every model, or MODEL alone: its state, its process, what it is doing and why it last
-    ended. With --check it exits with 1 if a model is FAILED or in BACKOFF, or if the HTTP gateway
-    is down.
+    ended. With --check, the exit code is 1 if a model is FAILED or in BACKOFF, or if the HTTP
+    gateway is down.
     """
     if is_watching and is_checking:
         raise misuse("use either --watch or --check", "mlxsup status")
@@ -105,7 +107,7 @@ def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
         if phases := model.get("load_phases_s"):
             took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
-            found.append(f"seconds of its phases: {took}")
+            found.append(f"load times: {took}")
         if found:
             yield f"found while loading {model['name']}:", found
 
@@ -130,10 +132,10 @@ def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def events(target: Target, output: Output) -> None:
     """Example: mlxsup events --json
 
-    Prints a line each time a model's state changes, until interrupted.
+    Prints a line for each state change of a model, until Ctrl-C.
     """
     with output.until_interrupted(), connect(target) as client, reader_watched(client.close):
         changes = state_changes(client)
-        output.note(f"following {client.endpoint}; Ctrl-C ends")
+        output.note(f"following {client.endpoint}; press Ctrl-C to stop")
         for change in changes:
             output.result(change, change_line(change))

@@ -45,7 +45,11 @@ LOOK_INTERVAL_S = 0.05
 @optional_model_argument
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 @click.option(
-    "--timeout", "timeout_s", metavar="S", type=duration, help="How long to wait for them."
+    "--timeout",
+    "timeout_s",
+    metavar="S",
+    type=duration,
+    help="How long to wait for running requests.",
 )
 @daemon_options
 @click.pass_context
@@ -59,8 +63,9 @@ def stop(
 ) -> int:
     """Example: mlxsup stop
 
-    Lets running requests finish, ends every process and returns once all are gone. Ctrl-C leaves;
-    the daemon ends all the same. With MODEL it is `mlxsup unload MODEL`: the daemon stays.
+    Waits for running requests, ends the daemon and its workers, and returns once all processes are
+    gone. After Ctrl-C, the daemon still ends. With MODEL, it is `mlxsup unload MODEL`; the daemon
+    continues.
     """
     if model is not None:
         if now or timeout_s is not None:
@@ -91,9 +96,8 @@ def stop(
     took_s = time.monotonic() - start_s
     if left and daemon not in left:
         raise CliError(
-            f"the daemon has ended, but {_listed(left, names)} cannot be ended:"
-            " SIGKILL has no effect",
-            hint="the system cannot end it either; the next start tries again and names it",
+            f"the daemon has ended, but SIGKILL has no effect on {_listed(left, names)}",
+            hint="the process hangs in the kernel; the next `mlxsup start` tries again",
             status=ExitStatus.LEFT_BEHIND,
         )
     if left:
@@ -171,9 +175,8 @@ def _wait(
                     text = target.repeat_in(f"{stopping_words(stopping)}, Ctrl-C leaves")
                     line.tell(text, stopping["running"])
                 else:
-                    text = (
-                        f"waiting for {_listed(left, names)} ({format_duration(waited_s)} so far)"
-                    )
+                    so_far = format_duration(waited_s)
+                    text = f"waiting for {_listed(left, names)} to end ({so_far})"
                     line.tell(text, tuple(left))
             time.sleep(LOOK_INTERVAL_S)
     return left

@@ -28,15 +28,15 @@ def _interval(context: click.Context, parameter: click.Parameter, text: str) -> 
     default="1s",
     show_default=True,
     callback=_interval,
-    help="From one look at the daemon to the next.",
+    help="The time between two updates.",
 )
 @daemon_options
 def top(interval_s: float, target: Target, output: Output) -> None:
     """Example: mlxsup top
 
-    Shows models, memory, requests and the latest events on the whole screen. Keys restart, load and
-    unload a model, and cancel, pause and resume a request; ? explains them, q leaves. What takes
-    something away is only done after a question. In a pipe it writes a line for each change.
+    Shows models, memory, requests and the latest events on the whole screen. Press ? for the keys
+    that load, unload and restart a model or pause and cancel a request, and q to quit. In a pipe,
+    it prints a line for each change.
     """
     with output.until_interrupted():
         if _is_whole_terminal(output):

@@ -66,22 +66,22 @@ def complete(
     ]
 
 
-@click.command(short_help="Say what happened to a model or a request.")
+@click.command(short_help="Explain what happened to a model or a request.")
 @click.argument("name", required=False, metavar="[MODEL|REQUEST]", shell_complete=complete)
 @click.option(
     "--report",
     metavar="FILE",
     type=NewFile(),
-    help="Write an archive for a bug report (.tar.gz), without prompts, answers and keys.",
+    help="Write an archive (.tar.gz) for a bug report, without prompts, answers and keys.",
 )
 @daemon_options
 def why(name: str | None, report: Path | None, target: Target, output: Output) -> None:
     """Example: mlxsup why smollm2-135m
 
-    Says what ended MODEL, what it was doing, which requests ran and what became of them, and what
-    to do; or where the time of REQUEST went: an id such as the x-request-id of an HTTP answer, a
-    number such as 12, or `last`. Without either: what happened to the daemon and each model. It
-    needs no daemon: a daemon that was killed has left its flight recorder.
+    Explains why MODEL last ended, what it was doing, what became of its requests, and what to do.
+    For REQUEST, it shows where the time went; use its id, which HTTP answers carry as x-request-id,
+    a number such as 12, or `last`. Without an argument, it shows what happened to the daemon and
+    each model. It works without a running daemon.
     """
     now = time.time()
     known = _look(target, now)
@@ -93,7 +93,7 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
         _report(report, known, output)
         return
     if known.silence:
-        output.note(f"{known.silence}; this is what its flight recorder says")
+        output.note(f"{known.silence}; this is from its flight recorder")
     if known.remedy:
         output.note(f"hint: {target.repeat_in(known.remedy)}")
     blocks = ["\n".join(story.lines(width_of(sys.stdout))) for story in stories]
@@ -168,7 +168,9 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
     story = of_request(recording, run, number, open_now if is_open else None, now)
     if len(found) > 1:
         others = ", ".join(f"#{other}" for _, other in found[:-1][-MOST_LISTED:])
-        story.say(f"this is the latest of {len(found)} that were called {name}; others: {others}")
+        story.say(
+            f"this is the latest of {len(found)} requests with the id {name}; the others: {others}"
+        )
     return [story]
 
 
@@ -177,11 +179,11 @@ def _unknown(known: Known, name: str) -> CliError:
         dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
     )
     hint = meant(close_names(name, models)) or (
-        "`mlxsup requests` lists the open requests; of the others the latest 10,000 are kept, but"
-        " none that was refused when it came"
+        "`mlxsup requests` lists the open requests; of those that have ended, the"
+        " latest 10,000 are kept, except those that were refused"
     )
     listed = ", ".join(models[:MOST_LISTED]) or "none"
-    message = f"nothing is called {name!r}; models: {listed}"
+    message = f"there is no model or request {name!r}; models: {listed}"
     return CliError(message, code="unknown_name", hint=hint)
 
 
@@ -193,8 +195,8 @@ def _report(path: Path, known: Known, output: Output) -> None:
     )
     output.result(
         {"report": str(path), "files": files},
-        f"wrote {path} with {len(files)} files; texts that could be a prompt, an answer or a key"
-        " are left out, but look through it before you send it",
+        f"wrote {path} with {len(files)} files. Prompts, answers and keys are removed; please "
+        "check the files before you send them",
     )
 
 

@@ -26,7 +26,7 @@ BUSY_S = 0.05
 QUIET_S = 1.0
 """A check that takes no longer than this needs no explanation."""
 
-UNCHECKED = "this check could not run, so its problems are not listed"
+UNCHECKED = "this check could not run, so it may have missed problems"
 
 
 class Level(StrEnum):
@@ -113,9 +113,9 @@ def examine(
         if not work.done():
             yield note(
                 subject,
-                f"this could not be looked at: nothing has answered for {limit_s:.0f} s",
-                why="a disk or a program of the system does not answer, and may stop a daemon, too",
-                fix="look for disks of the network that are gone (`mount`)",
+                f"this could not be checked within {limit_s:.0f} s",
+                why="a disk or a system program does not respond, which may also block a daemon",
+                fix="look for network disks that are gone (`mount`)",
             )
             continue
         try:
@@ -123,16 +123,16 @@ def examine(
         except OSError as error:
             yield note(
                 subject,
-                f"this could not be looked at: {error}",
+                f"this could not be checked: {error}",
                 why=UNCHECKED,
-                fix="make it readable for you",
+                fix="make it readable",
             )
         except Exception as error:  # noqa: BLE001  a bug in one check hides no other finding
             yield problem(
                 subject,
-                f"this could not be looked at: {type(error).__name__}: {error}",
+                f"this could not be checked: {type(error).__name__}: {error}",
                 why=UNCHECKED,
-                fix="please report it, with the file that `mlxsup why --report FILE` writes",
+                fix="please report it with the file from `mlxsup why --report FILE`",
             )
 
 

@@ -206,7 +206,7 @@ def check_software(_setting: Setting) -> Iterator[Finding]:
                 "software",
                 f"{one.name} {'is not installed' if has is None else f'is {has}'}; mlxsup needs"
                 f" {one.name}{one.specifier}",
-                why="mlxsup was not tested with it: loads may fail, and answers may differ",
+                why="this version is untested: loads may fail and answers may differ",
                 command=f"{installer()} {shlex.quote(f'{one.name}{one.specifier}')}",
             )
     backend = find_backend()
@@ -215,7 +215,7 @@ def check_software(_setting: Setting) -> Iterator[Finding]:
     if is_linux and all(version_of(name) is None for name in (CPU_PACKAGE, *CUDA_PACKAGES)):
         yield problem(
             "software",
-            "MLX has no back-end: neither that for CPUs nor that for CUDA is installed",
+            "MLX has no back-end: install the one for CPUs or for CUDA",
             why="no model can be loaded",
             command=f"{installer()} 'mlxsup[{'cuda' if has_gpu else 'cpu'}]'",
         )
@@ -223,13 +223,13 @@ def check_software(_setting: Setting) -> Iterator[Finding]:
         yield note(
             "software",
             "this machine has an NVIDIA GPU, and MLX is installed for the CPU",
-            why="models run many times slower than they could",
+            why="models run many times slower than on the GPU",
             command=f"{installer()} 'mlxsup[cuda]'",
         )
     if not needed:
         yield note(
             "software",
-            "mlxsup is not installed as a package, so nothing says which versions it needs",
+            "mlxsup is not installed as a package, so the versions it needs cannot be checked",
             why="MLX of another version may be in use",
             fix="install mlxsup with pip, pipx or uv",
         )
@@ -269,8 +269,11 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
     if counting is None:
         yield note(
             "configuration",
-            f"there is none of {', '.join(str(one.path) for one in setting.places)}",
-            why="`mlxsup start` needs one, or --model",
+            (
+                "there is no configuration file; looked for "
+                f"{', '.join(str(one.path) for one in setting.places)}"
+            ),
+            why="`mlxsup start` needs a configuration file or --model",
             command="mlxsup init",
         )
     elif not counting.is_there:
@@ -278,7 +281,10 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
             "configuration",
             f"{counting.path} does not exist; {counting.source} names it",
             why="`mlxsup start` exits with 78",
-            fix=f"write it with `mlxsup init {shlex.quote(str(counting.path))}`, or name another",
+            fix=(
+                f"create it with `mlxsup init {shlex.quote(str(counting.path))}`, or choose "
+                "another file"
+            ),
         )
     if setting.loaded is not None:
         from mlxsup.supervisor.config.load import ConfigError
@@ -293,7 +299,7 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
             "configuration",
             text,
             why="`mlxsup start` exits with 78, and a reload is refused",
-            fix="change that line as it says",
+            fix="correct that line",
         )
     if setting.loaded is not None and counting is not None and not problems:
         models = counted(len(setting.loaded.models), "model")
@@ -302,16 +308,19 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
         if counting is not None and one.path != counting.path and one.is_there:
             yield note(
                 "configuration",
-                f"{one.path} is not read, because {counting.path} comes first ({counting.source})",
-                why="what you change there has no effect",
-                fix=f"name the one you mean with --config, or rename {counting.path}",
+                (
+                    f"{one.path} is ignored, because {counting.path} takes precedence "
+                    f"({counting.source})"
+                ),
+                why="changes of the ignored file have no effect",
+                fix=f"choose a file with --config, or rename {counting.path}",
             )
     if variable := os.environ.get(places.ENDPOINT_VARIABLE):
         yield note(
             "configuration",
             f"MLXSUP_ENDPOINT is set to {variable}",
-            why="commands without --config look for the daemon there, whatever the file says;"
-            " `mlxsup start` does not",
+            why="commands without --config look for the daemon there, but `mlxsup start` ignores "
+            "it",
             command="unset MLXSUP_ENDPOINT",
         )
 
@@ -338,7 +347,7 @@ def check_models(setting: Setting) -> Iterator[Finding]:
         yield problem(
             "models",
             f"{name}: {problems[name].text}",
-            why="its load fails, and requests for it end with `load_failed`",
+            why="the model cannot be loaded; requests for it fail with `load_failed`",
             fix="" if command else hint or "copy or download the model again",
             command=command,
         )
@@ -358,16 +367,16 @@ def check_downloads(setting: Setting) -> Iterator[Finding]:
         if offline:
             yield problem(
                 "downloads",
-                f"{repository}, which {model.name} needs, is not on this disk, and {offline}"
-                " forbids to download it",
-                why="its load fails",
+                f"{model.name} needs {repository}, which is not downloaded, and {offline} "
+                "forbids downloads",
+                why="the model cannot be loaded",
                 command=_online(command),
             )
         else:
             yield note(
                 "downloads",
-                f"{repository}, which {model.name} needs, is not on this disk yet",
-                why="its first load waits for the download",
+                f"{model.name} needs {repository}, which is not downloaded yet",
+                why="the first load waits for the download",
                 command=command,
             )
     path, mode = _token_path(), None
@@ -376,8 +385,8 @@ def check_downloads(setting: Setting) -> Iterator[Finding]:
     if mode is not None and mode & 0o077:
         yield note(
             "downloads",
-            f"others may read the token in {path} (mode {mode:04o})",
-            why="its readers can use the hub in your name",
+            f"other users can read the token in {path} (mode {mode:04o})",
+            why="anyone who reads it can use the hub in your name",
             command=f"chmod 600 {shlex.quote(str(path))}",
         )
         return
@@ -415,9 +424,9 @@ def check_folders(setting: Setting) -> Iterator[Finding]:
     if refusal := _refusal(_nearest(logs)):
         yield problem(
             "log folder",
-            f"{logs} cannot be written: {refusal}",
-            why=f"{REFUSED_73}, or nothing says later what happened",
-            fix="set log_dir to a folder that you can write to",
+            f"cannot write to {logs}: {refusal}",
+            why=f"{REFUSED_73}, or runs without logs",
+            fix="set log_dir to a writable folder",
         )
     else:
         yield _room("log folder", logs, "lines are lost when the disk is full")
@@ -426,7 +435,7 @@ def check_folders(setting: Setting) -> Iterator[Finding]:
     if trouble:
         file = setting.keys.file
         command = f"chmod 600 {shlex.quote(str(file))}" if _is_open(file) else ""
-        new = "make a key with `mlxsup key new NAME`, or end the need for keys with"
+        new = "create a key with `mlxsup key new NAME`, or allow HTTP without keys with"
         yield problem(
             "API keys",
             trouble,
@@ -459,12 +468,11 @@ def _runtime_problems(folder: Path) -> Iterator[Finding]:
         is_own = _is_private_use(folder)
         yield problem(
             subject,
-            f"{folder} has mode {mode:04o}, so others may reach its sockets",
+            f"{folder} has mode {mode:04o}, so other users may access its sockets",
             why=REFUSED_73,
             fix=""
             if is_own
-            else "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode"
-            " 0700",
+            else "set runtime_dir to a new folder; mlxsup creates it with mode 0700",
             command=f"chmod 0700 {shlex.quote(str(folder))}" if is_own else "",
         )
     elif refusal := _refusal(near):
@@ -472,20 +480,20 @@ def _runtime_problems(folder: Path) -> Iterator[Finding]:
             subject,
             f"{folder} cannot be used: {refusal}",
             why=REFUSED_73,
-            fix="set runtime_dir to a folder that you can write to",
+            fix="set runtime_dir to a writable folder",
         )
     if (kind := _file_system(near)) in NETWORK:
         yield problem(
             subject,
             f"{folder} is on a network disk ({kind})",
-            why="sockets and locks do not work there as they must",
-            fix="set runtime_dir to a folder on a disk of this machine",
+            why="sockets and locks do not work reliably there",
+            fix="set runtime_dir to a folder on a local disk",
         )
 
 
 def _room(subject: str, folder: Path, why: str) -> Finding:
     """Return how much room there is on the disk of a folder."""
-    fix = "delete what you do not need; `mlxsup models` shows what models take, and `mlxsup rm`"
+    fix = "free some space; `mlxsup models` shows the size of each model, and `mlxsup rm`"
     fix += " removes one"
     try:
         free = shutil.disk_usage(_nearest(folder)).free
@@ -551,17 +559,20 @@ def check_open_files(setting: Setting) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         limit = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-        yield ok("open files", f"{limit} may be open; a daemon needs {needed:,}")
+        yield ok("open files", f"{limit} may be open, but the daemon needs {needed:,}")
         return
     is_linux = system_name() == "Linux"
     linux = f"sudo prlimit --pid $$ --nofile={needed}:{needed}"
     yield problem(
         "open files",
-        f"only {hard:,} files may be open; a daemon needs {needed:,} for its models",
+        (
+            f"only {hard:,} files may be open at once, but the daemon needs {needed:,} for its "
+            "models"
+        ),
         why=REFUSED_73,
         fix="for this shell; a service has its own limit, such as LimitNOFILE of systemd"
         if is_linux
-        else "until the machine is started again",
+        else "until the next reboot",
         command=linux if is_linux else f"sudo launchctl limit maxfiles {needed} {needed}",
     )
 
@@ -582,7 +593,7 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
         yield problem(
             "memory",
             str(error),
-            why="nothing is refused and nothing is evicted when memory runs out",
+            why="mlxsup cannot refuse or unload models when memory runs out",
             fix='set memory_budget = "…GiB" in [supervisor]',
         )
         yield from others
@@ -593,16 +604,16 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
         found.append(
             problem(
                 "memory",
-                f"memory_budget is {size_text(size)}, and macOS recommends at most"
-                f" {size_text(automatic)} for the GPU",
-                why="beyond that the system compresses and swaps, and everything becomes slow",
+                f"memory_budget is {size_text(size)}, but macOS recommends at most "
+                f"{size_text(automatic)} for the GPU",
+                why="beyond that, the system compresses and swaps memory, which is slow",
                 command=f"sudo sysctl iogpu.wired_limit_mb={-(-size // 2**20)}",
             )
         )
     found += others
     yield from found
     if not found:
-        yield ok("memory", f"models may take {size_text(size)} together ({budget.reason})")
+        yield ok("memory", f"all models together may use {size_text(size)} ({budget.reason})")
 
 
 def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding]:
@@ -619,15 +630,15 @@ def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding
     for name in too_large:
         yield problem(
             "memory",
-            f"{name} does not fit into {budget}, whatever else is unloaded",
-            why="its load is refused",
+            f"{name} does not fit into {budget}, even alone",
+            why="it cannot be loaded",
             fix=f"{change or 'use a smaller model'}; `mlxsup plan` shows what it needs",
         )
     if change and not too_large:
         yield note(
             "memory",
-            f"not all models that are loaded at the start fit into {budget}",
-            why="they take turns, which costs a load each time",
+            f"the models with `preload` do not fit together into {budget}",
+            why="they take turns, and each turn costs a load",
             fix=f"{change}; `mlxsup plan` shows what each needs",
         )
 
@@ -644,9 +655,9 @@ def _other_servers() -> Iterator[Finding]:
             yield note(
                 "memory",
                 f"{name} (pid {process.pid}) holds {size_text(memory.rss)}",
-                why="mlxsup plans as if no other program served models; together they may need"
-                " more than there is",
-                fix="end it while mlxsup runs, or set memory_budget to what is left",
+                why="mlxsup does not count the models of other programs; together they may need "
+                "too much memory",
+                fix="quit it while mlxsup runs, or lower memory_budget",
             )
 
 
@@ -658,5 +669,7 @@ def _shortage() -> Iterator[Finding]:
             f"only {size_text(machine.available)} of {size_text(machine.total)} are available,"
             f" and {size_text(psutil.swap_memory().used)} are swapped out",
             why="mlxsup unloads idle models while other programs need memory",
-            fix="end programs that you do not need; `mlxsup status` shows what models take",
+            fix=(
+                "quit programs that you do not need; `mlxsup status` shows the memory of each model"
+            ),
         )

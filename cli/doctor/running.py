@@ -69,7 +69,7 @@ def check_daemon(setting: Setting) -> Iterator[Finding]:
         yield note(
             "daemon",
             f"another daemon runs at {endpoint} (pid {pid})",
-            why="each plans with the memory of the whole machine",
+            why="each daemon plans to use the memory of the whole machine",
             fix=f"end it with `{end}` if you do not need it",  # no command: it may be needed
         )
     yield from _gateway(setting, status or {}, holder)
@@ -104,18 +104,18 @@ def _running(setting: Setting, status: Mapping[str, Any]) -> Iterator[Finding]:
     if status["version"] != VERSION:
         yield problem(
             "daemon",
-            f"it is of version {status['version']}, and this command of {VERSION}",
+            f"the daemon has version {status['version']}, but this command has {VERSION}",
             why="they may not understand each other",
-            fix="stop it with `mlxsup stop`, and start it again",
+            fix="restart it with `mlxsup stop` and `mlxsup start`",
         )
     path, here = status.get("config_path"), setting.config
     # Not Path.resolve, which raises for links that lead in a circle.
     if path and here is not None and os.path.realpath(path) != os.path.realpath(here):
         yield note(
             "daemon",
-            f"it runs with {path}, and commands here read {os.path.realpath(here)}",
-            why="a change of the latter does not reach it",
-            fix="name the file with --config, or stop it with `mlxsup stop` and start it here",
+            f"the daemon uses {path}, but commands here read {os.path.realpath(here)}",
+            why="changes of the latter do not affect it",
+            fix="choose the file with --config, or stop the daemon and start it here",
         )
     if not broken:
         models = counted(len(status["models"]), "model")
@@ -127,23 +127,23 @@ def _silent(endpoint: str, holder: LockHolder, failure: str) -> Finding:
     if holder.is_stopped:
         return problem(
             "daemon",
-            f"its process {pid} is stopped, as by Ctrl-Z or SIGSTOP",
-            why="it answers no client, and no other daemon can start in its folder",
+            f"process {pid} of the daemon is stopped by Ctrl-Z or SIGSTOP",
+            why="it cannot answer, and no other daemon can start in its folder",
             command=f"kill -CONT {pid}",
         )
     if holder.is_beating:
         return problem(
             "daemon",
-            f"its process {pid} works and does not answer at {endpoint}{said}",
-            why="it is busy, or may open no more files",
-            fix="run this again in a moment; the end of its log says what it lacks",
+            f"process {pid} of the daemon is alive but does not answer at {endpoint}{said}",
+            why="it is busy, or has too many open files",
+            fix="try again in a moment; the end of its log may show the cause",
         )
     return problem(
         "daemon",
-        f"its process {pid} lives and does not answer at {endpoint}{said}",
+        f"process {pid} of the daemon is alive but does not answer at {endpoint}{said}",
         why="no other daemon can start in its folder",
-        fix=f"look at the end of its log; if it stays like this, end it with `kill {pid}`, and"
-        f" with `kill -KILL {pid}` if it is still there a minute later",
+        fix=f"look at the end of its log; if it does not recover, end it with `kill {pid}` and, "
+        f"after a minute, `kill -KILL {pid}`",
     )
 
 
@@ -155,21 +155,21 @@ def _absent(endpoint: str, folder: Path) -> Finding:
     if stranger:
         return note(
             "daemon",
-            f"none runs; the lock names process {recorded}, which is now another program"
-            f" ({stranger})",
-            why="ending that process would hit a stranger",
+            f"no daemon runs; the lock names process {recorded}, which is now another program "
+            f"({stranger})",
+            why="do not end that process: it is not the daemon",
             command=START,
         )
     if leftovers := len([*folder.glob("*.sock")]):
         was = f" (pid {recorded})" if recorded is not None else ""
         return note(
             "daemon",
-            f"none runs; the last one{was} was killed and left its"
-            f" socket{'' if leftovers == 1 else 's'}",
-            why="clients get no answer there; the next start removes it",
+            f"no daemon runs; the last one{was} was killed and left its "
+            f"socket{'' if leftovers == 1 else 's'}",
+            why="the next start removes what is left",
             command=START,
         )
-    return ok("daemon", f"none runs at {endpoint}")
+    return ok("daemon", f"no daemon runs at {endpoint}")
 
 
 def _other_daemons(folder: Path) -> Iterator[tuple[int, str]]:
@@ -206,8 +206,8 @@ def _gateway(
         is_sound = False
         yield problem(
             "gateway",
-            f"{setting.key_need}, and there is no key",
-            why="strangers could use your models, so `mlxsup start` exits with 78",
+            f"{setting.key_need}, but there is no API key",
+            why="anyone could use your models, so `mlxsup start` exits with 78",
             command="mlxsup key new laptop",
         )
     is_ours = (status.get("gateway") or {}).get("address") == str(address)
@@ -226,8 +226,10 @@ def _gateway(
                 f"{address} is taken{port.holder_of(address)}"
                 if free
                 else f"{address} cannot be used: {reason}",
-                why="the gateway cannot listen, and tries again and again",
-                fix=f'set listen = "{free or "127.0.0.1:8484"}" in [gateway], or end that program',
+                why="the HTTP gateway cannot listen and keeps retrying",
+                fix=(
+                    f'set listen = "{free or "127.0.0.1:8484"}" in [gateway], or quit that program'
+                ),
             )
     if is_sound:
         yield ok("gateway", f"{'listens at' if is_ours else 'can listen at'} {setting.listen}")
@@ -260,7 +262,7 @@ def _service(
         applied = "`launchctl bootout` and `bootstrap` apply it"
     else:
         applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
-    trouble, text = "does not say what to start", ""
+    trouble, text = "names no program to start", ""
     try:
         text = read_file(path) or ""
     except OSError as error:
@@ -292,15 +294,15 @@ def _judged_program(path: Path, program: str, applied: str) -> Finding | None:
     if not os.access(program, os.X_OK):
         return problem(
             "service",
-            f"{path} starts {program}, which is not there",
-            why="the service manager tries it in vain",
-            fix=f"write the path there that `command -v mlxsup` prints; {applied}",
+            f"{path} starts {program}, which does not exist",
+            why="the service manager cannot start the daemon",
+            fix=f"replace it by the path that `command -v mlxsup` prints; {applied}",
         )
     if own is not None and os.path.realpath(own) != os.path.realpath(program):
         return note(
             "service",
-            f"{path} starts {program}, which is another mlxsup than this one",
-            why="an upgrade of the one does not reach the other",
+            f"{path} starts {program}, but this is another mlxsup",
+            why="upgrading one does not upgrade the other",
             fix=f"keep one of them; {applied}",
         )
     return None
@@ -313,15 +315,15 @@ def _judged_config(
         return problem(
             "service",
             f"{path} names {config}, which does not exist",
-            why="the daemon exits with 78, and is not started again",
-            fix=f"name the right file; {applied}",
+            why="the daemon exits with 78 and is not restarted",
+            fix=f"correct the path; {applied}",
         )
     if config is not None and here is not None and config != here:
         return note(
             "service",
-            f"{path} names {config}, and commands here read {here}",
-            why="commands here look for another daemon than the service's",
-            fix=f"use `--config {config}`, or name the same file there",
+            f"{path} uses {config}, but commands here read {here}",
+            why="commands here do not find the daemon of the service",
+            fix=f"use `--config {config}`, or use the same file in the service",
         )
     return None
 
@@ -331,7 +333,7 @@ def _judged_manners(path: Path, text: str, *, is_user: bool, applied: str) -> Fi
         return note(
             "service",
             f"{path} has no ProcessType Interactive",
-            why="macOS limits how much processor time and disk the models get",
+            why="macOS limits the processor time and disk access of the models",
             fix=f"add <key>ProcessType</key><string>Interactive</string>; {applied}",
         )
     if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
@@ -366,9 +368,9 @@ def check_machine(setting: Setting) -> Iterator[Finding]:
     if now + DAY_S < written.stat().st_mtime:
         yield problem(
             "clock",
-            f"the machine says it is {time.strftime('%Y-%m-%d', time.gmtime(now))}, and {written}"
-            " was written later",
-            why="downloads fail because certificates seem not to be valid yet",
+            f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime(now))}, but {written} was "
+            "written later",
+            why="downloads fail because certificates appear to be not yet valid",
             command="sudo timedatectl set-ntp true"
             if is_linux
             else "sudo systemsetup -setusingnetworktime on",
@@ -379,12 +381,12 @@ def check_machine(setting: Setting) -> Iterator[Finding]:
     if minutes:
         yield note(
             "sleep",
-            f"the machine sleeps after {minutes} minutes without a user",
-            why="answers stop until it is woken",
+            f"the machine sleeps after {minutes} minutes of inactivity",
+            why="answers stop until it wakes up",
             command="sudo pmset -c sleep 0",
         )
     elif minutes == 0:
-        yield ok("sleep", "the machine does not sleep by itself")
+        yield ok("sleep", "the machine does not sleep automatically")
 
 
 def _sleep_minutes() -> int | None:

@@ -84,13 +84,13 @@ class ServiceFacts:
                 raise _unusable(f"{shown} is not UTF-8 text") from None
             if any(sign in FORBIDDEN or not sign.isprintable() for sign in text):
                 raise _unusable(
-                    f"{text!r} has a sign that a service file cannot express: a quotation mark, a"
-                    " backslash, or one that is not printable"
+                    f"{text!r} has a character that a service file cannot contain: a quotation "
+                    "mark, a backslash or a control character"
                 )
 
 
 def _unusable(why: str) -> CliError:
-    message, hint = f"no service file can be written: {why}", "move or rename it"
+    message, hint = f"cannot write a service file: {why}", "move or rename it"
     return CliError(message, code="unusable_path", hint=hint)
 
 
@@ -170,7 +170,7 @@ def no_program(name: str) -> CliError:
     """Return the error for a service manager whose command is not there."""
     manager = "launchd" if name == "launchctl" else "systemd"
     return CliError(
-        f"there is no {manager} here: {name} is not installed",
+        f"{manager} is not available, because {name} is not installed",
         code="no_service_manager",
-        hint="run `mlxsup start --detach`, or `mlxsup start` under what starts services here",
+        hint="use `mlxsup start --detach`, or run `mlxsup start` under your own service manager",
     )

@@ -123,7 +123,7 @@ class Launchd:
         while self._is_known():
             if time.monotonic() > give_up_at:
                 raise CliError(
-                    f"launchd has not ended the job within {limit_s:g} s",
+                    f"launchd did not end the job within {limit_s:g} s",
                     code="service_manager",
                     hint="see `mlxsup service status`",
                 )
@@ -167,7 +167,7 @@ class Launchd:
         output = read_job(self._text()).get("StandardErrorPath")
         if not isinstance(output, str):
             raise CliError(
-                f"{self.path} names no file for the output",
+                f"{self.path} does not say where the output goes",
                 code="not_installed",
                 hint="install it with `mlxsup service install`",
             )

@@ -170,7 +170,9 @@ class Systemd:
         done = call(self._control("is-system-running"))
         if done.stdout.strip() == "offline" or "not been booted with systemd" in done.stderr:
             where = "on this machine"
-            hint = "run `mlxsup start --detach`, or `mlxsup start` under what starts services here"
+            hint = (
+                "use `mlxsup start --detach`, or run `mlxsup start` under your own service manager"
+            )
             if any(mark.exists() for mark in CONTAINER_MARKS):
                 where = "in this container"
                 hint = "let the container run `mlxsup start`, with a restart policy"
@@ -188,8 +190,8 @@ class Systemd:
         """Return what the user who has installed the service should know."""
         if not self._is_system and self._has_linger() is False:
             return [
-                "it starts when you log in, and ends when you log out; to have it run from the"
-                " start of the machine: `loginctl enable-linger`"
+                "it starts when you log in and ends when you log out; `loginctl "
+                "enable-linger` lets it start with the machine"
             ]
         return []
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from .output import LiveLine, Output
-from .requests import INTERRUPTED, notice_step, notice_text
-from .text import clock
+import click
+
+from .keyboard import Keyboard
+from .output import CLEAR_LINE, ESCAPE, Output, terminal_size
+from .requests import notice_step, notice_text
+from .text import cell_len, clock, cut
+from .writer import for_terminal, own
 
 if TYPE_CHECKING:
     from mlxsup.client import Notice, Result
@@ -16,57 +20,161 @@ if TYPE_CHECKING:
 
 
 QUIET_S = 1.0
-"""A wait that is no longer than this needs no line that stays."""
+"""A wait that is no longer than this is not worth a line."""
+
+TAB = 8
+VERBATIM = ("```", "~~~", "|")
+"""Begin lines that the terminal breaks and we do not: code and tables are copied as they are."""
+CLOSING = frozenset("、。，．：；！？）」』】〉》〕｝’”ー々")
+"""Wide signs that stand behind another one and never begin a line."""
 
 
-class AnswerLine(LiveLine):
-    """The line that shows the latest notice of a request until its next text.
+class Typesetter:
+    """The place of an answer's text on a terminal; a word that has no room there moves down.
 
-    Where lines stay, a notice is written only if it is still true after a second, with its time in
-    UTC, and a progress once for each tenth of it.
+    Attributes:
+        column: where the next character goes, from 0. The last column stays free, because a
+            terminal that has filled it is in doubt about where it stands.
+    """
 
-    Args:
+    def __init__(self) -> None:
+        self.column = 0
+        self._columns = 0
+        self._word, self._word_width = "", 0
+        self._begin = ""  # of the answer's own line, which may take several of the terminal
+        self._is_code = self._is_long = self._is_broken = False
+
+    def new_line(self) -> None:
+        """Continue at the left edge: the terminal stands there already."""
+        self.column = self._word_width = 0
+        self._word, self._is_long, self._is_broken = "", False, False
+
+    def feed(self, text: str, columns: int) -> str:
+        """Return what to write for more of the answer, on a terminal of so many columns.
+
+        Args:
+            text: with nothing in it that a terminal would obey.
+            columns: as they are now; a terminal that was resized has broken its lines anew.
+        """
+        if columns != self._columns:
+            self._columns, self.column = columns, self.column % columns
+            self._word, self._word_width = "", 0
+        return "".join(map(self._put, text))
+
+    def _put(self, sign: str) -> str:
+        if sign == "\n":
+            self._is_code ^= self._begin.startswith(VERBATIM[:2])
+            self._begin = ""
+            self.new_line()
+            return sign
+        if len(self._begin) < TAB:
+            self._begin = (self._begin + sign).lstrip()
+        width = TAB - self.column % TAB if sign == "\t" else cell_len(sign)
+        if self._is_code or self._begin.startswith(VERBATIM):
+            return self._run_on(sign, width)
+        if sign.isspace():
+            return self._space(sign, width)
+        return self._run_on(sign, width) if self._is_long else self._letter(sign, width)
+
+    def _run_on(self, sign: str, width: int) -> str:
+        """Let the terminal break the line."""
+        self.column = width if self.column + width > self._columns else self.column + width
+        return sign
+
+    def _space(self, sign: str, width: int) -> str:
+        self._word, self._word_width, self._is_long = "", 0, False
+        if self.column + width < self._columns:
+            if self._is_broken and not self.column:
+                return ""
+            self.column += width
+            return sign
+        self.new_line()
+        self._is_broken = True
+        return "\n"
+
+    def _letter(self, sign: str, width: int) -> str:
+        if width > 1 and sign not in CLOSING:  # lines may be broken before it
+            self._word, self._word_width = "", 0
+        if self.column + width < self._columns:
+            back = ""
+        elif self._word_width == self.column:
+            self._is_long = True  # an address, say: it has no room on any line
+            return self._run_on(sign, width)
+        else:
+            back = own(f"{ESCAPE}{self._word_width}D{ESCAPE}K") if self._word else ""
+            back += f"\n{self._word}"
+            self.column, self._is_broken = self._word_width, False
+        self._word, self._word_width = self._word + sign, self._word_width + width
+        self.column += width
+        return back + sign
+
+
+class AnswerScreen:
+    """The place where an answer is read: its text and, while none comes, a line that says why.
+
+    The line is written once a wait has lasted for a second. On a terminal it changes, and is taken
+    back before the next text, which continues where it stood. Elsewhere there is a line for each
+    quarter of a progress, and one when an answer continues.
+
+    Attributes:
         model: which one answers.
+        is_loading: whether the answer waited for a load when it was last heard of.
     """
 
     def __init__(self, model: str, output: Output) -> None:
-        super().__init__(output)
-        self._model = model
-        # The timer's thread says what is true after the first second, the reader's all later.
+        self.model = model
+        self.is_loading = False
+        self._output = output
+        self._can_redraw = output.can_redraw(sys.stderr) and not output.is_json
+        self._typesetter = Typesetter()
+        self._half_line: TextIO | None = None
+        self._has_text = False
+        # The timer's thread writes the first line of a wait, the reader's all else.
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._is_due = False
+        self._is_interrupted = False
         self._notice: Notice | None = None
         self._said: dict[str, tuple[object, ...]] = {}
+        self._columns: int | None = None  # of the terminal when the line was written
+        self._keyboard = Keyboard()
 
     def notify(self, notice: Notice) -> None:
-        """Show a notice; that of an interruption stays on a terminal, too."""
-        if notice.kind == "interrupted":
-            self.remark(INTERRUPTED)
-        elif notice.kind in ("resumed", "changed"):
+        """Take what the answer waits for now."""
+        if notice.kind in ("resumed", "changed"):
             return
-        elif self.is_possible:
-            self.show(notice_text(notice))
-        else:
-            self._notify_in_lines(notice)
-
-    def clear(self) -> None:
-        """Clear the line, and forget the notice."""
-        super().clear()
-        if self._timer is None:
-            return
-        self._timer.cancel()
         with self._lock:
-            self._timer, self._notice, self._is_due, self._said = None, None, False, {}
-
-    def _notify_in_lines(self, notice: Notice) -> None:
-        with self._lock:
+            self.is_loading = notice.kind == "loading"
+            self._is_interrupted |= notice.kind == "interrupted"
             self._notice = notice
             if self._timer is None:
                 self._timer = threading.Timer(QUIET_S, self._begin)
                 self._timer.daemon = True
                 self._timer.start()
             self._say()
+
+    def write(self, text: str, stream: TextIO, style: str = "") -> None:
+        """Write a piece of the answer where the one before has ended."""
+        self.is_loading = False
+        with self._lock:
+            self._go_on()
+            if self._output.can_redraw(stream):
+                text = for_terminal(text, is_answer=True)
+                text = self._typesetter.feed(text, terminal_size().columns)
+            self._output.answer(text, stream, style)
+            if text:
+                self._half_line = stream if stream.isatty() and not text.endswith("\n") else None
+            self._has_text = True
+
+    def end_text(self) -> None:
+        """Begin a new line if half a line of the answer stands on the terminal."""
+        with self._lock:
+            self._forget_wait()
+            self._take_back()
+            if self._half_line is not None:
+                click.echo(file=self._half_line)
+            self._half_line = None
+            self._typesetter = Typesetter()
 
     def _begin(self) -> None:
         with self._lock:
@@ -77,42 +185,101 @@ class AnswerLine(LiveLine):
     def _say(self) -> None:
         if self._notice is None or not self._is_due:
             return
-        step = notice_step(self._notice)
-        if step != self._said.get(self._notice.kind):
+        text = notice_text(
+            self._notice, is_interrupted=self._is_interrupted, has_text=self._has_text
+        )
+        if self._can_redraw:
+            self._draw(text)
+        elif (step := notice_step(self._notice)) != self._said.get(self._notice.kind):
             self._said[self._notice.kind] = step
-            self._output.note(f"{clock()} {self._model}: {notice_text(self._notice)}")
+            self._output.note(f"{clock()} {self.model}: {text}")
+
+    def _draw(self, text: str) -> None:
+        columns = terminal_size().columns
+        if self._columns is None and self._half_line is not None:
+            click.echo(file=self._half_line)
+        self._columns = columns
+        # A line that wraps could not be taken back.
+        styled = self._output.style(cut(text, columns - 1), sys.stderr, "dim")
+        click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
+
+    def _go_on(self) -> None:
+        was_said, was_text = bool(self._said), self._has_text
+        self._forget_wait()
+        self._take_back()
+        if was_said and was_text:
+            self._output.note(f"{clock()} {self.model}: the answer continues")
+
+    def _forget_wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._notice, self._said = None, None, {}
+        self._is_due = self._is_interrupted = False
+
+    def _take_back(self) -> None:
+        if self._columns is None:
+            return
+        back, column = CLEAR_LINE, self._typesetter.column
+        if self._half_line is not None:
+            if self._columns == terminal_size().columns and column < self._columns:
+                back += own(f"{ESCAPE}A{ESCAPE}{column + 1}G")
+            else:
+                self._typesetter.new_line()  # where the line above has ended is not known
+        self._columns = None
+        click.echo(back, nl=False, err=True)
+
+    def __enter__(self) -> Self:
+        self._keyboard.hide_typing()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_text()
+        self._keyboard.give_back()
 
 
-def read_answer(stream: Stream, line: LiveLine, output: Output) -> Result:
+def read_answer(stream: Stream, screen: AnswerScreen, output: Output) -> Result:
     """Print the text of a stream as it comes, and return its result.
 
-    The model's reasoning is dimmed on a terminal, and shown nowhere else.
+    The model's reasoning is dimmed on a terminal, and shown nowhere else. What is no terminal gets
+    a line break at the end of an answer that lacks one, as a file of answers needs it.
 
     Args:
         stream: read to its end.
-        line: cleared before the first text.
+        screen: where the answer is read.
     """
-    channel = "content"
+    channel, last = "content", ""
     try:
         for delta in stream:
             if output.is_json or not delta.text:
                 continue
-            line.clear()
-            if delta.channel == "content" or (delta.channel == "reasoning" and line.is_possible):
-                if delta.channel != channel:
-                    line.end_text()
-                    channel = delta.channel
-                if channel == "content":
-                    line.answer(delta.text, sys.stdout)
-                else:
-                    line.answer(delta.text, sys.stderr, "dim")
+            if delta.channel == "content":
+                last = delta.text
+            elif delta.channel != "reasoning" or not output.can_redraw(sys.stderr):
+                continue
+            if delta.channel != channel:
+                screen.end_text()
+                channel = delta.channel
+            if channel == "content":
+                screen.write(delta.text, sys.stdout)
+            else:
+                screen.write(delta.text, sys.stderr, "dim")
     finally:
         # Otherwise a remark, an error or the shell's prompt would follow on the same line.
-        line.end_text()
+        screen.end_text()
+    if last and not last.endswith("\n") and not sys.stdout.isatty():
+        output.data("")
     for call in stream.result.tool_calls:
         called = f"{call['function']['name']}({call['function']['arguments']})"
         output.note(f"the model calls {called}", "dim")
     return stream.result
+
+
+def cancelled_text(screen: AnswerScreen) -> str:
+    """Return what Ctrl-C has ended, and what goes on."""
+    if screen.is_loading:
+        name = screen.model
+        return f"Cancelled. {name} continues to load; `mlxsup unload {name}` stops it."
+    return "Cancelled. The model stays loaded."
 
 
 def show_remarks(result: Result, output: Output, *, is_verbose: bool) -> None:
@@ -130,12 +297,12 @@ def empty_remark(result: Result) -> str:
     if result.text.strip() or result.tool_calls or result.finish_reason == "cancelled":
         return ""
     if result.finish_reason == "length" and result.reasoning:
-        return "no answer: the limit of tokens came while the model was still reasoning"
+        return "no answer: the model reached the token limit while it was still reasoning"
     if result.reasoning:
-        return "no answer: the model reasoned, and then ended without one"
+        return "no answer: the model stopped after its reasoning"
     if result.text:
-        return "the answer is nothing but white space"
-    return "the answer is empty: the model ended it at once"
+        return "the answer contains only white space"
+    return "the answer is empty: the model stopped immediately"
 
 
 def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def discard(stream: TextIO) -> None:
 
 
 class LiveLine:
-    """Shows on standard error what is being waited for, and keeps text of an answer apart from it.
+    """The line on standard error that says what is being waited for.
 
     Attributes:
         is_possible: true if a line can be replaced there; elsewhere lines stay.
@@ -195,13 +195,12 @@ class LiveLine:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._is_shown = False
-        self._half_line: TextIO | None = None
         self._told: object = None
         self.is_possible = output.can_redraw(sys.stderr) and not output.is_json
 
     def show(self, text: str) -> None:
-        """Replace the line's text; not while half a line of an answer stands there."""
-        if self.is_possible and self._half_line is None:
+        """Replace the line's text."""
+        if self.is_possible:
             from .text import cut  # help would wait for it
 
             # A line that wraps could not be cleared.
@@ -218,23 +217,9 @@ class LiveLine:
             self._told = step
             self._output.note(text)
 
-    def answer(self, text: str, stream: TextIO, style: str = "") -> None:
-        """Write a piece of an answer."""
-        self.clear()
-        self._output.answer(text, stream, style)
-        self._half_line = stream if stream.isatty() and not text.endswith("\n") else None
-
-    def end_text(self) -> None:
-        """Begin a new line if half a line of an answer stands on the terminal."""
-        self.clear()
-        if self._half_line is not None:
-            click.echo(file=self._half_line)
-        self._half_line = None
-
     def remark(self, text: str) -> None:
-        """Write a line that stays, below what has been written of an answer."""
-        if sys.stderr.isatty():
-            self.end_text()
+        """Write a line that stays."""
+        self.clear()
         self._output.note(text, "dim")
 
     def clear(self) -> None:
@@ -282,7 +267,7 @@ def confirm(question: str, *, default: bool = False, declined: str = "nothing wa
     """
     if not sys.stdin.isatty():
         raise CliError(
-            "standard input is no terminal, so the question cannot be asked",
+            "cannot ask for confirmation, because standard input is not a terminal",
             hint="add --yes",
             status=ExitStatus.USAGE,
         )

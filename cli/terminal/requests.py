@@ -15,55 +15,74 @@ if TYPE_CHECKING:
 
 
 QUEUED_WORDS = {
-    "turn": ", another has its turn",
-    "limit": ", its client runs as many as it may",
-    "memory": ", the model waits for memory",
-    "swap": ", the model waits for its next turn",
-    "restart": ", the model restarts",
-    "backoff": ", the model restarts after a crash",
-    "download": ", the model's download failed and is tried again",
+    "turn": "another request runs alone first",
+    "limit": "this client already runs as many requests as it may",
+    "memory": "the model waits for memory",
+    "swap": "the model waits for its next turn",
+    "restart": "the model is restarting",
+    "backoff": "the model restarts after a crash",
+    "download": "the download of the model failed and will be tried again",
 }
-"""What a request waits for besides a row or a load, which has a notice of another kind."""
+"""Why a request waits, unless it is for a row or a load, which has a notice of another kind."""
 
 PAUSED_WORDS = {
-    "user": "until `mlxsup resume`",
-    "turn": "another has its turn",
-    "class": "an interactive request has its row",
-    "swap": "its model makes room for another one until its next turn",
-    "memory": "there is too little memory for it now",
+    "user": "`mlxsup resume` continues it",
+    "turn": "another request runs alone first",
+    "class": "a request of a higher priority runs first",
+    "swap": "another model has its turn",
+    "memory": "there is not enough memory right now",
 }
 
-INTERRUPTED = "the worker ended; the answer continues when it is back"
 
+def notice_text(notice: Notice, *, is_interrupted: bool = False, has_text: bool = False) -> str:
+    """Return `waiting: position 3, about 12s`, `loading the model, 40%` and the like.
 
-def notice_text(notice: Notice) -> str:
-    """Return `queued, position 3, about 12s`, `loading, weights 40%` and the like."""
+    Args:
+        notice: the latest one.
+        is_interrupted: whether the model's process has ended since the latest text.
+        has_text: whether some of the answer has come.
+    """
     detail = notice.detail
+    if is_interrupted and notice.kind != "paused":
+        goal = "continues" if has_text else "answers"
+        if notice.kind == "prefilling":
+            done, total = _tokens(detail)
+            return f"Reading the conversation again ({done * 100 // total}%), then it {goal}."
+        share = f" ({detail['fraction']:.0%})" if detail.get("fraction") else ""
+        return f"The model stopped. Reloading{share}, then it {goal}."
     if notice.kind == "queued":
         why = QUEUED_WORDS.get(str(detail.get("reason")), "")
-        return f"queued, position {detail.get('position')}{why}{_expected(detail)}"
+        return f"waiting: position {detail.get('position')}{_and(why)}{_expected(detail)}"
     if notice.kind == "loading":
-        progress = progress_text(detail) or str(detail.get("state", "")).lower()
-        return f"loading, {progress}" if progress else "loading"
+        progress = progress_text(detail)
+        return f"loading the model{_and(progress)}"
     if notice.kind == "paused":
-        words = PAUSED_WORDS.get(str(detail.get("reason")), "it continues by itself")
-        return f"paused, {words}{_expected(detail)}"
+        words = PAUSED_WORDS.get(str(detail.get("reason")), "it will continue by itself")
+        return f"paused: {words}{_expected(detail)}"
     if notice.kind == "prefilling":
         done, total = _tokens(detail)
-        return f"reading the prompt, {done} of {total} tokens ({done * 100 // total}%)"
+        return f"reading the prompt: {done:,} of {counted(total, 'token')} ({done * 100 // total}%)"
     return str(notice.kind)
 
 
+def _and(text: str) -> str:
+    return f", {text}" if text else ""
+
+
+PARTS = 4
+"""A progress is worth this many lines where lines stay."""
+
+
 def notice_step(notice: Notice) -> tuple[object, ...]:
-    """Return what makes a notice worth a line: a tenth of a progress, but not an estimate."""
+    """Return what makes a notice worth a line: a quarter of a progress, but not an estimate."""
     detail = notice.detail
     if notice.kind == "prefilling":
         done, total = _tokens(detail)
-        return (notice.kind, done * 10 // total)
+        return (notice.kind, done * PARTS // total)
     if notice.kind == "loading":
         fraction = detail.get("fraction")
-        tenth = int(fraction * 10) if isinstance(fraction, int | float) else 0
-        return (notice.kind, detail.get("state"), detail.get("phase"), tenth)
+        part = int(fraction * PARTS) if isinstance(fraction, int | float) else 0
+        return (notice.kind, detail.get("phase") == "download", part)
     return (notice.kind, detail.get("position"), detail.get("reason"))
 
 
@@ -139,10 +158,11 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _doing(one: Mapping[str, Any]) -> str:
-    """Return `place 3, about 12s`, `prompt 41%, about 5s` or `until mlxsup resume`."""
+    """Return `place 3, about 12s`, `prompt 41%, about 5s` or how a pause ends."""
     parts = []
     if one["state"] == "waiting":
-        parts.append(f"place {one['place']}{QUEUED_WORDS.get(str(one['reason']), '')}")
+        parts.append(f"place {one['place']}")
+        parts += filter(None, [QUEUED_WORDS.get(str(one["reason"]))])
     elif one["state"] == "paused":
         parts.append(PAUSED_WORDS["user"])
     elif one["prefill"] is not None:

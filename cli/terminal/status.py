@@ -201,8 +201,8 @@ def _memory_lines(value: Mapping[str, Any]) -> Iterator[str]:
         if model.get("raised_bytes"):
             more, needed = (format_bytes(model[key]) for key in ("raised_bytes", "needed_bytes"))
             yield (
-                f"{model['name']} needs at least {needed}, {more} of it because it ran out of"
-                " memory before"
+                f"{model['name']} needs at least {needed}, which includes {more} because it ran "
+                "out of memory before"
             )
 
 
@@ -232,7 +232,7 @@ def _spare_lines(value: Mapping[str, Any]) -> Iterator[str]:
     held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
     line = f"spare workers: {states} ({wanted} wanted), {held}"
     if spares.get("retry_in_s") is not None:
-        line += f"; one died, the next starts in {format_duration(spares['retry_in_s'])}"
+        line += f"; one crashed, and the next starts in {format_duration(spares['retry_in_s'])}"
     yield line
 
 
@@ -267,7 +267,10 @@ EXIT_WORDS = {
     "internal": "internal error",
 }
 
-BATCHING_WORDS = {"serial_prefill": "prompts one by one", "one_row": "one request at a time"}
+BATCHING_WORDS = {
+    "serial_prefill": "reads prompts one by one",
+    "one_row": "runs one request at a time",
+}
 
 
 def note_of(model: Mapping[str, Any], now: float) -> str:
@@ -293,11 +296,11 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         parts.append(cause)
     parts = [*_reading_words(model), *(parts or _quiet_words(model))]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
-        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} are kept for it")
+        parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} remain reserved")
     if model.get("paused"):
         parts.append(f"{len(model['paused'])} paused")
     if model.get("yielded"):
-        parts.append(f"{len(model['yielded'])} gave way")
+        parts.append(f"{len(model['yielded'])} made room for others")
     is_busy = any(model.get(key) for key in ("running", "queued", "paused"))
     if model.get("unloads_in_s") is not None and not is_busy:
         parts.append(f"unloads in {format_duration(model['unloads_in_s'])}")
@@ -324,7 +327,7 @@ def _reading_words(model: Mapping[str, Any]) -> list[str]:
     if not parts:
         return []
     count = f" of {len(parts)} prompts" if len(parts) > 1 else ""
-    return [f"prefill {int(min(parts) * 100)}%{count}"]
+    return [f"reading prompt, {int(min(parts) * 100)}%{count}"]
 
 
 def _waiting_words(per_class: object) -> str | None:
@@ -374,14 +377,24 @@ def _signal_name(value: object) -> str:
     return str(value)
 
 
+PHASE_WORDS = {
+    "spawn": "starting",
+    "import": "starting",
+    "weights": "reading weights",
+    "materialise": "reading weights",
+    "warmup": "warming up",
+    "download": "downloading",
+}
+
+
 def progress_text(progress: object) -> str:
-    """Return `weights 40%` or `download 40% of 4.20 GiB` of a load, or what a model waits for."""
+    """Return `40%, reading weights` of a load, or what a model waits for."""
     if not isinstance(progress, Mapping):
         return ""
-    fraction = progress.get("fraction")
-    share = f" {fraction:.0%}" if isinstance(fraction, int | float) and fraction else ""
+    fraction, phase = progress.get("fraction"), str(progress.get("phase", ""))
     whole = f" of {format_bytes(total)}" if (total := progress.get("total_bytes")) else ""
-    return f"{progress.get('phase', '')}{share}{whole}".strip()
+    share = f"{fraction:.0%}{whole}" if isinstance(fraction, int | float) and fraction else ""
+    return ", ".join(filter(None, [share, PHASE_WORDS.get(phase, phase)]))
 
 
 BROKEN_MODELS = {"FAILED": "has FAILED", "BACKOFF": "is in BACKOFF"}

@@ -61,7 +61,7 @@ KEYS: dict[str, tuple[Literal["model", "request"], Verb]] = {
 ASKED_FIRST: dict[Verb, str] = {
     "restart": "running answers finish first",
     "unload": "running answers finish first",
-    "cancel": "its answer ends",
+    "cancel": "this ends its answer",
 }
 """What is only done after a question, and what the question says about it."""
 
@@ -84,8 +84,8 @@ HELP = (
     "r  l  u        restart, load, unload",
     "c              cancel a request",
     "p              pause it, or resume it",
-    "q, Ctrl-C      leave",
-    "Ctrl-Z         leave it for a while",
+    "q, Ctrl-C      quit",
+    "Ctrl-Z         suspend",
     "memory  # =    used, may grow to",
 )
 HINTS = {
@@ -241,6 +241,8 @@ class Top(App[int]):
             self._draw()
 
     def _see(self, look: Look) -> None:
+        if self.look is None:
+            self.heard.extend(_history(look))
         self.heard.extend(change_line(change) for change in look.changes)
         pid = look.status["pid"]
         if self.look is not None and self.look.status["pid"] != pid:
@@ -267,7 +269,7 @@ class Top(App[int]):
         if self.selected is not None:
             self._place = self.items.index(self.selected)
         if self.question is not None and self.question.item not in items:
-            self.said = f"{self.question.item.title} is not there any longer"
+            self.said = f"{self.question.item.title} is gone"
             self.question = None
 
     # ------------------------------------------------------------ keys
@@ -310,7 +312,7 @@ class Top(App[int]):
             self.said = "nothing is selected: use the arrow keys"
             return
         if item.kind != kind:
-            self.said = f"`{key}` is for a {kind}: select one"
+            self.said = f"select a {kind} first to use `{key}`"
             return
         if verb == "pause" and item.state in PAUSED_STATES:
             verb = "resume"
@@ -329,14 +331,14 @@ class Top(App[int]):
         if key in ("y", "Y"):
             self._start(question)
         else:
-            self.said = f"{question.item.title}: nothing was done"
+            self.said = f"{question.item.title}: nothing was changed"
 
     # ------------------------------------------------------------ orders
 
     def _start(self, order: Order) -> None:
         """Carry out an order on a thread, because some take as long as a load."""
         if order.item in self._under_way:
-            self.said = f"{order.item.title}: the order before this one is not done yet"
+            self.said = f"{order.item.title}: the previous action is still running"
             return
         self._under_way.add(order.item)
         self.said = f"{DOING[order.verb]} {order.item.title} …"
@@ -395,7 +397,7 @@ class Top(App[int]):
     def _title(self, width: int) -> str:
         if self.lost is not None:
             since = clock(self._lost_at)
-            return f"no daemon since {since}, still trying: {self.lost.message}"
+            return f"no daemon since {since}, reconnecting: {self.lost.message}"
         return title(self.look, width) if self.look is not None else ""
 
     def _last_line(self, width: int) -> str:
@@ -406,7 +408,7 @@ class Top(App[int]):
             short = f"{verb} {cut(name, width - len(f'{verb} ? (y/n)'))}? (y/n)"
             return text if cell_len(text) <= width else short
         if self._is_helping:
-            return "any key leaves this help"
+            return "press any key to close this help"
         return self.said or HINTS[self.selected.kind if self.selected is not None else None]
 
     @contextmanager
@@ -417,6 +419,17 @@ class Top(App[int]):
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self.failure = error
             self.exit()
+
+
+def _history(look: Look) -> list[str]:
+    """Return what happened to the models before, as far as the daemon's records go."""
+    from mlxsup.protocol.flight import OF_MODELS
+
+    from ..why.recording import kept_in
+    from ..why.stories import lines_of
+
+    recorded = kept_in(look.status, look.at)
+    return lines_of([one for one in recorded if isinstance(one.entry, OF_MODELS)])
 
 
 def _done(client: Client, order: Order) -> str:

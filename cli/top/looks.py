@@ -44,8 +44,11 @@ def looks(client: Client, interval_s: float, has_ended: threading.Event) -> Iter
         RequestError, ConnectionLost: the daemon does not answer, or reports no changes any more.
     """
     changes = Changes(client)
+    is_first = True
     while not has_ended.is_set():
-        status, requests = client.status(), client.requests()
+        # What happened before is asked for once.
+        status, requests = client.status(debug=is_first), client.requests()
+        is_first = False
         heard = [change for change in changes.wait(0.0) if is_step(change)]
         yield Look(at=time.time(), status=status, requests=requests, changes=heard)
         has_ended.wait(interval_s)

@@ -203,9 +203,9 @@ def _damage(unread: Sequence[str]) -> str:
     parts = [one for one in unread if one not in ("", LOST)]
     if damaged := unread.count(""):
         lines = counted(damaged, "line")
-        parts.append(f"{lines} of the flight recorder cannot be read, and the rest was used")
+        parts.append(f"{lines} of the flight recorder cannot be read and were skipped")
     if LOST in unread:
-        parts.append("a part could not be written: was the disk full?")
+        parts.append("a part is missing, perhaps because the disk was full")
     return "; ".join(parts)
 
 

@@ -139,14 +139,14 @@ def write_report(
                 tar.addfile(member, io.BytesIO(data))
     except FileExistsError:
         raise CliError(
-            f"there is a file at {path} already",
+            f"{path} already exists",
             code="file_exists",
-            hint="name another one",
+            hint="choose another file",
             status=ExitStatus.USAGE,
         ) from None
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
-        hint = "name a file in a folder that you can write to"
+        hint = "choose a file in a writable folder"
         raise CliError(message, code="file", hint=hint) from None
     return list(parts)
 
@@ -162,7 +162,7 @@ def _parts(
         try:
             configuration = redacted(read_toml(config))  # without comments, which may say anything
         except CliError:
-            configuration = {"file": "cannot be read, or is not TOML"}
+            configuration = {"file": "it cannot be read or is not TOML"}
     yield "configuration.json", _json(configuration)
     if status is not None:
         said = {name: value for name, value in status.items() if name != "flight"}

@@ -48,25 +48,25 @@ BRINGS_BACK = ("`mlxsup restart ", "`mlxsup reload`", "`mlxsup start`")
 WELL = ("READY", "STOPPED", "LOADING", "DRAINING")
 
 ADVICE = {
-    "quarantined": "`mlxsup restart MODEL` lifts the quarantine; `mlxsup why MODEL` says what died",
-    "worker_crashed": "`mlxsup why MODEL` says what its worker died of; sending it again may help",
-    "insufficient_memory": "`mlxsup plan`, or a shorter prompt or answer",
-    "queue_timeout": "`mlxsup status`; allow more with `queue_timeout_s`",
-    "deadline_exceeded": "allow more with `timeout_s` or `first_token_timeout_s`",
+    "quarantined": "`mlxsup why MODEL` explains it; `mlxsup restart MODEL` lifts the quarantine",
+    "worker_crashed": "`mlxsup why MODEL` explains the crash; you can send the request again",
+    "insufficient_memory": "see `mlxsup plan`, or shorten the prompt or the answer",
+    "queue_timeout": "see `mlxsup status`, or raise `queue_timeout_s`",
+    "deadline_exceeded": "raise `timeout_s` or `first_token_timeout_s`",
     "load_failed": "`mlxsup why MODEL`",
     "model_failed": "`mlxsup why MODEL`",
-    "slow_consumer": "read the stream as it comes",
+    "slow_consumer": "read the stream without delay",
     "unloaded": "`mlxsup load MODEL`, then send it again",
-    "internal": "please report it, with the file that `mlxsup why MODEL --report FILE` writes",
+    "internal": "please report it with the file from `mlxsup why MODEL --report FILE`",
 }
 """Advice about the errors of requests, by their codes."""
 
 OUTCOMES = {
     "stop": "its answer is complete (stop)",
-    "length": "its answer has reached its longest (length)",
-    "tool_calls": "its answer is a call of tools (tool_calls)",
+    "length": "its answer reached the token limit (length)",
+    "tool_calls": "its answer is a tool call (tool_calls)",
     "cancelled": "it was cancelled",
-    "gone": "its client had gone",
+    "gone": "its client disconnected",
 }
 
 
@@ -154,25 +154,25 @@ def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
         code = run.ended.entry.code if isinstance(run.ended.entry, DaemonEnded) else 0
         words = f" with exit code {code}"
         if code == 0:
-            words = ", because it was asked to"
+            words = ", on request"
         elif code == BUG_CODE:
-            words = ": it met a bug, which is in mlxsup.log (exit code 70)"
-            story.advice.append("please report it, with what `mlxsup why --report FILE` writes")
+            words = " because of a bug, which mlxsup.log shows (exit code 70)"
+            story.advice.append("please report it with the file from `mlxsup why --report FILE`")
         elif code == LEFT_BEHIND_CODE:
-            words = ", and a process could not be ended: SIGKILL has no effect on it (exit code 71)"
+            words = ", but SIGKILL had no effect on one of its processes (exit code 71)"
             story.advice += [
-                "see which one it is: `worker left behind` in mlxsup.log has its pid",
-                "`mlxsup start` tries to end it again; if it never goes, restart the machine",
+                "look for `worker left behind` in mlxsup.log, which shows its pid",
+                "`mlxsup start` tries to end it again; otherwise reboot the machine",
             ]
         story.say(f"{daemon} ended at {moment(run.ended.at, now)}{words}")
         return
     story.say(
-        f"{daemon} died without a word: it was killed (SIGKILL), or the machine failed; its last"
-        f" sign of life came at {moment(run.alive_at, now)}"
+        f"{daemon} was killed (SIGKILL), or the machine failed; it was last alive at "
+        f"{moment(run.alive_at, now)}"
     )
     story.entries = list(run.entries)
     if run.entries:
-        story.say("what it did last:")
+        story.say("its last events:")
         for line in lines_of(run.entries[-LAST_SHOWN:]):
             story.add(line)
     open_then: dict[int, RequestStarted] = {}
@@ -183,7 +183,7 @@ def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
             open_then.pop(one.entry.number, None)
     lost = list(open_then.values())
     if lost:
-        story.say(f"{counted(len(lost), 'request')} had been started and ended with it:")
+        story.say(f"{counted(len(lost), 'request')} ended with it:")
         for entry in lost[:MOST_LOST]:
             story.add(f"{entry.id} (#{entry.number}) of {entry.model}")
         if len(lost) > MOST_LOST:
@@ -256,7 +256,7 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
         if not is_well or now - latest.recorded.at < RECENT_S:
             story.advice += advice
     else:
-        known = [f" since {moment(one.at, now)}, which is as far as is recorded" for one in entries]
+        known = [f" since {moment(one.at, now)}, the start of the records" for one in entries]
         story.say(f"it has not died{known[0] if known else ''}")
     if row is not None and row["state"] == "FAILED":
         if not deaths:
@@ -264,7 +264,7 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
         # A process that was given up is loaded again once it has ended.
         is_back = any(command in one for one in advice for command in BRINGS_BACK)
         if not is_back and not (deaths and deaths[-1].died.reason == GIVEN_UP):
-            story.advice.append(f"once the cause is gone: `mlxsup restart {name}`")
+            story.advice.append(f"fix the cause, then run `mlxsup restart {name}`")
     if recording.damage:
         story.say(recording.damage)
     return story
@@ -274,19 +274,19 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
     name, state = row["name"], row["state"]
     match state:
         case "READY":
-            story.say(f"{name} is READY, for {format_duration(row.get('loaded_for_s'))}")
+            story.say(f"{name} has been READY for {format_duration(row.get('loaded_for_s'))}")
         case "BACKOFF":
             retry = format_duration(row.get("retry_in_s"))
-            story.say(f"{name} is BACKOFF: it is started again in {retry}")
+            story.say(f"{name} is in BACKOFF and restarts in {retry}")
         case "FAILED":
             cause = row.get("cause") or "see below"
-            story.say(f"{name} has FAILED and is not started again by itself: {cause}")
+            story.say(f"{name} has FAILED and will not restart automatically: {cause}")
         case "PENDING" | "LOADING":
             story.say(f"{name} is {state}: {progress_text(row.get('progress')) or 'it begins'}")
             if wait := row.get("memory_wait"):
-                story.add(f"it waits for memory: {wait['reason']}")
+                story.add(f"it waits for memory, because it {wait['reason']}")
         case "STOPPED":
-            story.say(f"{name} is STOPPED ({row.get('why')}): the next request or a load starts it")
+            story.say(f"{name} is STOPPED ({row.get('why')}); the next request loads it")
         case _:
             story.say(f"{name} is {state} ({row.get('why')})")
     if suspects := row.get("suspects"):
@@ -294,7 +294,7 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
         story.add(f"{counted(suspects, 'request')} under suspicion{alone}")
     if quarantined := row.get("quarantined"):
         story.add(f"{counted(quarantined, 'request')} in quarantine")
-        story.advice.append(f"`mlxsup restart {name}` ends a quarantine before its hour")
+        story.advice.append(f"`mlxsup restart {name}` lifts the quarantine early")
 
 
 def _tell_death(story: Story, death: Death, now: float) -> None:
@@ -319,7 +319,7 @@ def _tell_death(story: Story, death: Death, now: float) -> None:
     if died.retry_in_s is not None:
         text = f"then: the next start after {seconds(died.retry_in_s)}"
     elif died.after == "PENDING":
-        text = "then: started again at once"
+        text = "then: restarted immediately"
         for one in death.run.entries:
             match one.entry:
                 case ModelChanged(model=story.name, after="READY") if (
@@ -342,12 +342,12 @@ def _before(died: WorkerDied) -> str:
         parts.append(f"READY for {seconds(died.ready_s)}")
         parts.append(f"{counted(died.steps, 'step')} ended")
     if died.doing:
-        parts.append(f"last seen doing: {died.doing}")
+        parts.append(f"last activity: {died.doing}")
     if died.footprint_bytes:
         parts.append(f"{format_bytes(died.footprint_bytes)} resident")
     if died.active_bytes:
         held = f"{format_bytes(died.active_bytes)} in its engine"
-        parts.append(f"{held} and {format_bytes(died.cache_bytes)} kept for reuse")
+        parts.append(f"{held} and {format_bytes(died.cache_bytes)} cached")
     if died.limit_bytes:
         parts.append(f"limit {format_bytes(died.limit_bytes)}")
     return "before: " + ", ".join(parts)
@@ -357,7 +357,7 @@ def _what_became_of(row: LostRow, death: Death) -> str:
     if row.fate == PAUSED:
         return f"is paused, until `mlxsup resume {row.id}`"
     if row.fate == "quarantined":
-        return "was quarantined: it has killed its engine each time that it ran alone"
+        return "was quarantined, because it crashed the model each time it ran alone"
     if row.fate != CONTINUES:
         return f"failed with {row.fate}"
     return _what_followed(row.number, death)
@@ -374,7 +374,7 @@ def _what_followed(number: int, death: Death) -> str:
         if isinstance(entry, RequestEnded) and entry.number == number:
             return f"ended ({entry.outcome})"
         if isinstance(entry, WorkerDied) and any(row.number == number for row in entry.rows):
-            return "was started again, and met the next death"
+            return "was started again and hit the next crash"
     return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
 
 
@@ -429,7 +429,7 @@ def of_request(
         story.say(f"{_named(end.entry)}: ended at {moment(end.at, now)}, {how}")
         _tell_times(story, end.entry)
         for warning in end.entry.warnings:
-            story.add(f"a remark about its answer: {warning}")
+            story.add(f"warning: {warning}")
         if outcome in ADVICE:
             story.advice.append(ADVICE[outcome].replace("MODEL", first.model))
     elif open_now is not None:
@@ -438,9 +438,9 @@ def of_request(
     elif run.is_alive:
         story.say(f"{_named(first)} is open")
     else:
-        last = f"the daemon's last sign of life came at {moment(run.alive_at, now)}"
+        last = f"the daemon was last alive at {moment(run.alive_at, now)}"
         story.say(f"{_named(first)} was lost with the daemon: {last}")
-        story.advice += ["`mlxsup why` says how the daemon ended", "send it again"]
+        story.advice += ["`mlxsup why` explains how the daemon ended", "send it again"]
     _tell_events(story, run, number)
     if recording.damage:
         story.say(recording.damage)
@@ -455,7 +455,7 @@ def of_waiting(open_now: Mapping[str, Any]) -> Story:
         f"{open_now['id']} ({open_now['number']}) of {open_now['model']} is open:"
         f" {open_now['state']}{place}, for {seconds(open_now['age_s'])}"
     )
-    story.advice.append(f"`mlxsup why {open_now['model']}` says what its model does")
+    story.advice.append(f"`mlxsup why {open_now['model']}` shows the state of its model")
     return story
 
 
@@ -467,10 +467,10 @@ def _named(entry: RequestStarted | RequestPaused | RequestContinued | RequestEnd
 def _tell_times(story: Story, ended: RequestEnded) -> None:
     usage, timings = ended.usage, ended.timings
     if not usage.prompt_tokens:
-        story.add(f"it waited {seconds(timings.queued_s)}, and never began")
+        story.add(f"it waited {seconds(timings.queued_s)} and never started")
         return
     story.add(f"it waited {seconds(timings.queued_s)}")
-    cached = f" ({usage.cached_tokens:,} known already)" if usage.cached_tokens else ""
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
     story.add(
         f"its prompt: {counted(usage.prompt_tokens, 'token')}{cached}, prepared in"
         f" {seconds(timings.tokenize_s)}, read in {seconds(timings.prefill_s)}"
@@ -478,9 +478,9 @@ def _tell_times(story: Story, ended: RequestEnded) -> None:
     rate = f", {ended.tokens_per_s:.1f} tokens/s" if ended.tokens_per_s else ""
     first = f", the first after {seconds(timings.first_token_s)}" if timings.first_token_s else ""
     story.add(f"its answer: {counted(usage.completion_tokens, 'token')}{first}{rate}")
-    paused = f", {seconds(timings.paused_s)} of them paused" if timings.paused_s else ""
+    paused = f", {seconds(timings.paused_s)} of it paused" if timings.paused_s else ""
     whole, engine = seconds(timings.total_s), seconds(usage.engine_s)
-    story.add(f"in all {whole}{paused}; {engine} of the engine's time")
+    story.add(f"total {whole}{paused}; {engine} of engine time")
 
 
 def _tell_events(story: Story, run: Run, number: int) -> None:

@@ -166,7 +166,7 @@ def _elsewhere(says: str) -> Callable[[Request], Awaitable[Response]]:
     """Return a route that says what is done at the command line."""
 
     async def say(request: Request) -> NoReturn:
-        message = f"this is not done over HTTP: {says}"
+        message = f"this is not available over HTTP: {says}"
         raise Failure(HTTPStatus.NOT_IMPLEMENTED, message, code="not_implemented")
 
     return say

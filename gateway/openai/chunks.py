@@ -122,7 +122,9 @@ class OpenAiShape(Shape):
         self._told += sum(1 + len(one.top) for one in logprobs)
         if self._told > limits.MAX_PROMPT_LOGPROBS:
             most = limits.MAX_PROMPT_LOGPROBS
-            message = f"the prompts have more than {most} log-probabilities: ask for fewer at once"
+            message = (
+                f"the prompts have more than {most} log-probabilities; send fewer prompts at once"
+            )
             raise bad_field("logprobs", message)
         if self._ask.tells_prompt and logprobs:
             self.counted[index].told.append(encode([prompt_logprob(one) for one in logprobs])[1:-1])

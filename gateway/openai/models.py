@@ -68,7 +68,7 @@ def no_model(status: Mapping[str, Any], name: str) -> Failure:
     close = [names[one] for one in difflib.get_close_matches(name.lower(), names)]
     return Failure(
         HTTPStatus.NOT_FOUND,
-        f"no model is called {name[:100]!r}; configured: {', '.join(known) or 'none'}"
+        f"there is no model {name[:100]!r}; configured: {', '.join(known) or 'none'}"
         + (advice_of(close) or HOW_TO_ADD),
         code="model_not_found",
         param="model",

@@ -31,7 +31,9 @@ def read_chat(body: dict[str, Any]) -> Ask:
     messages = read_messages(given.pop("messages", []))
     older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
     if older is not None and newer is not None and older != newer:
-        raise bad_field("max_tokens", "max_tokens and max_completion_tokens differ: send one")
+        raise bad_field(
+            "max_tokens", "max_tokens and max_completion_tokens differ; send only one of them"
+        )
     if "tools" in given:
         given["tools"] = read_tools(given["tools"])
         if given["tools"] == []:
@@ -53,7 +55,10 @@ def _read_end(given: dict[str, Any]) -> None:
     if given.setdefault("continue_final_message", not opens) is opens:
         raise bad_field(
             "add_generation_prompt",
-            "add_generation_prompt and continue_final_message contradict each other: send one",
+            (
+                "add_generation_prompt and continue_final_message contradict each other; send "
+                "only one of them"
+            ),
         )
 
 
@@ -80,7 +85,9 @@ def read_completion(body: dict[str, Any]) -> Ask:
     ask = _ask(model, inputs, given, unread)
     if has_echo is True and has_logprobs:
         if given.setdefault("prompt_logprobs", listed) != listed:
-            raise bad_field("prompt_logprobs", "prompt_logprobs and logprobs differ: send one")
+            raise bad_field(
+                "prompt_logprobs", "prompt_logprobs and logprobs differ; send only one of them"
+            )
         if given.get("max_tokens") == 1:
             # Who evaluates continuations leaves out the last token, which must then be there even
             # if it is an end of text.
@@ -109,7 +116,8 @@ def _ask(
     tells_prompt = "prompt_logprobs" in given
     if tells_prompt and is_streamed:
         raise bad_field(
-            "prompt_logprobs", "prompt_logprobs has no place in a stream: leave one out"
+            "prompt_logprobs",
+            "prompt_logprobs cannot be streamed; remove prompt_logprobs or stream",
         )
     return Ask(
         model=model,

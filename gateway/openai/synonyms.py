@@ -94,7 +94,7 @@ def translate(body: Mapping[str, Any], unread: list[str], *, is_chat: bool) -> d
         if theirs in given:
             value = given.pop(theirs)
             if given.setdefault(ours, value) != value:
-                raise bad_field(theirs, f"{theirs} and {ours} differ: send one")
+                raise bad_field(theirs, f"{theirs} and {ours} differ; send only one of them")
     if _is_same(given.get("top_p"), 0):  # only the likeliest token, as other servers have it
         del given["top_p"]
         given["top_k"] = 1
@@ -183,7 +183,7 @@ def _translate_formats(given: dict[str, Any], unread: list[str]) -> None:
         forms["response_format"] = read_format(form, "response_format", unread)
     if len(forms) > 1:
         *_, name = forms
-        raise bad_field(name, f"{' and '.join(forms)} are there: send one format")
+        raise bad_field(name, f"{' and '.join(forms)} are both set; send only one format")
     if forms:
         (given["response_format"],) = forms.values()
 

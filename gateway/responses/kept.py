@@ -163,7 +163,10 @@ class KeptResponses:
             size = limits.MAX_BODY_BYTES // 2**20
             raise Failure(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"what this request refers to has more than {size} MiB: begin a conversation anew",
+                (
+                    f"the conversation that this request continues exceeds {size} MiB; start a new "
+                    "one"
+                ),
                 code="request_too_large",
                 param="previous_response_id" if previous else "input",
             )
@@ -249,7 +252,7 @@ def _list(items: Iterable[bytes]) -> bytes:
 
 def _not_kept(what: str, code: str, param: str) -> Failure:
     message = (
-        f"{what} is not kept here: deleted, never stored, of another key, too old, or from before"
-        " the gateway's start; send the whole conversation"
+        f"{what} is not stored here (deleted, never stored, of another key, too old, or lost "
+        "in a restart); send the whole conversation"
     )
     return Failure(HTTPStatus.NOT_FOUND, message, code=code, param=param)

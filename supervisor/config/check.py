@@ -141,7 +141,7 @@ class Check:
             check_runtime_dir(runtime_dir)
         except ValueError as error:
             where = ("supervisor", "runtime_dir")
-            self._add_all([(where, f"takes a shorter folder: {error}")])
+            self._add_all([(where, f"is too long: {error}")])
 
     def _entry_problems(self, name: str, entry: ModelTable) -> Iterator[Problem]:
         where = ("models", name)
@@ -152,9 +152,9 @@ class Check:
         if is_right("path", "repo"):
             needs_one = entry.engine == "mlx" and is_right("engine")
             if entry.path is not None and entry.repo is not None:
-                yield (*where, "repo"), "cannot be used together with path: leave one of them out"
+                yield (*where, "repo"), "cannot be combined with path; remove one of them"
             elif needs_one and entry.path is None and entry.repo is None:
-                yield where, "names neither a folder with path, nor a repo"
+                yield where, "needs a path or a repo"
             elif entry.repo is None and entry.revision != DEFAULT_REVISION:
                 yield (*where, "revision"), "needs repo"
         if entry.fake and entry.engine == "mlx" and is_right("engine"):
@@ -229,8 +229,8 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
         need = find_key_need(address, rules)
         if need is not None and not have_been_made(keys):
             setting, why = need
-            missing_key = "there is no key that would keep strangers out"
-            yield setting, f"{why}, and {missing_key}: `{KEYS_HINT}` makes one"
+            missing_key = "there is no API key to keep others out"
+            yield setting, f"{why}, but {missing_key}; `{KEYS_HINT}` creates one"
 
 
 def rules_of(table: GatewayTable) -> GatewayRules:
@@ -254,7 +254,7 @@ def _client_name_problems(clients: object) -> Iterator[Problem]:
     for name in clients if isinstance(clients, dict) else ():
         if name != ANYONE and not re.fullmatch(CLIENT_NAME, name):
             expected = f'{CLIENT_NAME_EXPECTED}; or "{ANYONE}" for all others'
-            yield ("clients", name), f"is no name for a client, which takes {expected}"
+            yield ("clients", name), f"is not a valid client name, which takes {expected}"
 
 
 def _class_problems(name: str, client: ClientTable) -> Iterator[Problem]:
@@ -268,9 +268,15 @@ def _model_name_problems(models: object) -> Iterator[Problem]:
     for name in models if isinstance(models, dict) else ():
         where = ("models", name)
         if not MODEL_NAME.fullmatch(name):
-            yield where, f"is no name for a model, which takes {MODEL_NAME_EXPECTED}"
+            yield where, f"is not a valid model name, which takes {MODEL_NAME_EXPECTED}"
         elif name.lower() in RESERVED_NAMES:
-            yield where, f"is no name for a model: a log of the daemon is called {name.lower()}"
+            yield (
+                where,
+                (
+                    "cannot be the name of a model, because a log of the daemon has this name: "
+                    f"{name.lower()}"
+                ),
+            )
         elif name.lower() in seen:  # names become log files, and some file systems ignore case
             yield where, f"differs from models.{seen[name.lower()]} only in case"
         seen.setdefault(name.lower(), name)
@@ -290,7 +296,7 @@ def _alias_problems(models: Mapping[str, ModelTable]) -> Iterator[Problem]:
         for preset in entry.presets:
             if not MODEL_NAME.fullmatch(preset):
                 place = ("models", name, "presets", preset)
-                yield place, f"is no name for a preset, which takes {MODEL_NAME_EXPECTED}"
+                yield place, f"is not a valid preset name, which takes {MODEL_NAME_EXPECTED}"
 
 
 def _foreign_problems(
@@ -304,9 +310,9 @@ def _foreign_problems(
         where = ("gateway", "names", foreign)
         base, _, preset = model.rpartition(":")
         if not FOREIGN.fullmatch(foreign):
-            yield where, f"is no name: it takes {FOREIGN_EXPECTED}"
+            yield where, f"is not a valid name, which takes {FOREIGN_EXPECTED}"
         elif foreign in known:
-            yield where, f"has no effect: it is a name of models.{known[foreign]}"
+            yield where, f"has no effect, because models.{known[foreign]} has this name"
         elif model not in known and not (base in known and preset in models[known[base]].presets):
             yield where, f"takes the name of a model, or NAME:PRESET, not {_shown(model)}"
 
@@ -391,7 +397,7 @@ def _suggestion(table: type[Table], key: str) -> str:
             return f"; it belongs to {heading}{also}"
     known = list(table.model_fields)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
 
 
 def _joined(where: Place) -> str:

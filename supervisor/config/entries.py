@@ -138,13 +138,13 @@ def check_name(name: str, config: DaemonConfig) -> None:
     """
     if not MODEL_NAME.fullmatch(name) or name.lower() in RESERVED_NAMES:
         message = (
-            f"a name has {MODEL_NAME_EXPECTED}, and is none of {', '.join(sorted(RESERVED_NAMES))}"
+            f"a name has {MODEL_NAME_EXPECTED}; {', '.join(sorted(RESERVED_NAMES))} are reserved"
         )
         raise RefusedModelError("usage", message)
     for one in config.models:
         if name.lower() == one.name.lower():
             hint = "choose another name, or see `mlxsup models`"
-            raise RefusedModelError("name_taken", f"another model is called {name}", hint)
+            raise RefusedModelError("name_taken", f"the name {name} is already taken", hint)
         if name.lower() in {alias.lower() for alias in one.aliases}:
             hint = "choose another name, or see `mlxsup models`"
             raise RefusedModelError("name_taken", f"{name} is another name of {one.name}", hint)
@@ -272,7 +272,7 @@ def parsed(read: ConfigText, path: Path) -> DaemonConfig:
 
 def still_written(path: Path) -> ConfigError:
     """Return the error for a file that another program keeps writing."""
-    return ConfigError([f"{path}: is still being written: try again once it is complete"])
+    return ConfigError([f"{path}: is still being written; try again once it is complete"])
 
 
 def write_text(path: Path, before: str, after: str) -> bool:

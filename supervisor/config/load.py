@@ -229,7 +229,7 @@ def parse_config(
     models = values.get("models")
     if isinstance(models, dict) and len(models) > MAX_MODELS:
         raise ConfigError(
-            [f"{path}: has {len(models)} models: a daemon takes {MAX_MODELS}, so leave some out"]
+            [f"{path}: has {len(models)} models, but a daemon serves at most {MAX_MODELS}"]
         )
     check = Check(path=path, lines=LineIndex(text), values=values)
     file = check.tables()

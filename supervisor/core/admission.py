@@ -83,7 +83,7 @@ Reason = tuple[str, str]
 def _refuse_for_bytes(body_bytes: int, ledger: Ledger, settings: CoreSettings) -> Reason | None:
     if ledger.held_bytes + body_bytes <= settings.max_queue_bytes:
         return None
-    return "max_queue_bytes", f"open requests hold {ledger.held_bytes} bytes, near the limit"
+    return "max_queue_bytes", f"open requests hold {ledger.held_bytes} bytes, close to the limit"
 
 
 def _refuse_for_place(
@@ -95,7 +95,8 @@ def _refuse_for_place(
     if ledger.waiting < settings.max_queue or len(model.queue) < share:
         return None
     sentence = (
-        f"{ledger.waiting} requests are waiting, {len(model.queue)} of them for it, the limit"
+        f"{ledger.waiting} requests are waiting, {len(model.queue)} of them for this model, "
+        "which is the limit"
     )
     return "max_queue", sentence
 
@@ -107,4 +108,4 @@ def _refuse_for_account(account: Account, ledger: Ledger, settings: CoreSettings
     if waiting < terms.most_waiting(account, settings):
         return None
     limit = f"{terms.table_of(account)} max_queue" if own else "max_queue_per_client"
-    return limit, f"{waiting} requests of this client are waiting, the limit"
+    return limit, f"{waiting} requests of this client are waiting, which is the limit"

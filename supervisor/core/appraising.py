@@ -76,8 +76,8 @@ class Appraising:
         )
         self._outbox.add(remember)
         note = (
-            f"it ran out of memory: from now on {size_text(higher.needed_bytes)} is reserved for a"
-            f" load, {size_text(higher.raise_for(0))} more than it was appraised at"
+            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+            f"which is {size_text(higher.raise_for(0))} more than estimated"
         )
         model.life.story.append(f"{now:.3f} {note}")
         self._outbox.announce(change_map(model, model.life.state, note))

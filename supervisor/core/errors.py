@@ -16,7 +16,7 @@ def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
     """A name that is not in the configuration (H10)."""
     names = sorted(known)
     close = close_names(name, names)
-    message = f"no model is called {name!r}; configured: {', '.join(names) or 'none'}"
+    message = f"there is no model {name!r}; configured: {', '.join(names) or 'none'}"
     return RemoteError(ErrorCode.UNKNOWN_MODEL, message, detail={"known": names, "close": close})
 
 
@@ -59,7 +59,7 @@ def superseded(name: ModelName, by: str) -> RemoteError:
     """A command that was overtaken by its opposite."""
     return RemoteError(
         ErrorCode.SUPERSEDED,
-        f"{by} of {name} was requested in the meantime",
+        f"{by} of {name} was requested meanwhile",
         detail={"model": name},
     )
 
@@ -77,8 +77,8 @@ def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> Remote
     """A request that kills its engine."""
     return RemoteError(
         ErrorCode.QUARANTINED,
-        f"this request crashed {name} each time it ran; it is refused for"
-        f" {math.ceil(lifted_in_s / 60)} minutes, or until `mlxsup restart {name}`",
+        f"this request crashed {name} each time it ran, so it is refused for "
+        f"{math.ceil(lifted_in_s / 60)} minutes or until `mlxsup restart {name}`",
         detail={"model": name, "tokens_sent": tokens_sent, "lifted_in_s": lifted_in_s},
     )
 
@@ -88,8 +88,8 @@ def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteE
     give back what they could."""
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
-        f"{name} ran out of memory for this request alone, twice ({text}): shorten the prompt or"
-        " the answer, or unload other models",
+        f"{name} ran out of memory twice while it ran only this request ({text}); shorten the "
+        "prompt or the answer, or unload other models",
         detail={"model": name, "cause": text, "tokens_sent": tokens_sent},
     )
 
@@ -108,9 +108,9 @@ def row_does_not_fit(
     available_bytes = max(0, available_bytes)
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
-        f"this request needs {size_text(needed_bytes)}, and {name} can have"
-        f" {size_text(available_bytes)} for its requests: shorten the prompt or the answer, or"
-        " raise memory_budget, or the model's memory",
+        f"this request needs {size_text(needed_bytes)}, but {name} has only "
+        f"{size_text(available_bytes)} for requests; shorten the prompt or the answer, or "
+        "raise memory_budget or the memory of the model",
         detail={
             "model": name,
             "needed_bytes": needed_bytes,
@@ -194,8 +194,8 @@ def priority_too_high(priority: Priority, highest: Priority, table: str) -> Remo
     """A request of a class that its client must not use."""
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"priority {priority} is above what this client may use: send {highest} or a lower one, or"
-        f" raise max_priority in [{table}] and reload",
+        f"this client may not use priority {priority}; use {highest} or a lower one, or raise "
+        f"max_priority in [{table}] and reload",
         detail={"parameter": "priority", "max_priority": highest.value},
     )
 
@@ -205,7 +205,8 @@ def bad_configuration(problems: Iterable[str]) -> RemoteError:
     found = list(problems)
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
-        "the configuration is wrong, and nothing has changed:" + "".join(f"\n  {p}" for p in found),
+        "the configuration has errors, so nothing was changed:"
+        + "".join(f"\n  {p}" for p in found),
         detail={"problems": found},
     )
 
@@ -223,33 +224,35 @@ def superseded_subscription() -> RemoteError:
     """The end of a subscription whose connection has subscribed again."""
     return RemoteError(
         ErrorCode.SUPERSEDED,
-        "the connection subscribed again; it can have one subscription at a time",
+        "a newer subscription of this connection replaced this one",
     )
 
 
 def already_paused(name: ModelName, id: RequestId) -> RemoteError:
     """A second pause."""
-    return _unsuitable(name, id, f"request {id!r} is paused already: resume it, or cancel it")
+    return _unsuitable(name, id, f"request {id!r} is already paused; resume or cancel it")
 
 
 def not_paused(name: ModelName, id: RequestId) -> RemoteError:
     """A resume of a request that nobody has paused."""
-    return _unsuitable(name, id, f"request {id!r} is not paused: it runs, or waits for its turn")
+    return _unsuitable(name, id, f"request {id!r} is not paused; it is running or waiting")
 
 
 def may_not_be_paused(name: ModelName, id: RequestId, why: str) -> RemoteError:
     """A pause of a request that must not leave its batch and come back."""
-    return _unsuitable(name, id, f"request {id!r} may not be paused: {why}")
+    return _unsuitable(name, id, f"request {id!r} cannot be paused: {why}")
 
 
 def too_many_readers(name: ModelName, id: RequestId, most: int) -> RemoteError:
     """One more who wants to join a stream."""
-    return _unsuitable(name, id, f"request {id!r} has {most} other readers already, the limit")
+    return _unsuitable(
+        name, id, f"request {id!r} already has {most} other readers, which is the limit"
+    )
 
 
 def nothing_rendered(name: ModelName, id: RequestId) -> RemoteError:
     """Somebody joins a stream when no worker can show what was delivered of it."""
-    sentence = f"what request {id!r} has got so far can be shown once {name} is READY again"
+    sentence = f"the answer to request {id!r} can be shown once {name} is READY again"
     return _unsuitable(name, id, sentence)
 
 
@@ -257,8 +260,11 @@ def renderer_lost(name: ModelName, id: RequestId) -> RemoteError:
     """The worker has not shown what was delivered of a stream that somebody has joined."""
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
-        f"{name} could not show what request {id!r} had got so far; if it is open, join it again",
-        detail={"model": name, "request": id, "cause": "its worker has ended, or is too slow"},
+        (
+            f"{name} could not show the answer to request {id!r}; try again if the request is "
+            "still open"
+        ),
+        detail={"model": name, "request": id, "cause": "its worker has ended or is too slow"},
     )
 
 
@@ -277,7 +283,7 @@ def queue_timeout(name: ModelName, waited_s: float, cause: str = "") -> RemoteEr
     why = f": {name} {cause}" if cause else ""
     return RemoteError(
         ErrorCode.QUEUE_TIMEOUT,
-        f"the request waited {waited_s:.1f} s for {name} without being started{why}",
+        f"the request waited {waited_s:.1f} s for {name} and was not started{why}",
         detail={"model": name, "waited_s": waited_s},
     )
 
@@ -294,5 +300,5 @@ def deadline_exceeded(name: ModelName, what: str, tokens_sent: int) -> RemoteErr
 def slow_consumer() -> RemoteError:
     """A client that does not read the answers that it asked for (H7)."""
     return RemoteError(
-        ErrorCode.SLOW_CONSUMER, "the client did not read its answers; they were dropped"
+        ErrorCode.SLOW_CONSUMER, "the client did not read its answers, so they were dropped"
     )

@@ -57,7 +57,7 @@ def forecast(
         reason = f"makes room {why}, and is loaded again in its turn"
         return {**answer, "outcome": "waits", "reason": reason}
     if model.life.settings.download is not None:
-        reason = "lacks files: how much memory it needs is known once they are downloaded"
+        reason = "has missing files; its memory need is known once they are downloaded"
         return {**answer, "outcome": "downloads", "reason": reason}
     budget_bytes = settings.budget.size_bytes if settings.budget else 0
     whole_bytes = settings.budget.whole_bytes if settings.budget else 0

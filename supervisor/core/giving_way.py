@@ -59,7 +59,9 @@ def are_rows_leaving(models: Iterable[Model]) -> bool:
 
 
 def _trigger(requests: Sequence[Request], why: str) -> RowsGiveWay:
-    rows = "1 batch row leaves" if len(requests) == 1 else f"{len(requests)} batch rows leave"
+    rows = (
+        "1 batch request leaves" if len(requests) == 1 else f"{len(requests)} batch requests leave"
+    )
     return RowsGiveWay(keys=tuple(one.key for one in requests), reason=f"{rows} {why}")
 
 

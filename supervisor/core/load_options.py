@@ -50,7 +50,7 @@ def refuse_dry(load: Load) -> None:
     name = "keep_alive" if load.context_length is None else "context_length"
     raise RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"a dry run says what a load as configured would lead to: leave {name} out",
+        f"a dry run uses the configured settings; remove {name}",
         detail={"parameter": name},
     )
 

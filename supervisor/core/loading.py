@@ -180,7 +180,7 @@ class _Desk:
                 else:
                     self.steps.append((model, HasMemory()))
             case Swap(models=names, reason=reason) if not self._settings.swap:
-                why = f"{reason}, and with `swap` off nothing that is busy makes room"
+                why = f"{reason}, and busy models do not make room because `swap` is off"
                 self._refuse(model, Refuse(reason=why, blockers=names))
             case Swap(reason=reason):  # unless it is next: see `swap`
                 self._lacks(model, Wait(reason=f"{reason}, and another model is next"))
@@ -269,7 +269,7 @@ class _Desk:
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget.size_bytes
         is_back = needed_bytes <= model.life.reserved_bytes  # after a crash or a restart
         if isinstance(verdict, Admit | GiveBack | Evict) and not (leaves_room or is_back):
-            return Wait(reason=f"needs {size_text(needed_bytes)}: another has waited longer")
+            return Wait(reason=f"needs {size_text(needed_bytes)}; another model has waited longer")
         return verdict
 
     def _let_in(self, model: Model) -> None:

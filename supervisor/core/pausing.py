@@ -26,10 +26,10 @@ from .status import change_map
 
 WHY = {
     PauseReason.USER: "with `mlxsup pause`",
-    PauseReason.TURN: "a suspect of two crashes has to run alone",
+    PauseReason.TURN: "a request that may cause crashes has to run alone",
     PauseReason.CLASS: "an interactive request needs its place",
-    PauseReason.SWAP: "its model makes room for another one",
-    PauseReason.MEMORY: "its model has too little memory for it now",
+    PauseReason.SWAP: "its model makes room for another model",
+    PauseReason.MEMORY: "its model has too little memory for it right now",
 }
 """The reasons in words, for those who watch."""
 

@@ -19,7 +19,7 @@ from .rows_memory import bytes_to_load
 from .swapping import CLASSES
 
 OTHERS = "because other programs need memory"
-BUDGET = "because what is loaded needs more than memory_budget"
+BUDGET = "because the loaded models need more than memory_budget"
 
 
 def goes_for_shortage(

@@ -245,7 +245,8 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     """How far a load has come, or what it is waiting for; None in every other state."""
     phase = model.life.phase
     if isinstance(phase, Loading):
-        return {"phase": phase.load_phase.value, "fraction": phase.progress}
+        share = model.life.load_times.share_of_time(phase.progress)
+        return {"phase": phase.load_phase.value, "fraction": share}
     if isinstance(phase, Pending) and phase.fetching is not None:
         return _download_progress(phase.fetching)
     if isinstance(phase, Pending):

@@ -140,7 +140,7 @@ class WorkerEvents:
         self._fleet.trigger(model, HasPid(pid=event.pid), event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
-        said = f"could not be spawned: {event.detail}"
+        said = f"could not be started: {event.detail}"
         died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
         self._fleet.bury(model, died, event.now)
 

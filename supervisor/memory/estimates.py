@@ -42,7 +42,7 @@ KILL_LIMIT_S = 2.0
 
 MAX_LINE_BYTES = 2**20
 
-SILENT = "its folder does not answer: look after its disk, then `mlxsup reload`"
+SILENT = "its folder does not respond; check its disk, then run `mlxsup reload`"
 FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
 ENGINE_SILENT = "mlx-lm takes too long to build it"
 ENGINE_FATAL = "the process that asked mlx-lm has ended ({cause})"
@@ -258,7 +258,7 @@ def _answered(estimate: Estimate, value: Mapping[str, object]) -> Estimate:
     try:
         said = ModelMemory.of_json(memory)
     except (ValueError, TypeError, LookupError):
-        return _unanswered(estimate, "its config.json names sizes that no model has")
+        return _unanswered(estimate, "its config.json has impossible sizes")
     return replace(estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark="")
 
 

@@ -170,7 +170,7 @@ def estimate(read: FolderBytes) -> Estimate:
         if name in loaded
     )
     if weight_bytes > MAX_BYTES:
-        raise FolderError(f"{read.path}: a header names sizes that no model has")
+        raise FolderError(f"{read.path}: a header has impossible sizes")
     return Estimate(
         fingerprint=fingerprint(read.stamp),
         key=_key(read),
@@ -189,7 +189,7 @@ def _read_bytes(path: Path) -> FolderBytes:
     is_packed = QUANTIZATION in names
     shards = [name for name in names if is_weight_file(name)]
     if not shards:
-        raise FolderError(f"{path / 'model.safetensors'} {_absence(path)}, nor any shard")
+        raise FolderError(f"{path / 'model.safetensors'} {_absence(path)}, and there are no shards")
     headers, left_bytes = [], MAX_HEADERS_BYTES
     for name in shards:
         size, header = _read_header(path / name, left_bytes)
@@ -289,16 +289,16 @@ def _array_bytes(path: Path, size: int, header: bytes) -> int:
         for name, value in values.items():
             begin, end = (int(place) for place in value["data_offsets"])
             if begin > end or math.prod(map(int, value["shape"])) > MAX_BYTES:
-                raise FolderError(f"{path}: its header names sizes that no model has")
+                raise FolderError(f"{path}: its header has impossible sizes")
             last = max(last, end)
             if not any(part in name for part in OTHER_PARTS):
                 total_bytes += (end - begin) * WIDENED.get(str(value["dtype"]), 1)
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
-        raise FolderError(f"{path} has a header that cannot be read: {error}") from error
+        raise FolderError(f"cannot read the header of {path}: {error}") from error
     if size < 8 + len(header) + last:
-        raise FolderError(f"{path} is cut short: {size} bytes of {8 + len(header) + last}")
+        raise FolderError(f"{path} is incomplete: {size} of {8 + len(header) + last} bytes")
     return total_bytes
 
 

@@ -232,7 +232,7 @@ def read_device() -> DeviceMemory:
         total, used = (int(part) * 2**20 for part in first.split(","))
     except (OSError, ValueError, IndexError) as error:
         raise NoDeviceMemoryError(
-            "MLX would use CUDA here, and nvidia-smi does not say how much memory the GPU has: "
+            "MLX would use CUDA here, but nvidia-smi does not report the memory of the GPU; "
             "set memory_budget to a size"
         ) from error
     return DeviceMemory(total_bytes=total, used_bytes=used)

@@ -90,7 +90,7 @@ class Measurements:
             return
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             cause = error.strerror if isinstance(error, OSError) else "it is damaged"
-            self.problem = f"{self._path} is not used ({cause}): models are measured again"
+            self.problem = f"{self._path} is ignored ({cause}); models are measured again"
             return
         self._entries = {(entry.path, entry.backend): entry for entry in entries}
         self._raised = {(one.path, one.backend): one for one in raised}

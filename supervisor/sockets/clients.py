@@ -335,7 +335,7 @@ class Clients:
         if len(connection.open) >= MAX_OPEN_PER_CONNECTION:
             return RemoteError(
                 ErrorCode.OVERLOADED,
-                f"a connection has at most {MAX_OPEN_PER_CONNECTION} requests open",
+                f"a connection can have at most {MAX_OPEN_PER_CONNECTION} open requests",
             )
         return None
 

@@ -43,11 +43,11 @@ class ConnectionLimits:
         """
         count = 0 if process is None else self._of_process[process]
         if count >= MAX_OF_ONE_PROCESS:
-            return f"process {process} has {MAX_OF_ONE_PROCESS} connections, and cannot have more"
+            return f"process {process} has {MAX_OF_ONE_PROCESS} connections, which is the limit"
         is_first = process is not None and not count
         free = self.max_connections - self.admitted
         if free <= (0 if is_first else KEPT_FOR_NEWCOMERS):
-            return f"the daemon has {self.admitted} connections, and accepts no more of this kind"
+            return f"the daemon has {self.admitted} connections, which is the limit for this kind"
         return ""
 
     def add(self, process: int | None) -> None:

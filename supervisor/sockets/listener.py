@@ -97,7 +97,7 @@ class Listener:
         """Accept some; return whether there may be more."""
         free = free_files() - KEPT_FILES
         if free <= 0:
-            self._wait("too few files may be opened")
+            self._wait("the limit of open files is reached")
             return False
         for _ in range(min(free, ACCEPTED_IN_TURN)):
             try:

@@ -163,7 +163,7 @@ class WorkerLink:
         self._outbox.append(encode(message))
         self._flush()
         if len(self._outbox) > MAX_OUTBOX_MESSAGES:
-            self._break("does not read what it is sent")
+            self._break("does not read its messages")
 
     def drain(self) -> None:
         """Takes everything that has arrived; if `disconnected` is set, nothing more will come."""

@@ -198,7 +198,7 @@ class Workers:
         """Its process cannot be ended; its exit is still waited for."""
         unit = self._units[model, generation]
         self._log.write("error", "worker cannot be ended", model=model, pid=unit.pid)
-        report(f"mlxsup: process {unit.pid} of {model} cannot be ended (SIGKILL has no effect)")
+        report(f"mlxsup: SIGKILL has no effect on process {unit.pid} of {model}")
         unit.abandon()
 
     def forget(self, model: ModelName) -> None:
@@ -220,7 +220,8 @@ class Workers:
         for unit in left:
             self._log.write("error", "worker left behind", model=unit.model, pid=unit.pid)
             report(
-                f"mlxsup: the daemon ends, but process {unit.pid} of {unit.model} cannot be ended"
+                f"mlxsup: the daemon ends, but SIGKILL has no effect on process {unit.pid} of "
+                f"{unit.model}"
             )
         for life in self._lives.values():
             life.cancel()

@@ -154,8 +154,8 @@ def test_it_fails_once_in_one_sentence_that_names_what_to_correct_P11(daemon: Da
     where = f"--endpoint {daemon.endpoint}"
     assert shown.returncode == 1
     assert [line for line in shown.stderr.splitlines() if line.startswith("hint: ")] == [
-        f"hint: fix that, then `mlxsup restart bad {where}`, or `mlxsup reload {where}` if the "
-        f"fix is in the configuration; see `mlxsup logs bad {where}`"
+        f"hint: see `mlxsup logs bad {where}`, fix the cause, then run `mlxsup restart bad {where}`"
+        f"; after a change of the configuration, run `mlxsup reload {where}`"
     ]
 
 

@@ -87,7 +87,7 @@ def test_through_http_a_key_is_needed_if_there_are_keys(daemon: HttpDaemon) -> N
     assert "error: the gateway needs a key" in without.stderr
     wrong = bench(daemon, *through, "--key", "-", stdin="sk-mlxsup-wrong\n")
     assert wrong.returncode == 1
-    assert "the gateway knows no such key" in wrong.stderr
+    assert "this API key does not exist" in wrong.stderr
     value = measured(daemon, *through, "--key", "-", stdin=f"{key}\n")
     assert value["is_complete"]
     assert key not in json.dumps(value)
@@ -112,7 +112,7 @@ def test_run_is_kept_and_compared_with(daemon: HttpDaemon, tmp_path: Path) -> No
     done = bench(daemon, *other, *fail)
     assert done.returncode == 1, done.stdout
     assert "nothing could be compared with" in done.stdout
-    assert f"hint: measure {kept} again with the same sizes" in done.stderr
+    assert f"hint: record {kept} again with the same sizes" in done.stderr
     assert bench(daemon, *other).returncode == 0
     faster = measured(daemon, QUICK, "--repeats", "3", "--compare", str(slow), *fail)
     assert faster["comparison"]["slower"] == []
@@ -131,7 +131,7 @@ def test_ctrl_c_prints_and_keeps_what_was_measured_and_ends_what_runs(
         code, out, err = piped.interrupt()
     assert code == 130
     assert "Traceback" not in err
-    assert "not complete: " in out
+    assert "incomplete: only " in out
     assert "FIRST TOKEN" in out
     value = json.loads(kept.read_text())
     assert problems(kept.read_text(), ["bench"]) == []

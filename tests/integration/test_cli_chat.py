@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Cancel, Generate, Notice, StatusQuery
+from mlxsup.client import Client
+from mlxsup.protocol.client_messages import Cancel, Generate, Notice, Ping, StatusQuery
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason, NoticeKind
@@ -31,7 +32,7 @@ from support.client.scripted_supervisor import (
 NARROW = 40
 """The columns of a terminal in which every line must be folded."""
 
-NO_ROOM = "the prompt has 99 tokens; the context of 32 leaves no room"
+NO_ROOM = "the prompt has 99 tokens, so the context of 32 leaves no room"
 LOADING = {"state": "LOADING", "phase": "weights from a disk that is slow", "fraction": 0.5}
 
 
@@ -41,12 +42,18 @@ class Answers:
     def __init__(self) -> None:
         self._count = 0
         self._open: set[str] = set()
+        self._cold: tuple[Peer, Generate] | None = None
 
     def __call__(self, peer: Peer, message: Message) -> None:
         if isinstance(message, StatusQuery):
             answer(peer, message, models=[{"name": "m"}, {"name": "other"}])
         elif isinstance(message, Generate):
             self._generate(peer, message)
+        elif isinstance(message, Ping):
+            answer(peer, message)
+            if self._cold is not None:
+                self._answer(*self._cold, "cold")
+                self._cold = None
         elif isinstance(message, Cancel) and message.id in self._open:
             self._open.remove(message.id)
             finish(peer, message.id, 1, FinishReason.CANCELLED)
@@ -62,6 +69,11 @@ class Answers:
             return
         if turn == "cold":
             peer.send(Notice(id=message.id, kind=NoticeKind.LOADING, detail=LOADING))
+            self._cold = peer, message
+        else:
+            self._answer(peer, message, turn)
+
+    def _answer(self, peer: Peer, message: Generate, turn: str) -> None:
         self._count += 1
         send_pieces(peer, message.id, [f"answer {self._count}"])
         if turn == "endless":
@@ -158,7 +170,7 @@ def test_failed_turn_of_a_pipe_ends_the_chat(supervisor: ScriptedSupervisor) -> 
     assert json.loads(out)["error"]["code"] == "worker_crashed"
     status, out, err = chat(supervisor, "a", "too much", "c")
     assert (status, out) == (1, "answer 1\n")
-    assert "hint: `/clear` forgets the conversation" in err
+    assert "`/clear` starts a new one" in err
     status, out, err = chat(supervisor, "\udcff")
     assert (status, out) == (64, "")
     assert "not UTF-8" in err
@@ -178,17 +190,19 @@ def test_conversation_is_saved_and_continued(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/set temperature hot", "/set temperature takes a number, or - for the default"),
+        ("/set temperature hot", "/set temperature takes a number"),
+        ("/set parameter temp hot", "/set temperature takes a number"),
+        ("/set top 3", "unknown setting top\nhint: settings: max-tokens, temperature"),
         ("/set temperature 11", "temperature takes a number from 0 to 10, not 11"),
         ("/set think maybe", "/set think takes on or off"),
-        ("/set colour red", "/set knows no colour; it knows max-tokens, temperature"),
-        ("/model nobody", "no model is called 'nobody'; configured: m, other"),
-        ("/retry", "there is nothing to answer again"),
-        ("/save", "/save takes the name of a file"),
+        ("/set colour red", "unknown setting colour"),
+        ("/model nobody", "there is no model 'nobody'; configured: m, other"),
+        ("/retry", "there is no message to answer again"),
+        ("/save", "type a file name after /save"),
         ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
-        ("/load", "/load takes the name of a file"),
+        ("/load", "type a file name after /load"),
         ("/load /nowhere/at/all", "cannot read /nowhere/at/all: No such file"),
-        ("/load /dev/null", "/dev/null is no conversation that /save has written"),
+        ("/load /dev/null", "/dev/null was not written by /save"),
     ],
 )
 def test_command_that_cannot_be_carried_out_ends_the_chat_of_a_pipe(
@@ -208,22 +222,24 @@ def test_commands_confirm_and_errors_end_nothing(
 ) -> None:
     with Typing(supervisor, tmp_path) as terminal:
         for typed, shown in (
-            ("/?", "answer the latest turn again"),
-            ("/system", "no system prompt"),
-            ("/system Be brief.", "system prompt set"),
-            ("/set", "everything is as the model's entry says"),
-            ("/set seed 7", "seed 7"),
+            ("/?", "answer the last message again"),
+            ("/system", "There is no system prompt."),
+            ("/set system Be kind.", "System prompt set."),
+            ("/system Be brief.", "System prompt set."),
+            ("/set", "Settings: the defaults of the model."),
+            ("/set seed 7", "Settings: seed 7."),
             ("/set seed x", "/set seed takes an integer"),
-            ("/model", "m answers; configured: m, other"),
-            ("/model other", "other answers from now on"),
-            ("/retry", "there is nothing to answer again"),
+            ("/model", "Model: m. Available: m, other."),
+            ("/model other", "Model: other."),
+            ("/show", "Model: other\nSystem prompt: Be brief.\nSettings: seed 7."),
+            ("/retry", "there is no message to answer again"),
             ("/nonsense", "unknown command /nonsense"),
             ("crash", "its worker crashed"),
             ("one", "answer 1"),
             ("/retry", "answer 2"),
-            (f"/save {tmp_path}/a", f"saved to {tmp_path}/a"),
-            ("/clear", "conversation cleared"),
-            (f"/load {tmp_path}/a", "loaded 1 answered turn"),
+            (f"/save {tmp_path}/a", f"Saved to {tmp_path}/a."),
+            ("/clear", "Started a new conversation."),
+            (f"/load {tmp_path}/a", "Loaded 1 answered message."),
             ('"""two\rlines"""', "answer 3"),
         ):
             terminal.turn(typed, shown)
@@ -232,23 +248,21 @@ def test_commands_confirm_and_errors_end_nothing(
     assert sent(supervisor.got(Generate)[-1])["seed"] == 7
 
 
-def test_narrow_terminal_shows_the_load_in_one_line_and_the_way_out_of_a_full_context(
+def test_narrow_terminal_shows_a_load_in_one_line_and_the_way_out_of_a_full_context(
     supervisor: ScriptedSupervisor, tmp_path: Path
 ) -> None:
     with Typing(supervisor, tmp_path, COLUMNS=str(NARROW)) as terminal:
-        loading = terminal.turn("cold", "answer 1")
-        *_, line, rest = loading.split("\r\x1b[K")
-        assert re.match(r"loading, weights from a disk that is \w+…$", ESCAPE.sub("", line)), (
-            loading
-        )
-        assert len(ESCAPE.sub("", line)) == NARROW - 1
-        assert rest == ""
-        terminal.turn("long", "the context is full: `/clear` forgets the conversation")
+        loading = terminal.turn("cold", "loading the model, 50%, weights from a")
+        assert loading.endswith("\r\x1b[K\x1b[2m")
+        with Client(supervisor.endpoint) as other:
+            other.ping()  # the answer follows
+        assert terminal.expect("answer 1") == "…\x1b[0m\r\x1b[K"
+        terminal.turn("long", "The context is full: `/save FILE` keeps a copy")
         terminal.turn("too much", "leaves no room")
-        terminal.turn("/clear", "conversation cleared")
+        terminal.turn("/clear", "Started a new conversation.")
         terminal.turn("four", "answer 3")
         seen = terminal.leave()
-    assert "hint: `/clear` forgets the conversation; `/save FILE` before it keeps" in seen
+    assert "hint: `/save FILE` keeps a copy of the conversation" in seen
     cut = ["cold", "answer 1", "long", "answer 2", "too much"]
     assert said(supervisor)[2:] == [cut, ["four"]], "an answer that was cut is part of it"
 
@@ -260,21 +274,35 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
         for number in (1, 2):
             terminal.turn("endless", f"answer {number}")
             terminal.type("\x03")
-            terminal.expect("cancelled")
-        # At the prompt it empties the line, also one that continues.
+            terminal.expect("Stopped.")
+        # At an empty prompt it ends the chat when it comes again; else it empties the line.
+        terminal.expect(PROMPT)
+        terminal.interrupt()
+        terminal.expect("Press Ctrl-C again, or Ctrl-D, to quit.")
         terminal.expect(PROMPT)
         terminal.type("never sent \\\rnor this")
         terminal.expect("nor this")
         terminal.type("\x03")
-        terminal.turn("/exit", "")
+        terminal.turn("/bye", "")
         seen = terminal.end()
         assert terminal.process.returncode == 0
     assert "Traceback" not in seen
     assert said(supervisor) == [["endless"], ["endless", "answer 1", "endless"]]
     history = tmp_path / ".mlxsup" / "history"
     typed = [json.loads(line) for line in history.read_text().splitlines()]
-    assert typed == ["endless", "/exit"], "the same turn is kept once"
+    assert typed == ["endless", "/bye"], "the same turn is kept once"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("word", ["exit", "/quit", "\x03\x03"])
+def test_a_chat_is_left_with_the_words_of_other_programs(
+    supervisor: ScriptedSupervisor, tmp_path: Path, word: str
+) -> None:
+    with Typing(supervisor, tmp_path) as terminal:
+        terminal.turn(word, "")
+        terminal.end()
+        assert terminal.process.returncode == 0
+    assert said(supervisor) == []
 
 
 def test_turns_are_recalled_completed_and_have_lines(
@@ -293,7 +321,7 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.turn("first\x1b\rsecond", "answer 4")
         terminal.turn("/he\t", "show this help")
         shown = terminal.expect(PROMPT)
-        assert "Ctrl-C cancels an answer" in shown
+        assert "Ctrl-C stops an answer" in shown
         # The terminal would break a longer line in the middle of a word.
         assert max(map(len, ESCAPE.sub("", shown).replace("\r", "\n").splitlines())) <= COLUMNS
         terminal.type("\x04")

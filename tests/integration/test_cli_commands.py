@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +41,7 @@ from support.cli.cli import (
     on_terminal,
     run_cli,
 )
+from support.cli.full_screen import FullScreen
 from support.client.scripted_supervisor import (
     OpenStreams,
     Peer,
@@ -142,14 +145,14 @@ def test_commands_show_the_changed_row(supervisor: ScriptedSupervisor) -> None:
 def test_reload_says_what_does_not_fit_any_more(
     supervisor: ScriptedSupervisor, is_dry: bool
 ) -> None:
-    later = "when their turn is over, or once they are idle"
-    freed = f"idle models are evicted now, busy ones {later}"
+    later = "after their turn or once they are idle"
+    freed = f"idle models are unloaded now, busy ones {later}"
     if is_dry:
-        freed = f"qwen would be evicted; busy models would go {later}"
+        freed = f"qwen would be unloaded; busy models would be unloaded {later}"
     done = at(supervisor, "reload", *(["--dry-run"] if is_dry else []))
     assert (done.returncode, done.stderr.splitlines()) == (0, [
         "takes effect at the next start: log_level",
-        f"1.00 GiB more is reserved than the new memory budget: {freed}",
+        f"the models exceed the new memory budget by 1.00 GiB: {freed}",
         "big could not be loaded: it needs 9.00 GiB",
         "silent: its disk does not answer",
     ])  # fmt: skip
@@ -160,8 +163,9 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
     where = f" --endpoint {supervisor.endpoint}"
     assert (done.returncode, PROGRESS.sub("", done.stderr)) == (
         1,
-        f"error: qwen: no folder /q\nhint: fix that, then `mlxsup restart qwen{where}`, or `mlxsup "
-        f"reload{where}` if the fix is in the configuration; see `mlxsup logs qwen{where}`\n",
+        f"error: qwen: no folder /q\nhint: see `mlxsup logs qwen{where}`, fix the cause, then run "
+        f"`mlxsup restart qwen{where}`; after a change of the configuration, run `mlxsup "
+        f"reload{where}`\n",
     )
     done = at(supervisor, "load", "qwen", "--json")
     error = json.loads(done.stdout)["error"]
@@ -172,9 +176,9 @@ def test_failed_request_exits_1_with_a_sentence_and_a_hint(supervisor: ScriptedS
 
 def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSupervisor) -> None:
     done = at(supervisor, "generate", "smollm2", "-", stdin="é\n")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Hällo wörld", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Hällo wörld\n", "")
     done = at(supervisor, "generate", "smollm2", "x", "-v", "--max-tokens", "2", "--seed", "7")
-    assert done.stdout == "Hällo wörld"
+    assert done.stdout == "Hällo wörld\n"
     assert done.stderr.startswith("2 tokens in ")
     assert " s, 0.25 engine seconds, prompt 3 tokens, stop" in done.stderr
     value = json.loads(at(supervisor, "generate", "smollm2", "x", "--json").stdout)
@@ -214,8 +218,24 @@ def test_interrupt_cancels_the_request_and_exits_130_D12(path: Path) -> None:
         Piped("generate", "m", "x", "--endpoint", supervisor.endpoint) as asked,
     ):
         assert asked.stdout.read(3) == "one"
-        assert asked.interrupt() == (130, "", "")
+        assert asked.interrupt() == (130, "", "Cancelled. The model stays loaded.\n")
         eventually(lambda: supervisor.got(Cancel) and not script.open)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_keys_are_hidden_while_an_answer_comes_and_the_terminal_is_given_back(
+    path: Path, number: str
+) -> None:
+    with (
+        scripted_supervisor(path, OpenStreams()) as supervisor,
+        FullScreen("generate", "m", "x", "--endpoint", supervisor.endpoint) as terminal,
+    ):
+        terminal.expect("one")
+        assert not terminal.mode[3] & termios.ECHO
+        terminal.process.send_signal(getattr(signal, number))
+        seen = terminal.end()
+        assert terminal.mode == terminal.mode_before
+    assert (seen.endswith("\n"), "Traceback" in seen) == (True, False)
 
 
 def test_reader_that_leaves_cancels_quietly_D12(path: Path) -> None:
@@ -292,7 +312,7 @@ def test_config_check_reports_a_runtime_folder_that_start_refuses(folder: Path) 
     config.write_text(f'{folders}[models.m]\nengine = "fake"\n')
     done = run_cli("config", "check", str(config))
     assert (done.returncode, done.stdout) == (78, f"checking {config}\n")
-    assert f"{config}:3: supervisor.runtime_dir takes a shorter folder: " in done.stderr
+    assert f"{config}:3: supervisor.runtime_dir is too long: " in done.stderr
     for more in ([], ["--detach"]):
         done = run_cli("start", "--config", str(config), *more)
         assert (done.returncode, done.stdout) == (73, "")
@@ -370,7 +390,7 @@ def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
         Piped("events", "--endpoint", daemon.endpoint) as events,
         daemon.client() as client,
     ):
-        assert events.note() == f"following {daemon.endpoint}; Ctrl-C ends\n"
+        assert events.note() == f"following {daemon.endpoint}; press Ctrl-C to stop\n"
         client.restart("alpha")
         states: list[str] = []
         while not states or states[-1] != "READY":
@@ -452,9 +472,9 @@ def test_load_that_takes_longer_tells_of_it_in_lines_in_a_pipe(daemon: Daemon) -
     done = run_cli("load", "cold", *where)
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["MODEL", "cold"]
-    phases = re.findall("weights|materialise|warmup", done.stderr)
+    phases = re.findall("starting|reading weights|warming up", done.stderr)
     assert phases == list(dict.fromkeys(phases)), "one line for each change"
-    assert "warmup" in phases
+    assert "warming up" in phases
     began_at = time.monotonic()
     again = run_cli("load", "cold", *where)
     is_quick = time.monotonic() - began_at < 1.0

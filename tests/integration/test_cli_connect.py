@@ -75,7 +75,7 @@ def test_write_shows_the_difference_and_undo_takes_it_back(
     assert "export MLXSUP_API_KEY=mlxsup" in done.stderr
     assert '"name": "m"' in path.read_text()
     again = connect(daemon, tmp_path, "zed", "--write")
-    assert again.stdout == f"{path} has it already\n"
+    assert again.stdout == f"{path} already has these settings\n"
     undone = connect(daemon, tmp_path, "zed", "--undo")
     assert (undone.returncode, path.read_text()) == (0, before)
     assert '-  "language_models": {' in undone.stdout
@@ -89,7 +89,7 @@ def test_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) -> N
     models = json.loads(done.stdout)["provider"]["mlxsup"]["models"]
     assert list(models) == ["frozen:high", "cold", "m", "gone"]
     assert models["frozen:high"]["limit"] == {"context": 77_000, "output": 8192}
-    assert "the context of gone is not known" in done.stderr
+    assert "the files of gone cannot be read, so a context of " in done.stderr
     assert "--model mlxsup/m\n" in connect(daemon, tmp_path, "opencode").stderr
     wrong = connect(daemon, tmp_path, "opencode", "--model", "clod")
     assert (wrong.returncode, "did you mean cold?" in wrong.stderr) == (1, True)
@@ -103,7 +103,7 @@ def test_file_with_comments_is_left_alone_and_the_settings_are_printed(
     path.write_text('{"env": {}} // mine')
     done = connect(daemon, tmp_path, "claude", "--write")
     assert (done.returncode, '"ANTHROPIC_MODEL": "m"' in done.stdout) == (1, True)
-    assert f"{path} is left alone: it is not plain JSON" in done.stderr
+    assert f"{path} was not changed: it is not plain JSON" in done.stderr
     assert "(line 1, column 13)" in done.stderr
     assert path.read_text() == '{"env": {}} // mine'
     assert list(tmp_path.iterdir()) == [path.parent]
@@ -140,10 +140,10 @@ def test_key_is_written_and_a_public_address_is_reached_at_loopback(
     assert f"http://127.0.0.1:{daemon.address[1]}/v1" in given.stdout
     assert (piped, "needs a key" in given.stderr) == (given.stdout, False)
     assert (wrong.returncode, "mlxsup key new NAME" in wrong.stderr) == (64, True)
-    assert (unknown.returncode, "knows no such key" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "this API key does not exist" in unknown.stderr) == (1, True)
     assert (unusable.returncode, "chmod 600" in unusable.stderr) == (73, True)
     assert missing.returncode == 0
-    assert "needs a key, and these settings have none: `mlxsup key new opencode`" in missing.stderr
+    assert "needs an API key: `mlxsup key new opencode` creates one" in missing.stderr
     assert json.loads(as_json)["is_key_missing"] is True
 
 

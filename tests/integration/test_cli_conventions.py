@@ -200,7 +200,7 @@ def test_in_a_pipe_data_goes_to_stdout_plain_and_whole_and_as_json(
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     if arguments[0] != "logs":
-        assert len(lines) == (2 if arguments[0] in ("chat", "run") else 1)
+        assert len(lines) == (2 if arguments[0] == "chat" else 1)
     assert_published(lines, arguments)
 
 
@@ -281,7 +281,7 @@ def test_unknown_model_is_answered_with_close_and_configured_names_on_every_door
     daemon: Daemon, arguments: list[str]
 ) -> None:
     known = ", ".join(sorted(MODELS))
-    message = f"no model is called 'alpa'; configured: {known}"
+    message = f"there is no model 'alpa'; configured: {known}"
     done = run(daemon, arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [f"error: {message}", "hint: did you mean alpha?"]

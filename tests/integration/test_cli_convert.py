@@ -80,18 +80,18 @@ SAYS = "print('reading'); print('error: it is bad', file=sys.stderr, flush=True)
 @pytest.mark.parametrize(
     ("does", "error", "hint"),
     [
-        (f"{SAYS}; os._exit(65)", "it is bad", "`mlxsup show {source}` says what it is"),
-        (f"{SAYS}; os._exit(75)", "it is bad", "unload models, or end other programs"),
-        (f"{SAYS}; os._exit(1)", "it is bad", "choose a folder that you can write to"),
+        (f"{SAYS}; os._exit(65)", "it is bad", "`mlxsup show {source}` describes it"),
+        (f"{SAYS}; os._exit(75)", "it is bad", "unload models or quit other programs"),
+        (f"{SAYS}; os._exit(1)", "it is bad", "choose a writable folder"),
         (
             "os.kill(os.getpid(), signal.SIGSEGV)",
-            "{source} is damaged, or made to crash readers: the reader ended with SIGSEGV",
-            "`mlxsup show {source}` says what it is",
+            "{source} is damaged or malicious: reading it crashed with SIGSEGV",
+            "`mlxsup show {source}` describes it",
         ),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
             "the conversion ended with signal 9",
-            "it may need more memory than there is",
+            "it may have run out of memory",
         ),
         (
             "os.write(2, b'Traceback\\nKeyError: x\\n'); os._exit(1)",
@@ -118,11 +118,11 @@ def test_damaged_gguf_file_is_to_be_downloaded_again(home: Path) -> None:
     variables = played(home, f"{SAYS}; os._exit(65)")
     done = run_cli("convert", f"{home}/m.gguf", **variables)
     assert done.stderr.endswith(
-        "\nhint: if the file may be cut off, download it again; otherwise use the model's own"
+        "\nhint: download the file again if it may be incomplete; otherwise use the original"
         " repository: `mlxsup pull OWNER/NAME`\n"
     )
     done = run_cli("convert", f"{home}/m.gguf", "--quantize", **variables)
-    assert (done.returncode, "leave out --quantize and --bits" in done.stderr) == (64, True)
+    assert (done.returncode, "remove --quantize and --bits" in done.stderr) == (64, True)
 
 
 def test_repository_of_the_cache_is_read_where_it_is(home: Path) -> None:
@@ -143,8 +143,8 @@ def test_target_that_exists_is_left_as_it_is(home: Path, more: list[str]) -> Non
     done = run_cli(*arguments, **variables(home))
     assert done.returncode == 1
     said = done.stdout + done.stderr
-    assert f"{home}/new exists already; nothing was changed" in said
-    assert f"name another folder: `mlxsup convert {source} TARGET --quantize`" in said
+    assert f"{home}/new already exists; nothing was changed" in said
+    assert f"choose another folder: `mlxsup convert {source} TARGET --quantize`" in said
     assert list((home / "new").iterdir()) == []
 
 
@@ -152,8 +152,8 @@ def test_target_that_exists_is_left_as_it_is(home: Path, more: list[str]) -> Non
     ("source", "message"),
     [
         ("a/missing", "a/missing is not in the Hugging Face cache"),
-        ("{home}/missing.gguf", "there is no file {home}/missing.gguf"),
-        ("{home}/parent", "{home}/parent is no model folder itself, but holds some: m"),
+        ("{home}/missing.gguf", "{home}/missing.gguf does not exist"),
+        ("{home}/parent", "{home}/parent is not a model folder, but contains some: m"),
     ],
 )
 def test_source_that_is_no_model_is_named_for_what_it_is(

@@ -64,15 +64,15 @@ def test_story_of_the_demo_is_plain_in_a_pipe_and_asks_no_other_daemon(tmp_path:
     done = run_cli("demo", "--config", str(config), MLXSUP_ENDPOINT=nowhere)
     assert done.returncode == 0, done.stderr
     check_plain(done.stdout + done.stderr)
-    assert done.stdout.count("killed pid ") == 3
-    assert "only: 40 tokens, the same text as alone, resumed 3 times\n" in done.stdout
-    assert "only-copy: 40 tokens, the same text as alone\n" in done.stdout
+    assert done.stdout.count("killed pid ") == 4
+    assert "only: 40 tokens, the same text as before, resumed 3 times\n" in done.stdout
+    assert "only-copy: 40 tokens, the same text as before\n" in done.stdout
     assert re.search(
         r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, with kill -9", done.stdout
     )
-    assert done.stdout.count("is killed after 10 pieces\n") == 1
-    assert "only-copy: complete, the same text as alone\n" in done.stdout
-    assert done.stdout.endswith("mlxsup stop\nevery process is gone\n")
+    assert done.stdout.count(" after 10 pieces of text\n") == 1
+    assert "only-copy: the answer is complete, the same text as before\n" in done.stdout
+    assert done.stdout.endswith("mlxsup stop\nall processes have ended\n")
 
 
 def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
@@ -88,7 +88,9 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         code, _, err = piped.end()
     assert code == 130
-    assert all(map(TOLD.match, err.splitlines())), err
+    *told, said = err.splitlines()
+    assert all(map(TOLD.match, told)), err
+    assert said == "Stopped. All processes of the demo have ended."
     eventually(lambda: not any(map(is_alive, processes)))
     assert not folder.exists()
 

@@ -88,8 +88,8 @@ def in_shell(line: str, closed: str) -> subprocess.CompletedProcess[str]:
 
 
 CLOSED = (
-    "error: standard output is closed: nothing was done\n"
-    "hint: discard what it prints with `>/dev/null`\n"
+    "error: standard output is closed, so nothing was done\n"
+    "hint: to discard the output, use `>/dev/null`\n"
 )
 
 

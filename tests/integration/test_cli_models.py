@@ -75,7 +75,7 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
     assert first == "#:schema mlxsup.schema.json"
     schema = json.loads(path.with_name("mlxsup.schema.json").read_text())
     assert set(tomllib.loads(text)) <= set(schema["properties"])
-    assert "# a/bert: mlx-lm serves no models of type bert" in text
+    assert "# a/bert: mlx-lm does not support models of type bert" in text
     assert "# 2.2 KiB, llama, from Hugging Face cache. Fits: needs at least " in text
     assert "# [models.huge]" in text
     assert "Does not fit: needs " in text
@@ -109,12 +109,12 @@ def test_init_leaves_a_file_that_exists(home: Path) -> None:
     path.write_text("mine")
     done = run_cli("init", str(path), **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {path} exists already; nothing was changed\nhint: ")
+    assert done.stderr.startswith(f"error: {path} already exists; nothing was changed\nhint: ")
     assert path.read_text() == "mine"
     path.unlink()
     path.symlink_to("nowhere")
     done = run_cli("init", str(path), **variables(home))
-    assert (done.returncode, f"{path} exists already; nothing" in done.stderr) == (1, True)
+    assert (done.returncode, f"{path} already exists; nothing" in done.stderr) == (1, True)
     assert path.is_symlink()
 
 
@@ -139,11 +139,11 @@ def test_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) 
 def test_machine_without_models_gets_no_file(home: Path) -> None:
     done = run_cli("init", **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: no models in the Hugging Face cache, ")
+    assert done.stderr.startswith("error: no models found in the Hugging Face cache, ")
     assert not (home / ".mlxsup").exists()
     listed = run_cli("models", **variables(home))
     assert listed.returncode == 0
-    assert listed.stdout.startswith("no models in ")
+    assert listed.stdout.startswith("no models found in ")
 
 
 # ---------------------------------------------------------------- models and show
@@ -154,7 +154,7 @@ def test_models_lists_what_is_configured_first_and_nothing_twice(stocked: Path) 
     assert [(row["name"], row["title"], row["problem"]) for row in rows] == [
         ("second", "b/Second-8bit", None),
         ("tiny-llama", TITLE, None),
-        (None, "a/bert", "mlx-lm serves no models of type bert"),
+        (None, "a/bert", "mlx-lm does not support models of type bert"),
         (None, "huge", None),
         (None, "late", None),
     ]
@@ -186,11 +186,11 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     assert "licence        not said" in text
     done = run_cli("show", "a/bert", **variables(stocked))
     assert done.returncode == 1
-    assert "problem        mlx-lm serves no models of type bert" in done.stdout
+    assert "problem        mlx-lm does not support models of type bert" in done.stdout
     assert "memory" not in done.stdout
     value = run_cli("show", "a/bert", "--json", **variables(stocked))
     assert (value.returncode, value.stderr) == (1, "")
-    assert json.loads(value.stdout)["problem"] == "mlx-lm serves no models of type bert"
+    assert json.loads(value.stdout)["problem"] == "mlx-lm does not support models of type bert"
     done = run_cli("show", "tiny-lama", "--json", **variables(stocked))
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (1, "unknown_model")
@@ -265,7 +265,7 @@ def test_plan_says_what_running_out_of_memory_has_raised(tmp_path: Path) -> None
     assert after["needed"]["bytes"] == before["needed"]["bytes"] + GIB
     assert (after["cache"], after["process"]) == (before["cache"], before["process"])
     shown = run_cli("plan", "--config", str(config)).stdout.splitlines()
-    assert "  needs 1.00 GiB more than otherwise, because it ran out of memory before" in shown
+    assert "  needs 1.00 GiB more than estimated, because it ran out of memory before" in shown
     # It never keeps a model out that would fit without it.
     config = write_config(tmp_path, models, memory_budget="1GiB")
     plan = planned(config)
@@ -282,7 +282,7 @@ def test_plan_goes_on_without_a_folder_that_cannot_be_read(tmp_path: Path) -> No
     assert here["is_loaded"]
     done = run_cli("plan", "--config", str(tmp_path / "mlxsup.toml"))
     assert f"  the model folder {tmp_path / 'gone'} does not exist" in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-1] == "everything else fits; cannot be loaded: gone"
+    assert done.stdout.splitlines()[-1] == "the other models fit; these cannot be loaded: gone"
 
 
 def test_budget_larger_than_the_machine_is_a_mistake(
@@ -303,8 +303,8 @@ def test_missing_configuration_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (78, "")
     missing = tmp_path / "none.toml"
     assert done.stderr.splitlines() == [
-        f"error: no configuration file at {missing}",
-        f"hint: write one with `mlxsup init {missing}`, or name another one",
+        f"error:  {missing}",
+        f"hint: create it with `mlxsup init {missing}`, or choose another file",
     ]
 
 
@@ -331,6 +331,6 @@ def test_plan_takes_measurements_of_a_model_that_was_loaded(tmp_path: Path) -> N
         measured.write_text("{")
         done = run_cli("plan", "--config", str(daemon.config))
         assert done.returncode == 0
-        assert f"{measured} is not used (it is damaged): models are measured again" in (
+        assert f"{measured} is ignored (it is damaged); models are measured again" in (
             done.stdout.splitlines()
         )

@@ -119,14 +119,14 @@ def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
     asked = list(hub.asked)
     offline = mlxsup(hub, home, "pull", REPO, HF_HUB_OFFLINE="1")
     assert (offline.returncode, offline.stdout) == (0, f"{snapshot(home)}\n")
-    assert offline.stderr == f"{REPO} is complete (4.1 MiB, nothing was missing)\n"
+    assert offline.stderr == f"{REPO} is complete (4.1 MiB, already downloaded)\n"
     assert hub.asked == asked
 
     unsure = mlxsup(hub, home, "rm", REPO)
     assert (unsure.returncode, "hint: add --yes" in unsure.stderr) == (64, True)
     assert contents(snapshot(home)) == NEEDED
     removed = mlxsup(hub, home, "rm", REPO, "--yes")
-    assert (removed.returncode, removed.stdout) == (0, f"{REPO} is removed, 4.1 MiB are free\n")
+    assert (removed.returncode, removed.stdout) == (0, f"removed {REPO}, which frees 4.1 MiB\n")
     assert not repo_folder(home).exists()
     missing = mlxsup(hub, home, "rm", REPO, "--yes")
     assert missing.returncode == 1
@@ -141,7 +141,7 @@ def test_interrupted_pull_says_how_to_continue_and_holds_off_rm(hub: LocalHub, h
         assert (refused.returncode, f"{REPO} is being downloaded" in refused.stderr) == (1, True)
         code, _, said = pulling.interrupt()
     assert code == 130
-    assert f"files that have arrived are kept: `mlxsup pull {REPO}` continues" in said
+    assert f"Stopped. `mlxsup pull {REPO}` continues the download." in said
 
 
 PLAYED = """
@@ -162,7 +162,7 @@ def played(folder: Path, *said: DownloadReport | str, end: str = "os._exit(1)") 
     return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
 
 
-KEPT = "files that have arrived are kept"
+KEPT = "the downloaded files are kept"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,9 @@ def test_name_of_no_repository_is_a_usage_error(hub: LocalHub, home: Path, repo:
         done = mlxsup(hub, home, word, repo)
         assert (done.returncode, done.stdout) == (64, "")
         assert done.stderr.startswith(f"error: '{repo}' is not a repository such as ")
-        assert done.stderr.endswith("hint: a repository is OWNER/NAME, as in its address\n")
+        assert done.stderr.endswith(
+            "hint: a repository is written OWNER/NAME, such as mlx-community/Qwen3-4B-4bit\n"
+        )
     error = json.loads(mlxsup(hub, home, "pull", repo, "--json").stdout)["error"]
     assert (error["code"], hub.asked) == ("usage", [])
 
@@ -266,7 +268,7 @@ def test_progress_off_a_terminal_is_a_line_for_each_tenth_and_each_wait(
         for done in range(1001):
             show(DownloadProgress(done_bytes=done, total_bytes=1000))
     waiting, *lines = capsys.readouterr().err.splitlines()
-    assert waiting == f"{REPO}: another process is downloading it: waiting"
+    assert waiting == f"{REPO}: waiting for another process that downloads it"
     assert lines == [f"{REPO}: {tenth}0% of 1000 B".replace(" 00%", " 0%") for tenth in range(11)]
 
 
@@ -371,7 +373,7 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
         assert done.stdout != ""
         assert contents(snapshot(home)) == NEEDED
         assert f"{REPO}: 0% of" in done.stderr, "downloaded where the progress is seen"
-        assert re.search(r"\(pid \d+\); end it with `mlxsup stop`\n", done.stderr)
+        assert re.search(r"\(pid \d+\); `mlxsup stop` ends it\n", done.stderr)
         status = status_at(endpoint)
         assert status["config_path"] == str(config)
         assert not (home / ".mlxsup" / "run").exists()
@@ -407,7 +409,7 @@ def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> Non
     try:
         done = mlxsup(hub, home, "run", "m", *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
         assert done.returncode == 0, done.stderr
-        assert f"end it with `mlxsup stop --config {home}/given.toml`" in done.stderr
+        assert f"`mlxsup stop --config {home}/given.toml` ends it" in done.stderr
         done = mlxsup(hub, home, "run", OTHER, *given)
         assert done.returncode == 1
         assert f"hint: `mlxsup add {OTHER} --config {config}` adds it" in done.stderr
@@ -418,7 +420,8 @@ def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> Non
 def test_run_without_a_daemon_to_ask_begins_nothing(hub: LocalHub, home: Path) -> None:
     done = mlxsup(hub, home, "run", "nothing")
     assert done.returncode == 1
-    assert "no model on this machine is called 'nothing'\nhint: `mlxsup search " in done.stderr
+    says = "there is no model 'nothing' on this machine\nhint: `mlxsup search "
+    assert says in done.stderr
     endpoint = f"ipc://{home}/nowhere/client.sock"
     for source in ("MLXSUP_ENDPOINT", "--endpoint"):
         options = ["--endpoint", endpoint] if source == "--endpoint" else []
@@ -427,7 +430,7 @@ def test_run_without_a_daemon_to_ask_begins_nothing(hub: LocalHub, home: Path) -
         assert (done.returncode, done.stdout) == (69, "")
         assert done.stderr == (
             f"error: no daemon runs at {endpoint}, which {source} names\nhint: start one there,"
-            f" or leave {source} out: then one is started that serves {REPO}\n"
+            f" or run this without {source} to start one that serves {REPO}\n"
         )
     assert hub.asked == []
     assert not (home / ".mlxsup").exists()

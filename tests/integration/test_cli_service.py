@@ -67,7 +67,7 @@ def test_install_writes_the_unit_and_starts_it_once(played: PlayedServiceManager
     written_at = played.unit.stat().st_mtime_ns
     again = played.install()
     assert again.returncode == 0
-    assert again.stdout.startswith(f"already installed: {played.unit}; nothing has changed\n")
+    assert again.stdout.startswith(f"already installed: {played.unit}; nothing was changed\n")
     assert changes(played.calls) == []
     assert played.unit.stat().st_mtime_ns == written_at
 
@@ -105,7 +105,7 @@ def test_other_settings_are_shown_and_not_written_unless_forced(
 @pytest.mark.parametrize(
     ("old", "new", "code", "words"),
     [
-        ('=:"', '=:"/other', "other_program", "the service is installed by another mlxsup, /other"),
+        ('=:"', '=:"/other', "other_program", "another mlxsup has installed the service: /other"),
         (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
         ("ExecStart=", "ExecStarts=", "service_differs", "was changed after"),
         ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "with other settings"),
@@ -161,7 +161,7 @@ def test_a_daemon_that_is_no_service_is_named_and_that_of_the_service_is_no_stra
         done = played.run(*install)
         assert done.returncode == 75
         assert f"(pid {daemon.process.pid})" in done.stderr
-        assert f"`mlxsup stop --config {daemon.config}`" in done.stderr
+        assert f"stop it with `mlxsup stop --config {daemon.config}`" in done.stderr
         assert played.files() == []
         played.unit.parent.mkdir(parents=True)
         played.unit.write_text(played.run(*install, "--dry-run").stdout)
@@ -257,13 +257,13 @@ def test_uninstall_leaves_what_somebody_else_has_written(played: PlayedServiceMa
     played.unit.write_text("[Service]\nExecStart=/bin/true\n")
     done = played.run("uninstall")
     assert done.returncode == 1
-    assert "was not written by mlxsup, so it stays" in done.stderr
+    assert "was not written by mlxsup, so it was not removed" in done.stderr
     assert (played.files(), changes(played.calls)) == ([UNIT], [])
 
 
 def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> None:
     done = played.run("status")
-    assert (done.returncode, done.stdout) == (0, f"not installed: there is no {played.unit}\n")
+    assert (done.returncode, done.stdout) == (0, f"not installed: {played.unit}\n")
     assert played.value("status")["service"] is None
     played.install()
     done = played.run("status")
@@ -285,7 +285,7 @@ def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> N
     assert done.returncode == 0
     assert "last exit  78" in done.stdout.splitlines()
     assert "pid" not in done.stdout
-    assert "`mlxsup service logs` may say why it does not run" in done.stderr
+    assert "`mlxsup service logs` may show why it does not run" in done.stderr
 
 
 def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
@@ -314,7 +314,7 @@ def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
 def test_launchd_is_not_asked_to_try_again_what_cannot_work(tmp_path: Path) -> None:
     done = run_cli("start", "--service", "--config", str(tmp_path / "none.toml"))
     assert done.returncode == 0
-    assert done.stderr.startswith("error: no configuration file at ")
+    assert done.stderr.startswith("error:  ")
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_sudo_without_the_system_is_refused_before_anything_is_written(
         pytest.skip("only root is taken for somebody else")
     assert done.returncode == 64
     assert done.stderr.splitlines() == [
-        "error: sudo does not reach the service manager of nobody",
-        "hint: run it without sudo, or with --system",
+        "error: sudo cannot reach the service manager of nobody",
+        "hint: run this without sudo, or with --system",
     ]
     assert of_nobody.files() == []

@@ -68,9 +68,9 @@ def test_a_detached_daemon_answers_when_start_returns_and_a_second_one_is_refuse
         )
         assert done.stdout == f"{said}\n"
         assert done.stderr.splitlines() == [
-            f"output goes to {output}",
+            f"its output is in {output}",
             f"next: `mlxsup chat m {again}`, `mlxsup status {again}`;"
-            f" end it with `mlxsup stop {again}`",
+            f" `mlxsup stop {again}` ends it",
         ]
         process = psutil.Process(int(said.split()[-1].rstrip(")")))
         assert os.getsid(process.pid) == process.pid
@@ -102,8 +102,8 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
     assert (error["code"], error["hint"]) == ("runtime_folder", f"run: chmod 0700 {home}/run")
     written(home / "run/of-another", "")
     shared = run_cli(*detach).stderr
-    assert f"{home}/run has mode 0755, so others may reach its sockets" in shared
-    assert "set runtime_dir to a folder that is not there yet" in shared
+    assert f"{home}/run has mode 0755, so other users may access its sockets" in shared
+    assert "set runtime_dir to a new folder" in shared
     for text, status, words in (
         ("[models.m]\npth = 1\n", 78, "models.m.pth"),
         (f'[supervisor]\nlog_dir = "c.toml/x"\n{FAKE}', 73, "log folder"),
@@ -118,7 +118,7 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
     )
     assert full.stderr.splitlines() == [
         f"error: cannot write to the log folder {home}/full/logs: File too large",
-        "hint: set log_dir to a folder that you can write to",
+        "hint: set log_dir to a writable folder",
     ]
 
 
@@ -197,7 +197,10 @@ def test_start_without_a_file_prints_what_it_amounts_to_and_how_to_reach_it(home
     models = ("--model", "tiny", "--model", f"other={REPO}")
     cache = {"HF_HUB_CACHE": f"{home}/hub", "HF_HUB_OFFLINE": "1"}
     with Piped("start", *models, **cache) as started:
-        assert f"need an option to find it: `mlxsup status --endpoint {endpoint}`" in started.note()
+        assert (
+            f"need an option to find this daemon: `mlxsup status --endpoint {endpoint}`"
+            in started.note()
+        )
         text = ""
         while not (line := started.line()).startswith("listening at "):
             text += line
@@ -223,7 +226,7 @@ def test_what_start_saves_is_what_it_runs_with(home: Path) -> None:
     assert run_cli(*save, "saved.toml", "--http", "no address").returncode == 64
     assert not (home / "saved.toml").exists()
     with Piped(*save, "saved.toml") as started:
-        assert started.note() == "the configuration is saved in saved.toml\n"
+        assert started.note() == "saved the configuration to saved.toml\n"
         assert started.line().startswith("listening at ")
         status = json.loads(run_cli("status", "--json", "--config", "saved.toml").stdout)
         assert status["config_path"] == f"{home}/saved.toml"
@@ -231,12 +234,12 @@ def test_what_start_saves_is_what_it_runs_with(home: Path) -> None:
         other = run_cli(*save, "other.toml")
         assert other.returncode == 75
         assert other.stderr.endswith(
-            "nothing is saved\nhint: see it with `mlxsup status`, end it with `mlxsup stop`\n"
+            "nothing was saved\nhint: see it with `mlxsup status`, end it with `mlxsup stop`\n"
         )
         assert not (home / "other.toml").exists()
         again = run_cli(*save, "saved.toml")
         assert again.returncode == 64
-        assert "error: there is a file at saved.toml already" in again.stderr
+        assert "error: saved.toml already exists" in again.stderr
         assert run_cli("stop", "--config", "saved.toml").returncode == 0
         assert started.end()[0] == 0
     assert run_cli("config", "check", "saved.toml").returncode == 0
@@ -271,7 +274,7 @@ def test_an_interrupt_of_start_says_at_once_what_it_waits_for() -> None:
             started.type("\x03")
             started.expect(
                 "stopping: 1 running request may take up to 5m 0s to finish;"
-                " Ctrl-C again cuts them off"
+                " press Ctrl-C again to cut them off"
             )
             started.type("\x03")
             started.expect("stopping: cutting off 1 running request")
@@ -289,7 +292,7 @@ def test_a_newcomer_reads_what_works(home: Path) -> None:
     assert (started.returncode, "no models yet: `mlxsup add MODEL`" in started.stderr) == (0, True)
     assert json.loads(run_cli("status", "--json").stdout)["models"] == []
     unknown = run_cli("generate", "x", "hi").stderr
-    assert "no model is called 'x'; configured: none" in unknown
+    assert "there is no model 'x'; configured: none" in unknown
     assert run_cli("stop").returncode == 0
     file = home / ".mlxsup/config.toml"
     assert tomllib.loads(file.read_text()) == {"defaults": {"preload": False}}
@@ -303,12 +306,14 @@ def test_a_newcomer_reads_what_works(home: Path) -> None:
 def test_config_path_prints_the_winner_on_stdout_and_why_on_stderr(home: Path) -> None:
     done = run_cli("config", "path")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("no configuration file: there is none of mlxsup.toml, ~/.config/")
+    assert done.stderr.startswith(
+        "there is no configuration file; looked for mlxsup.toml, ~/.config/"
+    )
     file = written(home / "mlxsup.toml", '[supervisor]\nruntime_dir = "run"\n')
     done = run_cli("config", "path")
     assert (done.returncode, done.stdout) == (0, f"{file}\n")
     assert done.stderr.splitlines() == [
-        "the first that exists of the usual places: ./mlxsup.toml",
+        "the first file found in the usual places: ./mlxsup.toml",
         f"commands look for the daemon at ipc://{home}/run/client.sock, because of ./mlxsup.toml",
     ]
     done = run_cli("config", "path", "--json", MLXSUP_ENDPOINT="ipc:///x/y")
@@ -349,10 +354,10 @@ def test_config_check_lists_each_folder_with_its_line(home: Path) -> None:
     assert (done.returncode, done.stdout) == (78, f"checking {config}\n")
     first, *found, hint = done.stderr.splitlines()
     assert first == f"error: {config} is not a valid configuration:"
-    assert hint == f"hint: fix it, then `mlxsup config check {config}`"
+    assert hint == f"hint: fix it, then run `mlxsup config check {config}`"
     starts = [
         f"  {config}:2: models.gone.path: the model folder {home}/gone does not exist; ",
-        f"  {config}:4: models.hub.path: {home}/hub/models--a--hub is the cache's folder of a/hub",
+        f"  {config}:4: models.hub.path: {home}/hub/models--a--hub is the cache folder of a/hub",
         f"  {config}:7: models.missing.repo: {REPO} is not in the Hugging Face cache {home}/hub; ",
     ]
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
@@ -383,9 +388,9 @@ def daemon() -> Iterator[Daemon]:
     [
         (["loading", "--timeout", "0"], 124, r"not READY: loading is LOADING \("),
         (["loading", "--timeout", "0.2"], 124, r"not READY after 0s: loading is LOADING \("),
-        (["cold", "--timeout", "60"], 1, "cold is STOPPED, and nothing loads it\nhint: load it with"
-         " `mlxsup load cold --endpoint "),
-        (["cald"], 1, r"no model is called 'cald'.*\nhint: did you mean cold\?"),
+        (["cold", "--timeout", "60"], 1, "cold is STOPPED and is not being loaded\nhint: load it"
+         " with `mlxsup load cold --endpoint "),
+        (["cald"], 1, r"there is no model 'cald'.*\nhint: did you mean cold\?"),
         (["bad", "--timeout", "0"], 1, "bad has FAILED: "),
         (["--timeout", "0"], 1, "bad has FAILED: "),
     ],

@@ -51,17 +51,17 @@ def test_a_model_whose_worker_was_killed_says_so_and_what_became_of_the_answer(
 ) -> None:
     request = killed_in_an_answer(daemon)
     told = why(daemon, "m")
-    assert told.startswith("m is READY")
-    assert "its process was killed from outside mlxsup (SIGKILL)" in told
+    assert told.startswith("m has been READY")
+    assert "another program killed its process (SIGKILL)" in told
     [what_became] = [line for line in told.splitlines() if line.strip().startswith(request)]
     assert ": resumed at token " in what_became
-    assert "then: started again at once, READY after " in told
+    assert "then: restarted immediately, READY after " in told
     assert "what to do:" in told
     other = why(daemon, "other")
     assert "it has not died since" in other
     about = why(daemon, request)
-    assert "its answer has reached its longest (length)" in about
-    assert "its worker died: its process was killed from outside" in about
+    assert "its answer reached the token limit (length)" in about
+    assert "its worker died: another program killed its process" in about
     assert "60 tokens" in about
 
 
@@ -76,12 +76,12 @@ def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Dae
         daemon.kill()
     done = run_cli("why", "m", "--endpoint", daemon.endpoint)
     assert done.returncode == 0
-    assert "this is what its flight recorder says" in done.stderr
-    assert f"the daemon (pid {pid}) died without a word" in done.stdout
-    assert "its process was killed from outside mlxsup (SIGKILL)" in done.stdout
+    assert "this is from its flight recorder" in done.stderr
+    assert f"the daemon (pid {pid}) was killed (SIGKILL)" in done.stdout
+    assert "another program killed its process (SIGKILL)" in done.stdout
     assert f"{request} (#1), after " in done.stdout
     everything = why(daemon)
-    assert "1 request had been started and ended with it:" in everything
+    assert "1 request ended with it:" in everything
     assert f"{reader.stream.request_id} (#" in everything
     assert "was lost with the daemon" in why(daemon, str(reader.stream.request_id))
     value = json.loads(why(daemon, "--json"))
@@ -89,8 +89,8 @@ def test_after_sigkill_of_the_daemon_itself_all_of_it_is_still_known(daemon: Dae
     daemon.start()
     told = why(daemon)
     assert told.startswith("the daemon (pid ")
-    assert f"the daemon before it (pid {pid}) died without a word" in told
-    assert "its process was killed from outside mlxsup (SIGKILL)" in why(daemon, "m")
+    assert f"the daemon before it (pid {pid}) was killed (SIGKILL)" in told
+    assert "another program killed its process (SIGKILL)" in why(daemon, "m")
 
 
 def written(daemon: Daemon) -> str:
@@ -117,4 +117,4 @@ def test_a_report_has_no_prompt_and_is_never_written_over_a_file(
     assert not any(b"secret diary" in text for text in texts)
     again = run_cli(*arguments)
     assert again.returncode == 64
-    assert f"there is a file at {path} already" in again.stderr
+    assert f"{path} already exists" in again.stderr

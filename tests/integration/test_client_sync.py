@@ -205,7 +205,7 @@ def test_refused_connection_says_why_P24(path: Path) -> None:
             client.ping()
         told.set()
         turning.join()
-    assert "turned the connection away" in caught.value.message
+    assert "refused the connection" in caught.value.message
     assert caught.value.is_turned_away
 
 

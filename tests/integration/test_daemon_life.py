@@ -168,14 +168,14 @@ def test_what_a_load_finds_out_is_shown_logged_and_known_to_the_next_life(daemon
         assert (row(client, "odd")["batching"], row(client, "odd")["warnings"]) == (None, [])
         loaded = daemon.run("load", "odd")
         assert warned(loaded.stderr) == [f"warning: odd: {WARNING}"]
-        assert "one request at a time, 1 warning" in loaded.stdout
+        assert "runs one request at a time, 1 warning" in loaded.stdout
         seen = row(client, "odd")
         assert (seen["batching"], seen["warnings"]) == (one_row, [WARNING])
         shown = daemon.run("status", "--debug").stdout.splitlines()
         assert f"  batching: one_row, {REASON}" in shown
         assert f"  warning: {WARNING}" in shown
         phases = r" \S+, ".join(seen["load_phases_s"])
-        assert re.search(f"  seconds of its phases: {phases}", "\n".join(shown))
+        assert re.search(f"  load times: {phases}", "\n".join(shown))
 
         os.kill(seen["pid"], signal.SIGKILL)
         eventually(lambda: row(client, "odd")["generation"] == 2)

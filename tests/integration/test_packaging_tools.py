@@ -88,7 +88,7 @@ def test_it_is_installed_and_its_command_answers(
 def test_uvx_runs_the_demo_without_an_installation(built: Built, home: Home) -> None:
     """In an environment of uv there is no pip, which downloads the model."""
     said = home.run_well("uvx", "--from", f"{built.wheel}[{EXTRA}]", "mlxsup", "demo")
-    assert "one: 40 tokens, the same text as alone, resumed 3 times\n" in said
-    assert "two: 40 tokens, the same text as alone\n" in said
-    assert "every process is gone\n" in said
+    assert "one: 40 tokens, the same text as before, resumed 3 times\n" in said
+    assert "two: 40 tokens, the same text as before\n" in said
+    assert "all processes have ended\n" in said
     assert shutil.which("mlxsup", path=str(home.local.folder / "bin")) is None

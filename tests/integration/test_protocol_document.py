@@ -80,7 +80,7 @@ def test_client_of_the_document_streams_an_answer_or_says_what_is_wrong(
     imports = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
     assert imports == {"sys", "msgpack", "zmq"}
     expected = decode_tokens(answer_tokens(encode_text(PROMPT), 32))
-    unknown = "unknown_model: no model is called 'nobody'; configured: cold, m\n"
+    unknown = "unknown_model: there is no model 'nobody'; configured: cold, m\n"
     for endpoint, model, said in (
         (daemon.endpoint, "m", (0, f"{expected}\n[length, 32 pieces]\n", "")),
         (daemon.endpoint, "nobody", (1, "", unknown)),

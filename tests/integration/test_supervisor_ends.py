@@ -114,8 +114,8 @@ def test_leftovers_of_an_earlier_daemon_are_ended_and_named_E6(
     assert said == (
         ""
         if is_killed
-        else f"mlxsup: process {left.pid} of old, left by an earlier daemon, cannot be ended:"
-        " SIGKILL has no effect on it\n"
+        else f"mlxsup: SIGKILL has no effect on process {left.pid} of old, which an earlier daemon"
+        " left behind\n"
     )
 
 
@@ -162,7 +162,7 @@ def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
     monkeypatch.setattr(LogWriter, "close", late)
     with short_folder() as folder:
         assert play(body, folder=folder) == 0
-    said = f"mlxsup: the log folder {folder}/logs accepts no data; lines are lost\n"
+    said = f"mlxsup: cannot write to the log folder {folder}/logs, so log lines are lost\n"
     assert (capfd.readouterr().err, limits_s) == (said, [2.0])
 
 
@@ -284,7 +284,7 @@ def test_a_reload_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         return replace(read_config(path), config_path=None)
 
     async def body(stage: Stage) -> None:
-        assert "the daemon was started without a file" in await reload(stage)
+        assert "the daemon was started without a configuration file" in await reload(stage)
         await stage.logged("ERROR reload refused problems=1\n")
 
     monkeypatch.setattr(played_daemon, "read_config", without_file)
@@ -328,7 +328,7 @@ def test_more_models_leave_fewer_files_to_connections_P24(
             silent[-1].connect(stage.endpoint.removeprefix("ipc://"))
         refused = await stage.peer().ask(Ping(id=RequestId("p")), Failed)
         assert refused.error["code"] == "overloaded"
-        assert "accepts no more" in refused.error["message"]
+        assert "which is the limit" in refused.error["message"]
         for socket in silent:
             socket.close()
         # As soon as their ends are seen.
@@ -388,8 +388,8 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
         assert entry["pid"] == pids[0], "the next start looks for it"
         log = (folder / "logs" / "mlxsup.log").read_text()
     assert capfd.readouterr().err.splitlines() == [
-        f"mlxsup: process {pids[0]} of a cannot be ended (SIGKILL has no effect)",
-        f"mlxsup: the daemon ends, but process {pids[0]} of a cannot be ended",
+        f"mlxsup: SIGKILL has no effect on process {pids[0]} of a",
+        f"mlxsup: the daemon ends, but SIGKILL has no effect on process {pids[0]} of a",
     ]
     assert f"ERROR worker cannot be ended model=a pid={pids[0]}\n" in log
     assert f"ERROR worker left behind model=a pid={pids[0]}\n" in log
@@ -447,7 +447,7 @@ def test_a_full_log_disk_stops_no_daemon(capfd: pytest.CaptureFixture[str]) -> N
         for name in ("a.log", "mlxsup.log"):
             (folder / "logs" / name).symlink_to("/dev/full")
         assert play(body, folder=folder) == 0
-    assert "cannot be written, lines are lost" in capfd.readouterr().err
+    assert "so lines are lost" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------- bugs, and readers that are gone
@@ -478,7 +478,10 @@ def test_a_bug_ends_the_daemon_in_order_and_leaves_no_process(
     assert "  KeyError: 'a bug'" in log
     assert log.count("story of a:") == 1
     assert "INFO daemon ended code=70" in log
-    assert capfd.readouterr().err.count("internal error, the daemon ends; see mlxsup.log") == 1
+    assert (
+        capfd.readouterr().err.count("the daemon ends because of an internal error; see mlxsup.log")
+        == 1
+    )
 
 
 def test_what_the_loop_complains_of_is_logged_and_a_callback_that_fails_is_a_bug() -> None:
@@ -560,10 +563,10 @@ def test_a_refused_start_gives_the_runtime_folder_back() -> None:
         said = f"the log folder {folder}/file/logs cannot be created: Not a directory"
         assert (str(caught.value), caught.value.hint) == (
             said,
-            "set log_dir to a folder that you can write to",
+            "set log_dir to a writable folder",
         )
         (folder / "run" / "client.sock").mkdir()
-        with pytest.raises(RuntimeFolderError, match=r"client.sock is in the way"):
+        with pytest.raises(RuntimeFolderError, match=r"client.sock, which is in the way"):
             start(folder)
         (folder / "run" / "client.sock").rmdir()
         # Each refusal has given the folder back.

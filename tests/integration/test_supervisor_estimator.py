@@ -217,7 +217,7 @@ def test_a_model_that_cannot_be_asked_about_is_measured_and_says_why(
     assert {path: one.remark for path, one in found.items()} == {
         "a": "", "b": "", "c": "", "deadly": f"{UNASKED}: {ended}",
         "busy": f"{UNASKED}: {slow}", "silent": f"{UNASKED}: {slow}",
-        "huge": f"{UNASKED}: its config.json names sizes that no model has",
+        "huge": f"{UNASKED}: its config.json has impossible sizes",
         "refused": f"{UNASKED}: why",
     }  # fmt: skip
     assert {path: one.weight_bytes for path, one in found.items() if one.weight_bytes != 1} == (

@@ -257,7 +257,7 @@ def test_a_model_whose_files_have_changed_is_not_swapped_out_while_its_answers_a
         worker.die(signal.SIGTERM)
         await stage.worker("n")
 
-    kept = f"is not swapped out while its answers are open: {CHANGE}"
+    kept = f"cannot be swapped out while it has open answers: {CHANGE}"
     entries = {name: {"path": str(models / name), **entry} for name in ("m", "n")}
     assert play(body, entries, supervisor=limits) == 0
 
@@ -370,7 +370,7 @@ BAD_FILES = {
     make_pipe: "cannot be read: it is a named pipe, not a regular file",
     make_endless: "cannot be read: it is a device, not a regular file",
     write_comments: "cannot be read: it has more than the 1 MiB that are read of such a file",
-    write_models: "has 10000 models: a daemon takes 1000, so leave some out",
+    write_models: "has 10000 models, but a daemon serves at most 1000",
 }
 
 
@@ -416,7 +416,7 @@ def test_a_file_whose_disk_does_not_answer_is_refused_and_read_once_it_does(
         peer = stage.peer()
         answers = hang_reads(monkeypatch)
         problem = await refused_reload(peer)
-        assert problem.endswith("could not be read within 0.2 s: look after its disk")
+        assert problem.endswith("could not be read within 0.2 s; check its disk")
         assert "read within" in await refused_reload(peer), "the first still hangs"
         answers.set()
         monkeypatch.setattr(app_module, "READ_LIMIT_S", 60.0)
@@ -530,6 +530,6 @@ def test_a_file_that_never_comes_to_rest_is_refused(monkeypatch: pytest.MonkeyPa
         stage.write_config({"a": fake()})
         monkeypatch.setattr(f"{app_module.__name__}.read_text", growing)
         problem = await refused_reload(stage.peer())
-        assert problem.endswith("is still being written: try again once it is complete")
+        assert problem.endswith("is still being written; try again once it is complete")
 
     assert play(body, {"n": fake(), "a": fake()}) == 0

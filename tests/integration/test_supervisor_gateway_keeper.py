@@ -232,7 +232,9 @@ def test_a_taken_address_is_posted_each_time_and_printed_once_until_it_listened(
     others = [socket.create_server(("127.0.0.1", 0))]
     address = Address(host="127.0.0.1", port=others[0].getsockname()[1])
     start = StartGateway(number=1, address=address)
-    why = f"the address {address} is taken: set another one as gateway.listen, or with --http"
+    why = (
+        f"the address {address} is already in use; choose another one with gateway.listen or --http"
+    )
     facts: list[dict[str, Any]] = []
 
     async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
@@ -258,7 +260,7 @@ def test_a_taken_address_is_posted_each_time_and_printed_once_until_it_listened(
 
 def test_each_reason_not_to_listen_says_what_helps() -> None:
     address = Address(host="10.0.0.1", port=80)
-    small = f"the port of {address} is not for ordinary users: set one from 1024 on"
+    small = f"the port of {address} needs root; choose one from 1024 on"
     for number, why in (
         (errno.EACCES, small),
         (errno.EPERM, small),

@@ -400,7 +400,7 @@ async def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(
     assert most == MAX_OUTBOX_MESSAGES
     [broke] = bench.events[1:]
     assert isinstance(broke, WorkerBroke)
-    assert (broke.detail, len(owed)) == ("does not read what it is sent", 0)
+    assert (broke.detail, len(owed)) == ("does not read its messages", 0)
 
 
 @with_bench

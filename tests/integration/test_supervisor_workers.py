@@ -385,7 +385,7 @@ def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_no_spare(
         spawn = Spawn(model=A, generation=FIRST, launch=launch, spare=7)
         everyone.workers.spawn(spawn, everyone.tasks)
         [failed] = await eventually_async(lambda: everyone.of(SpawnFailed))
-        assert failed.detail == "its folder does not answer: look after its disk"
+        assert failed.detail == "its folder does not respond; check its disk"
         assert (killed, everyone.workers.models) == ([7], set())
         answers.set()
 

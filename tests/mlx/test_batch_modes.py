@@ -376,10 +376,10 @@ def test_the_ids_of_the_probe_change_only_with_its_version() -> None:
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
-        ("minimax_m3_vl", "its attention picks blocks of tokens and counts the padding in"),
+        ("minimax_m3_vl", "its attention selects blocks of tokens and counts the padding"),
         (
             "recurrent_gemma",
-            "its first token is computed otherwise if the batch has a state already",
+            "its first token is computed differently if the batch already has a state",
         ),
     ],
 )

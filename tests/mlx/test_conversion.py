@@ -215,7 +215,7 @@ def test_a_file_goes_to_the_reader_of_gguf(
     assert main([str(source), str(tmp_path / "new")]) == 65
     out, err = capsys.readouterr()
     assert out.startswith("reading m.gguf")
-    assert err == f"error: {source} holds a mamba model; only llama can be converted\n"
+    assert err == f"error: {source} is a mamba model; only llama models can be converted\n"
     assert names(tmp_path) == ["m.gguf"]
 
 

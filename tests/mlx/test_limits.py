@@ -137,7 +137,7 @@ def test_a_limit_below_the_weights_ends_the_load_before_they_are_read_E3_I4(
     """And comes back: held to a limit below what it uses, MLX takes three times as long."""
     seen: list[LoadPhase] = []
     engine = MlxEngine(make_spec(tiny, memory_limit_bytes=1_000_000, cache_limit_bytes=0))
-    with pytest.raises(BadLaunchError, match=r"and memory allows 1.0 MiB"):
+    with pytest.raises(BadLaunchError, match=r", but memory is limited to 1.0 MiB"):
         engine.load(lambda phase, progress: seen.append(phase))
     assert LoadPhase.MATERIALISE not in seen
     engine.close()

@@ -236,7 +236,7 @@ def test_a_model_file_that_ends_the_process_is_a_bad_model(tmp_path: Path) -> No
     folder = check_folder(make_tiny_model(tmp_path), lambda share: None)
     config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "olmo"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadModelError, match=r"config\.json: mlx-lm gave up"):
+    with pytest.raises(BadModelError, match=r"config\.json: mlx-lm failed to load"):
         load_lazily(folder)
 
 

@@ -515,7 +515,7 @@ def test_a_tokenizer_that_needs_code_of_the_folder_is_refused_B6(folder: Path) -
         text_of(folder)
     assert str(caught.value) == (
         f"{folder / 'tokenizer_config.json'}: the tokenizer cannot be used: it is a program in the "
-        "model's folder, and mlxsup runs none"
+        "model folder, and mlxsup does not run such programs"
     )
 
 

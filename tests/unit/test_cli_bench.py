@@ -118,7 +118,7 @@ def test_sizes_that_are_not_given_are_those_that_fit() -> None:
     [
         ({"prompt_tokens": (16, 3969)}, "context_length_exceeded", "at most 3968 with"),
         ({"output_tokens": (128, 4096)}, "context_length_exceeded", "at most 4095"),
-        ({"concurrency": (1, 9)}, "too_many_requests", "at most 8; or raise max_concurrency"),
+        ({"concurrency": (1, 9)}, "too_many_requests", "use --concurrency 8 or less, or raise"),
     ],
 )
 def test_size_that_does_not_fit_is_refused_with_the_largest(
@@ -133,7 +133,7 @@ def test_size_that_does_not_fit_is_refused_with_the_largest(
 def test_sizes_are_numbers_with_commas() -> None:
     assert sizes("16, 512,16") == (16, 512)
     for wrong in ("", "0", "16,", "a", "-1", "1.5", "999999999"):
-        with pytest.raises(Exception, match="is not a list of numbers"):
+        with pytest.raises(Exception, match="is not a list of positive numbers"):
             sizes(wrong)
 
 
@@ -161,9 +161,9 @@ def test_remarks_name_requests_of_others_and_a_new_process() -> None:
     take(run, CELL)  # two of 14 to 18
     run.look(looked(19, m=30, a=10, b=15, generation=2))
     assert run.remarks() == [
-        "3 other requests were sent to the daemon meanwhile, some for b: measure again when it is"
-        " idle",
-        "m got a new process meanwhile: see `mlxsup events`",
+        "3 other requests were sent to the daemon during the run, some for b: measure again when"
+        " the daemon is idle",
+        "m was restarted during the run: see `mlxsup why m`",
     ]
 
 
@@ -171,10 +171,10 @@ def test_remarks_name_what_has_touched_the_figures() -> None:
     run = Run(model="m", cells=[CELL], repeats=2)
     take(run, CELL, interrupted=1, waited=2, cached_tokens=3)
     assert [one.split(":")[0] for one in run.remarks()] == [
-        "not complete",
-        "1 answer was interrupted, and resumed",
-        "2 answers were held up in the queue",
-        "3 tokens of prompts were known, and not read again",
+        "incomplete",
+        "1 answer was interrupted and resumed",
+        "2 answers were delayed in the queue by limits of this client, memory or other requests",
+        "3 prompt tokens came from the cache",
     ]
     quiet = Run(model="m", cells=[CELL], repeats=1)
     take(quiet, CELL)
@@ -252,7 +252,7 @@ def test_saved_run_is_read_with_the_same_values(tmp_path: Path) -> None:
 def test_file_without_a_run_is_refused_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
-    with pytest.raises(CliError, match="is no run of") as refused:
+    with pytest.raises(CliError, match="was not written by") as refused:
         read_saved(path)
     assert "--output FILE" in refused.value.hint
 
@@ -287,8 +287,8 @@ END = b"data: [DONE]\n\n"
         (OK + TEXT + TEXT + USAGE + END, ""),
         (b'HTTP/1.1 401 No\r\n\r\n{"error": {"message": "no key"}}', "refused: no key"),
         (b"", "refused: b''"),
-        (OK + TEXT + b'data: {"error": {"message": "crashed"}}\n\n', "left unfinished: crashed"),
-        (OK, "left unfinished: b''"),
+        (OK + TEXT + b'data: {"error": {"message": "crashed"}}\n\n', "ended too early: crashed"),
+        (OK, "ended too early: b''"),
         (OK + TEXT + END, "does not say how many tokens"),
     ],
 )

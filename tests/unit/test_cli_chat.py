@@ -81,14 +81,14 @@ def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
     own, other = tmp_path / "own.json", tmp_path / "other.json"
     other.write_text("precious")
     conversation = talk("one", "1")
-    with pytest.raises(CliError, match=r"other\.json exists; save under another name"):
+    with pytest.raises(CliError, match=r"other\.json already exists; choose another name"):
         conversation.save(other)
     assert other.read_text() == "precious"
     conversation.save(own)
     conversation.take(conversation.ask("two"), "2")
     conversation.save(own)
     assert len(json.loads(own.read_text())["messages"]) == 4
-    with pytest.raises(CliError, match=r"other\.json exists"):
+    with pytest.raises(CliError, match=r"other\.json already exists"):
         conversation.save(other)
     assert other.read_text() == "precious"
     with pytest.raises(CliError, match="exists"):
@@ -140,7 +140,7 @@ def test_file_without_a_conversation_changes_nothing(tmp_path: Path, data: bytes
     path.write_bytes(data)
     conversation = talk("one", "1", system="Be brief.")
     before = (list(conversation.messages), conversation.system, conversation.file)
-    with pytest.raises(CliError, match="is no conversation that /save has written"):
+    with pytest.raises(CliError, match="was not written by /save"):
         conversation.load(path)
     assert (conversation.messages, conversation.system, conversation.file) == before
 

@@ -168,7 +168,7 @@ def parameter_of(command: click.Command, name: str) -> click.Parameter:
 def test_standard_output_is_no_file(command: click.Command, name: str) -> None:
     parameter = parameter_of(command, name)
     context = click.Context(command)
-    with pytest.raises(click.BadParameter, match="name a file instead"):
+    with pytest.raises(click.BadParameter, match="choose a file instead"):
         parameter.type_cast_value(context, "-")
     assert parameter.type_cast_value(context, "./-") == Path("./-")
     assert parameter.type_cast_value(context, "a.json") == Path("a.json")
@@ -215,7 +215,7 @@ DAEMON_COMMANDS = [
     "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
     "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug",
 ]  # fmt: skip
-WRONG_ENDPOINT = "--endpoint may be wrong: a daemon prints its endpoint when it starts"
+WRONG_ENDPOINT = "check --endpoint: a daemon prints its endpoint when it starts"
 
 
 @pytest.mark.parametrize("line", DAEMON_COMMANDS)
@@ -255,22 +255,22 @@ USAGE = {
     "prioritize nobody urgent": "'urgent' is not one of 'interactive', 'normal', 'batch'",
     "convert x --bits 7": "--bits",
     "status --watch --check": "use either --watch or --check",
-    "logs m -f --previous": "--previous shows a process that has ended",
+    "logs m -f --previous": "--follow cannot be combined with --previous",
     "logs -n -1": "-1 is not in the range",
     "logs --since soon": "'soon' is not a duration",
     "stop --timeout soon": "'soon' is not a duration",
     "top --interval soon": "'soon' is not a duration",
     "top --interval 0.05s": "'0.05s' is not between 0.1s and 1h",
     "top --interval nan": "'nan' is not ",
-    "load m --keep-alive 0": "a load takes seconds above 0, or -1 for ever",
+    "load m --keep-alive 0": "use a longer time, or -1 to keep it loaded",
     "load m --context-length -1": "-1 is not in the range 0<=x<=2147483647",
     "key new 'not a name'": "a name takes 1 to 64 of the characters",
     "key new a --account '*'": "a name takes 1 to 64 of the characters",
     "start --model a --config b": "use either --model or --config",
-    "start --model x/a --model y/a": "two models are called a",
+    "start --model x/a --model y/a": "two models have the name a",
     "start --model 'not a name'": "not a name",
-    "start --wait": "--wait takes --detach",
-    "start --save x.toml": "--save takes models",
+    "start --wait": "--wait needs --detach",
+    "start --save x.toml": "--save needs --model",
     "events --endpoint tcp://127.0.0.1:1": "tcp://127.0.0.1:1",
     "generate m hi --colour": "No such option",
     "generate m hi --max-tokens many": "'many' is not a valid integer",
@@ -282,17 +282,17 @@ USAGE = {
     "generate m hi --min-p 2": "--min-p takes a number from 0 to 1",
     "generate m hi --schema /nowhere/s.json": "cannot read /nowhere/s.json: No such file",
     "generate m hi --schema /dev/null": "is not JSON",
-    "generate m hi --raw --think": "--raw sends no system prompt and knows no --think",
+    "generate m hi --raw --think": "--raw cannot be combined with --system or --think",
     "generate m hi --system ''": "--system takes at least one character",
     "generate m ''": "at least one character",
     "generate m hi\udcff": "encoded as UTF-8, not lone surrogates",
     "chat m --top-p 7": "--top-p takes a number above 0 and up to 1",
-    "bench m --prompt-tokens 16,0": "'16,0' is not a list of numbers from 1 on",
-    "bench m --compare /dev/null": "is no run of `mlxsup bench`",
+    "bench m --prompt-tokens 16,0": "'16,0' is not a list of positive numbers",
+    "bench m --compare /dev/null": "was not written by `mlxsup bench`",
     "bench m --output /dev/null": "exists",
     "bench m --fail-if-slower 5": "--fail-if-slower needs --compare FILE",
-    "bench m --compare x --repeats 2": "--compare needs at least 3 repeats, to tell",
-    "bench m --key k": "--key is for --through http",
+    "bench m --compare x --repeats 2": "--compare needs at least 3 repeats to tell",
+    "bench m --key k": "--key only works with --through http",
 }
 WITHOUT_HINT = ("events", "bench m --output", "bench m --compare")
 
@@ -350,7 +350,7 @@ def test_an_option_before_the_command_is_told_to_follow_it(
     assert (code, out[:1]) == (64, "{" if option == "--json" else "")
     text = out + err
     assert "did you mean" not in text.lower()
-    assert f"options follow the command: `mlxsup COMMAND {option}`" in text
+    assert f"put the option after the command: `mlxsup COMMAND {option}`" in text
 
 
 def test_a_file_that_is_refused_is_named_and_is_not_called_the_output(
@@ -497,9 +497,9 @@ class Clock:
 
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
-WAITS, WAITS_FOR_M = f"waiting for {BOTH} (1s so far)", "waiting for m (pid 8) (2s so far)"
+WAITS, WAITS_FOR_M = f"waiting for {BOTH} to end (1s)", "waiting for m (pid 8) to end (2s)"
 DRAINS = "1 running request has 29s at most; `mlxsup stop --now` ends it, Ctrl-C leaves"
-LEFT = "the daemon has ended, but m (pid 8) cannot be ended: SIGKILL has no effect"
+LEFT = "the daemon has ended, but SIGKILL has no effect on m (pid 8)"
 
 
 @pytest.mark.parametrize(

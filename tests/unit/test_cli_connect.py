@@ -131,7 +131,7 @@ def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
 @pytest.mark.parametrize(
     ("tool", "before", "words"),
     [
-        ("zed", '{\n "a": 1, // mine\n}', r"not plain JSON, without comments (line 2, column 10)"),
+        ("zed", '{\n "a": 1, // mine\n}', r"not plain JSON (line 2, column 10)"),
         ("zed", '{"a": nope}', "(line 1, column 7)"),
         ("zed", "{} {}", "(line 1, column 4)"),
         ("zed", "[" * 100_000, "nested too deeply"),
@@ -191,7 +191,7 @@ def test_unknown_model_is_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
-        ({"gateway": None}, "serves no HTTP, which other programs need", "mlxsup stop"),
+        ({"gateway": None}, "runs without HTTP, which other programs need", "mlxsup stop"),
         ({"gateway": {"url": None, "state": "BACKOFF"}}, "HTTP is BACKOFF", "`mlxsup status`"),
         ({"models": []}, "has no models", "mlxsup add MODEL"),
     ],
@@ -240,7 +240,7 @@ def test_file_is_copied_written_and_brought_back(path: Path) -> None:
     assert connect.undo("zed") == (path, "after", "before")
     assert path.read_text() == "before"
     assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(CliError, match="nothing was written"):
+    with pytest.raises(CliError, match="has not written any settings"):
         connect.undo("zed")
 
 
@@ -308,7 +308,7 @@ def test_damaged_record_counts_as_none(home: Path, text: str) -> None:
     record = home / ".mlxsup" / "connected" / "zed.json"
     record.parent.mkdir(parents=True)
     record.write_text(text)
-    with pytest.raises(CliError, match="nothing was written"):
+    with pytest.raises(CliError, match="has not written any settings"):
         connect.undo("zed")
 
 

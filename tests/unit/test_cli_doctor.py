@@ -238,13 +238,13 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "a package of another version": (
         lambda m: m.needs("0.31.0"), "problem", "mlx is 0.31.0; mlxsup needs mlx", "'mlx<"),
     "no configuration": (
-        lambda m: m.has(counting=None), "note", "there is none of", "mlxsup init"),
+        lambda m: m.has(counting=None), "note", "there is no configuration file", "mlxsup init"),
     "a named file is missing": (
         lambda m: (m.home / "mlxsup.toml").unlink(), "problem", "does not exist; ./mlxsup.toml",
         ""),
     "a wrong file": (
         lambda m: m.has(problems=("line 3: no such key",)), "problem", "line 3: no such key", ""),
-    "a shadowed file": (has_a_shadowed_file, "note", "other.toml is not read, because", ""),
+    "a shadowed file": (has_a_shadowed_file, "note", "other.toml is ignored, because", ""),
     "a variable names the daemon": (
         lambda m: os.environ.update(MLXSUP_ENDPOINT="ipc:///x"), "note", "is set to ipc:///x",
         "unset MLXSUP_ENDPOINT"),
@@ -256,7 +256,7 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
             machine_module, "command_budget", raises(NoDeviceMemoryError("no answer"))),
         "problem", "no answer", ""),
     "not all models fit": (
-        lambda m: m.plans(change="set context_length = 512 for a"), "note", "not all models", ""),
+        lambda m: m.plans(change="set context_length = 512 for a"), "note", "models with", ""),
     "a model fits nowhere": (
         lambda m: m.plans(models=[{"name": "m", "problem": "", "missing_bytes": 1}]),
         "problem", "m does not fit into 48.00 GiB", ""),
@@ -285,17 +285,17 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 8)),
         "problem", " MiB left", ""),
     "a token that its group can read": (
-        lambda m: m.token(0o640), "note", "others may read the token", "chmod 600 "),
+        lambda m: m.token(0o640), "note", "other users can read the token", "chmod 600 "),
     "another version runs": (
-        lambda m: m.runs(version="0.0.9"), "problem", "it is of version 0.0.9", ""),
+        lambda m: m.runs(version="0.0.9"), "problem", "the daemon has version 0.0.9", ""),
     "another configuration runs": (
-        lambda m: m.runs(config_path="/h/other.toml"), "note", "it runs with /h/other.toml", ""),
+        lambda m: m.runs(config_path="/h/other.toml"), "note", "the daemon uses /h/other.toml", ""),
     "a model has failed": (
         lambda m: m.runs(models=[{"name": "m", "state": "FAILED", "cause": "no file"}]),
         "problem", "m has FAILED: no file", ""),
     "a silent daemon": (
         lambda m: m.patch(running, "lock_holder", lambda _: HOLDER), "problem",
-        "its process 7 lives and does not answer at ipc://", ""),
+        "process 7 of the daemon is alive but does not answer at ipc://", ""),
     "the pid of a daemon is another program's": (
         lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
     "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
@@ -307,28 +307,28 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.gateway(IN_USE), "problem", "127.0.0.1:8484 is taken", ""),
     "no key": (
         lambda m: m.gateway(None, key_need="gateway.keys asks for them"), "problem",
-        "gateway.keys asks for them, and there is no key", "mlxsup key new laptop"),
+        "gateway.keys asks for them, but there is no API key", "mlxsup key new laptop"),
     "a job of a Mac in the background": (
         lambda m: m.job(ProcessType=None), "note", "has no ProcessType Interactive", ""),
     "a job without a program": (
-        lambda m: m.job(ProgramArguments=None), "problem", "does not say what to start", ""),
+        lambda m: m.job(ProgramArguments=None), "problem", "names no program to start", ""),
     "a job of a program that is gone": (
-        lambda m: m.job(ProgramArguments=["/none/mlxsup"]), "problem", "which is not there", ""),
+        lambda m: m.job(ProgramArguments=["/none/mlxsup"]), "problem", "which does not exist", ""),
     "a job of another program": (
         lambda m: m.job(ProgramArguments=["/bin/true"]), "note",
-        "which is another mlxsup", ""),
+        "but this is another mlxsup", ""),
     "a job with a file that is gone": (
         lambda m: m.job(ProgramArguments=["/bin/sh", "--config=/none"]), "problem",
         "names /none, which does not exist", ""),
     "a job with another file": (
         lambda m: m.job(ProgramArguments=["/bin/sh", "--config", "/bin/sh"]), "note",
-        "names /bin/sh, and commands here read", ""),
+        "uses /bin/sh, but commands here read", ""),
     "sleep": (
         lambda m: m.patch(
             subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep  10 (by x)\n")),
         "note", "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
     "the clock of a Mac": (
-        clock_is_wrong, "problem", "it is 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
+        clock_is_wrong, "problem", "shows 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
 }  # fmt: skip
 
 
@@ -369,9 +369,9 @@ def test_what_is_in_order_is_said_to_be(
     [
         (True, "/bin/sh start --config {config}", "starts /bin/sh"),
         (True, "-@/bin/sh start --config {config}", "starts /bin/sh"),
-        (True, "%h/mlxsup start", "starts {home}/mlxsup, which is not there"),
-        (True, "", "does not say what to start"),
-        (True, '"', "does not say what to start"),
+        (True, "%h/mlxsup start", "starts {home}/mlxsup, which does not exist"),
+        (True, "", "names no program to start"),
+        (True, '"', "names no program to start"),
         (False, "/bin/sh start", "runs only while you are logged in"),
     ],
 )
@@ -405,7 +405,7 @@ def test_a_check_that_cannot_run_says_so_and_hides_no_other() -> None:
     assert [(one.subject, one.level) for one in found] == [
         ("disk", "note"), ("files", "note"), ("bug", "problem"), ("fine", "ok"),
     ]  # fmt: skip
-    assert "nothing has answered" in found[0].what
+    assert "could not be checked within" in found[0].what
     assert "Permission denied" in found[1].what
     assert "KeyError" in found[2].what
     assert all("could not run" in one.why for one in found[1:3])

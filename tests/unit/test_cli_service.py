@@ -78,7 +78,7 @@ def test_a_file_that_mlxsup_has_not_written_has_no_program(
 @pytest.mark.parametrize("sign", ['"', "\\", "\n", "\t", "\x7f", "\udcff"])
 @pytest.mark.parametrize("name", ["program", "config", "runtime_dir", "log_dir"])
 def test_a_path_that_no_file_can_express_is_refused(name: str, sign: str) -> None:
-    with pytest.raises(CliError, match="no service file can be written"):
+    with pytest.raises(CliError, match="cannot write a service file"):
         facts(**{name: Path(f"/a/b{sign}c/mlxsup")}).check()
     facts(**{name: Path("/a/b 'c' é %s $d/mlxsup")}).check()
 

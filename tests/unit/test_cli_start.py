@@ -144,7 +144,7 @@ def test_reader_who_stops_reading_does_not_hold_up_the_daemon(
         printer.changed(CHANGE)
     stuck.is_free.set()
     printer.close()
-    eventually(lambda: "lines were left out" in errors.getvalue())
+    eventually(lambda: "lines were skipped" in errors.getvalue())
     eventually(lambda: MAX_WAITING <= len(stuck.getvalue().splitlines()) < MAX_WAITING * 2)
 
 
@@ -240,8 +240,8 @@ def test_what_names_no_endpoint_is_refused(
         named.unlink()
         with pytest.raises(CliError) as raised:
             Target(config=named).find_endpoint()
-        written = f"write this one with `mlxsup init '{named}'`"
-        assert raised.value.hint == f"name another file, or {written}"
+        written = f"create it with `mlxsup init '{named}'`"
+        assert raised.value.hint == f"choose another file, or {written}"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
     def hint(**given: Any) -> str:
         return Target(**given).explain(CliError("", code="connection_lost", hint=LOST)).hint
 
-    wrong = "{0} may be wrong: a daemon prints its endpoint when it starts"
+    wrong = "check {0}: a daemon prints its endpoint when it starts"
     assert hint(endpoint="ipc:///x") == wrong.format("--endpoint")
     assert hint() == wrong.format("MLXSUP_ENDPOINT")
     assert hint(config=named) == f"start one with `mlxsup start --config '{named}'`"

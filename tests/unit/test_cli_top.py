@@ -88,12 +88,15 @@ class PlayedClient:
         if self.daemon.is_gone:
             raise ConnectionLost("no daemon answers at X", endpoint="ipc:///nowhere/x.sock")
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, debug: bool = False) -> dict[str, Any]:
         self.ping()
+        kept = {"kind": "model_changed", "n": 1, "ago_s": 0.0, "model": "cold", "generation": 1,
+                "before": "READY", "after": "STOPPED"}  # fmt: skip
         memory = {"budget_bytes": 8 * GIB, "reserved_bytes": 6 * GIB, "machine_bytes": 64 * GIB}
         return {
             "version": "0.1.0", "pid": self.daemon.pid, "endpoint": "ipc:///tmp/run/client.sock",
             "uptime_s": 125.0, "memory": memory, "models": [dict(m) for m in self.daemon.models],
+            **({"flight": [kept]} if debug else {}),
         }  # fmt: skip
 
     def requests(self) -> dict[str, Any]:
@@ -278,7 +281,7 @@ async def test_a_question_names_what_would_be_done_and_only_y_does_it(top: Playe
         await top.press("home", "u")
         assert top.last == "unload alpha? running answers finish first (y/n)"
         await top.press(key)
-        assert top.last == "alpha: nothing was done"
+        assert top.last == "alpha: nothing was changed"
     assert (top.daemon.orders, top.app.is_running, top.marked) == ([], True, "alpha")
 
 
@@ -314,9 +317,9 @@ async def test_a_key_that_fits_nothing_says_what_is_missing(top: Played) -> None
     await top.press("r")
     assert top.last == "nothing is selected: use the arrow keys"
     await top.press("down", "c")
-    assert top.last == "`c` is for a request: select one"
+    assert top.last == "select a request first to use `c`"
     await top.press("end", "u")
-    assert top.last == "`u` is for a model: select one"
+    assert top.last == "select a model first to use `u`"
     await top.press("?")
     assert "c              cancel a request" in top.lines
     await top.press("l")  # leaves the help, and does nothing else
@@ -337,7 +340,7 @@ async def test_what_has_gone_takes_its_selection_and_its_question_with_it(top: P
     await top.press("end", "up", "c")
     del top.daemon.listed[1]
     await top.look()
-    assert (top.marked, top.last) == (None, "5f-2 is not there any longer")
+    assert (top.marked, top.last) == (None, "5f-2 is gone")
     await top.press("down")  # continues where the selection was
     assert top.marked == "4"
 
@@ -351,7 +354,7 @@ async def test_a_daemon_that_is_gone_is_said_and_the_next_has_other_requests(
     await top.look()
     await top.look()
     assert top.lines[0].startswith("no daemon since ")
-    assert top.lines[0].endswith("Z, still trying: no daemon answers at X")
+    assert top.lines[0].endswith("Z, reconnecting: no daemon answers at X")
     assert top.marked is None
     assert any("alpha" in line for line in top.lines), "what was known last"
     await top.press("r")
@@ -378,7 +381,9 @@ def test_it_follows_a_daemon_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch
         app = Top("ipc:///played", 0.1)
         async with app.run_test():
             await eventually_async(lambda: app.look and app.heard)
-            assert list(app.heard) == ["12:13:20Z alpha: LOADING → READY"]
+            before, *after = app.heard
+            assert before.endswith("Z cold: READY → STOPPED")
+            assert after == ["12:13:20Z alpha: LOADING → READY"]
             daemon.is_gone = True
             await eventually_async(lambda: app.lost)
             daemon.is_gone = False

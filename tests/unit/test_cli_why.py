@@ -110,7 +110,7 @@ STREAM = "RuntimeError: There is no Stream(gpu, 1) in current thread."
 
 DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGKILL while it serves": (
-        State.READY, is_killed("SIGKILL"), "killed_from_outside", "from outside mlxsup (SIGKILL)"),
+        State.READY, is_killed("SIGKILL"), "killed_from_outside", "another program killed its"),
     "SIGKILL while it loads": (
         State.LOADING, is_killed("SIGKILL"), "killed_from_outside", "while it was being loaded"),
     "SIGSEGV": (State.READY, is_killed("SIGSEGV"), "native_crash", "native code (SIGSEGV)"),
@@ -121,13 +121,13 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGABRT while it loads": (
         State.LOADING, is_killed("SIGABRT"), "native_crash", "native code (SIGABRT)"),
     "SIGTERM": (
-        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "to end from outside mlxsup"),
+        State.READY, is_killed("SIGTERM"), "terminated_from_outside", "another program ended its"),
     "SIGTERM that it handles": (
-        State.READY, exits(143), "terminated_from_outside", "to end from outside mlxsup"),
+        State.READY, exits(143), "terminated_from_outside", "another program ended its process"),
     "another signal": (State.READY, is_killed("SIGHUP"), "signal", "(SIGHUP)"),
     "a kill over its limit": (
         State.READY, is_killed_over_its_limit, "killed_over_memory",
-        "when it held 2.00 GiB, with a limit of 1.00 GiB"),
+        "when it used 2.00 GiB, with a limit of 1.00 GiB"),
     "out of memory": (
         State.READY, exits(75, "MemoryError"), "out_of_memory", "ran out of memory (exit code 75)"),
     "out of memory while it loads": (
@@ -150,7 +150,7 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "SIGSTOP": (State.READY, is_stopped_from_outside, "stopped_from_outside", "SIGSTOP"),
     "an endless loop in a step": (State.READY, hangs_in_a_step, "stuck", "step 1 (decode) did not"),
     "the GIL held": (
-        State.READY, holds_the_interpreter, "silent", "something held the interpreter"),
+        State.READY, holds_the_interpreter, "silent", "something blocked the interpreter"),
     "a lost connection": (
         State.READY, loses_its_connection, "broken", "its connection has ended"),
     "garbage": (State.READY, speaks_garbage, "broken", "garbage"),
@@ -160,7 +160,7 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         "stuck_prompt", "or too much memory: preparing the prompt of request 1"),
     "a broken link": (
         State.READY, exits(76, "the daemon sent no message"), "broken_link",
-        "did not expect: the daemon sent no message"),
+        "an unexpected message: the daemon sent no message"),
     "a broken link while it loads": (
         State.LOADING, exits(76, "load came before READY"), "broken_link", "before READY"),
     "a lost thread": (State.READY, exits(71, "gone"), "lost_thread", "gone"),
@@ -168,12 +168,12 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "the GPU fails elsewhere": (
         State.READY, exits(72, "InnocentVictim"), "gpu_fault_elsewhere", "another process"),
     "a stream of another thread": (State.READY, exits(70, STREAM), "stream_error", STREAM),
-    "it thinks that it is an orphan": (State.READY, exits(1), "orphaned", "exit code 1"),
-    "it just exits": (State.READY, exits(0), "exited", "without having been asked"),
+    "it thinks that it is an orphan": (State.READY, exits(1), "orphaned", "code 1"),
+    "it just exits": (State.READY, exits(0), "exited", "exited unexpectedly"),
     "an unknown exit code": (State.READY, exits(99), "unknown", "exit code 99"),
     "another version": (State.LOADING, is_another_version, "other_version", "upgraded to 9.9.9"),
     "SIGKILL has no effect": (
-        State.STOPPING, lambda d: d.pass_time(60.0), "cannot_be_ended", "SIGKILL has not ended"),
+        State.STOPPING, lambda d: d.pass_time(60.0), "cannot_be_ended", "SIGKILL did not end"),
 }  # fmt: skip
 
 BY_HAND = {
@@ -202,7 +202,7 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     assert explain(death).name == name
     story = of_model(recorder.read(tmp_path), "m", None, NOW)
     text = "\n".join(story.lines(None))
-    assert "died without a word" in text, "the daemon itself"
+    assert "was killed (SIGKILL)" in text, "the daemon itself"
     [told] = [line for line in story.sentences if line.startswith("it last died")]
     assert words in told
     assert "MODEL" not in text
@@ -272,7 +272,7 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
         "started, in generation 1",
         "its worker died: it crashed in native code (SIGSEGV); the request resumed at token 1 after"
         " 3.0 s",
-        "paused after 2 tokens: until `mlxsup resume`",
+        "paused after 2 tokens: `mlxsup resume` continues it",
         "continued, after 0.0 s",
     ]
     lines = lines_of(run.entries)
@@ -288,7 +288,7 @@ def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
     recording = recorder.read(tmp_path)
     [(run, number)] = recording.runs_of_request("r1")
     told = of_request(recording, run, number, None, NOW).sentences
-    assert "  a remark about its answer: mind it" in told
+    assert "  warning: mind it" in told
 
 
 def test_an_idle_worker_s_death_threatens_no_request_with_quarantine(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_a_file_that_is_there_is_not_written_over_nor_a_link_followed(tmp_path: 
     there.write_text("mine")
     link.symlink_to(tmp_path / "elsewhere")
     for path in (there, link):
-        with pytest.raises(CliError, match="there is a file at"):
+        with pytest.raises(CliError, match="already exists"):
             write_report(path, recording, folder=folder, config=config, status=status)
     assert there.read_text() == "mine"
     assert not (tmp_path / "elsewhere").exists()
@@ -459,7 +459,7 @@ def test_what_is_no_toml_is_left_out_and_said(tmp_path: Path) -> None:
     with tarfile.open(path) as archive:
         file = archive.extractfile(f"{FOLDER}/configuration.json")
         assert file is not None
-        assert json.loads(file.read()) == {"file": "cannot be read, or is not TOML"}
+        assert json.loads(file.read()) == {"file": "it cannot be read or is not TOML"}
 
 
 @pytest.mark.parametrize(

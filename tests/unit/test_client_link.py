@@ -304,14 +304,14 @@ def test_close_lingers_only_for_a_living_link(
     assert link.lingers_ms == [linger_ms]
 
 
-AGAIN = "one may have too many connections, or has just ended: try again"
+AGAIN = "it may have too many connections or has just ended; try again"
 
 
 @pytest.mark.parametrize(
     ("flags", "message", "hint", "is_turned_away"),
     [
         ((), "no daemon answers at E", "start one with `mlxsup start`", False),
-        (("was_turned_away",), "the daemon at E turned the connection away", TOO_MANY, True),
+        (("was_turned_away",), "the daemon at E refused the connection", TOO_MANY, True),
         (("was_connected", "was_heard"), "the daemon at E is gone", "", False),
         (("was_connected",), "the daemon at E ended the connection before it answered", TOO_MANY,
          True),

@@ -66,13 +66,25 @@ def test_every_argument_reaches_the_header() -> None:
         ({"priority": "urgent"}, "priority takes one of interactive, normal, batch, not 'urgent'"),
         ({"priority": 1}, "priority takes one of interactive, normal, batch, not 1"),
         ({"resume": 1}, "resume takes true or false, not 1"),
-        ({"timeout_s": -0.1}, "timeout_s takes seconds, from 0 up, not -0.1"),
-        ({"timeout_s": True}, "timeout_s takes seconds, from 0 up, not True"),
-        ({"timeout_s": "1"}, "timeout_s takes seconds, from 0 up, not text"),
-        ({"queue_timeout_s": float("nan")}, "queue_timeout_s takes seconds, from 0 up, not nan"),
-        ({"keep_alive": -2}, "keep_alive takes seconds, from 0 up, or -1 for ever, not -2"),
-        ({"keep_alive": "5m"}, "keep_alive takes seconds, from 0 up, or -1 for ever, not text"),
-        ({"first_token_timeout_s": 2e9}, "first_token_timeout_s takes seconds, from 0 up, not "),
+        ({"timeout_s": -0.1}, "timeout_s takes a number of seconds from 0, not -0.1"),
+        ({"timeout_s": True}, "timeout_s takes a number of seconds from 0, not True"),
+        ({"timeout_s": "1"}, "timeout_s takes a number of seconds from 0, not text"),
+        (
+            {"queue_timeout_s": float("nan")},
+            "queue_timeout_s takes a number of seconds from 0, not nan",
+        ),
+        (
+            {"keep_alive": -2},
+            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not -2",
+        ),
+        (
+            {"keep_alive": "5m"},
+            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not text",
+        ),
+        (
+            {"first_token_timeout_s": 2e9},
+            "first_token_timeout_s takes a number of seconds from 0, not ",
+        ),
     ],
 )
 def test_wrong_argument_is_refused_before_anything_is_sent_C7(
@@ -86,7 +98,7 @@ def test_wrong_argument_is_refused_before_anything_is_sent_C7(
 
 
 COUNT = "context_length takes an integer from 0 to 2147483647, not "
-STAYS = "keep_alive takes seconds, from 0 up, or -1 for ever, not "
+STAYS = "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not "
 
 
 def load_with(**changes: Any) -> Message:

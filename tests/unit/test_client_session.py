@@ -231,7 +231,7 @@ def test_missing_piece_is_an_error_with_both_numbers_H7(
 ) -> None:
     opened.receive(piece(0, "x"))
     assert opened.receive(second) == CANCELS_A
-    said = f"piece 1 of the stream is missing; number {came} came instead"
+    said = f"piece 1 of the stream is missing; the next one is number {came}"
     assert opened.error() == ("internal", said)
     assert opened.receive(piece(1, "late")) == []
     assert (len(opened.stream.items), len(opened.session)) == (2, 2)
@@ -299,7 +299,7 @@ NO_MAP = RemoteError(ErrorCode.INVALID_REQUEST, "no map").to_wire()
     [
         (pieces.frame_of(Failed(id="", error=NO_MAP)),
          "the daemon could not read a message: no map"),
-        (b"\xc1", "the daemon sent something that is not a message: "),
+        (b"\xc1", "the daemon sent an invalid message: "),
     ],
     ids=["an error without an id", "no message"],
 )  # fmt: skip

@@ -257,7 +257,7 @@ def test_stream_has_a_result_and_is_cancelled_until_its_end_only_D4() -> None:
     cancelled: list[str] = []
     stream = Taking(ID, cancelled.append, None)
     assert stream.request_id == "r"
-    with pytest.raises(RuntimeError, match="no result until the stream has been read to its end"):
+    with pytest.raises(RuntimeError, match="the result is available once the stream has been read"):
         _ = stream.result
     assert stream.take(DELTA) is DELTA
     stream.cancel()

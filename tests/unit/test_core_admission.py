@@ -312,7 +312,7 @@ def test_class_above_max_priority_is_refused_with_the_fix() -> None:
     error = refusal(driver)
     assert error["code"] == "invalid_request"
     assert error["message"] == (
-        "priority interactive is above what this client may use: send normal or a lower one, or"
+        "this client may not use priority interactive; use normal or a lower one, or"
         " raise max_priority in [clients.nightly] and reload"
     )
     assert error["detail"] == {"parameter": "priority", "max_priority": "normal"}

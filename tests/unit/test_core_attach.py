@@ -191,7 +191,7 @@ def test_a_worker_that_dies_over_a_question_is_an_error_and_asking_waits_for_the
     assert failed.error["detail"] == {
         "model": "m",
         "request": "one",
-        "cause": "its worker has ended, or is too slow",
+        "cause": "its worker has ended or is too slow",
     }
     assert failed.error["retryable"]
     attach(driver, id="again")

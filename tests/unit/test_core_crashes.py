@@ -205,7 +205,7 @@ ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
         State.READY,
         lambda d: d.hello(version="9.9.9"),
         "version",
-        "mlxsup was upgraded to 9.9.9: restart the daemon",
+        "mlxsup was upgraded to 9.9.9; restart the daemon",
     ),
     "a second hello": (State.READY, Driver.hello, "crash", "said HELLO after READY"),
     "a second ready": (State.READY, Driver.ready, "crash", "said READY twice"),
@@ -232,7 +232,7 @@ def test_last_exit_names_the_fault(name: str) -> None:
 def test_a_spawn_that_failed_is_named() -> None:
     driver = play(Driver(), "load; spawn_failed; spawn_failed")
     last = driver.row()["last_exit"]
-    assert (last["reason"], last["detail"]) == ("spawn_error", "could not be spawned: no memory")
+    assert (last["reason"], last["detail"]) == ("spawn_error", "could not be started: no memory")
     assert (last["code"], last["signal"], last["at"]) == (None, None, None)
 
 

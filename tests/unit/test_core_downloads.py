@@ -165,7 +165,7 @@ def test_a_dry_run_of_a_model_that_lacks_files_does_not_say_that_it_fits() -> No
     driver = MemoryDriver([lacking()], limited(4 * GIB))
     answer = driver.foresees("m")
     assert (answer["outcome"], answer["needed_bytes"], answer["evicts"]) == ("downloads", 0, [])
-    assert "lacks files" in answer["reason"]
+    assert "has missing files" in answer["reason"]
 
 
 def test_waiters_are_notified_of_each_percent_of_a_download() -> None:
@@ -296,7 +296,7 @@ def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
     assert hub.driver.state() is state
     failed = hub.driver.failure_of("r1")
     assert failed.error["code"] == "queue_timeout"
-    assert failed.error["message"].endswith(f"without being started: m {CAUSE}")
+    assert failed.error["message"].endswith(f"and was not started: m {CAUSE}")
 
 
 def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
@@ -309,6 +309,6 @@ def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
 
 
 def test_damaged_data_is_for_a_person(hub: Hub) -> None:
-    hub.say(DownloadFailed(problem=DownloadProblem.DAMAGED, message="w has another digest"))
+    hub.say(DownloadFailed(problem=DownloadProblem.DAMAGED, message="w has the wrong checksum"))
     assert hub.driver.state() is State.FAILED
-    assert hub.driver.row()["cause"] == "not downloaded: w has another digest"
+    assert hub.driver.row()["cause"] == "not downloaded: w has the wrong checksum"

@@ -373,7 +373,7 @@ def test_a_dry_run_says_that_a_load_fits_next_to_them() -> None:
     driver = SpareDriver([real("a", 9)], 1, 10)
     driver.spare_ready(1)
     answer = driver.foresees("a")
-    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 9 B, 10 B is free")
+    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 9 B; 10 B is free")
 
 
 def test_with_cuda_they_take_nothing_of_the_devices_memory() -> None:

@@ -129,7 +129,7 @@ def test_a_request_waits_until_rows_of_a_pinned_model_have_ended() -> None:
     driver.ask("r1", "m")
     assert driver.errors() == {}
     assert driver.row("m")["memory_wait"]["reason"] == (
-        f"needs {size_text(MODEL)}, 0.0 MiB is free:"
+        f"needs {size_text(MODEL)}; 0.0 MiB is free:"
         f" p is pinned and holds {size_text(BUSY)} for now"
     )
     rows_end(driver, keys)

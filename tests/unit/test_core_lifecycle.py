@@ -327,6 +327,27 @@ def test_load_phases_add_up(steps: list[tuple[int, LoadPhase]], rest: int, later
     assert ended.seconds(now + later) == ended.ended(now + later).seconds(0) == shown
 
 
+@pytest.mark.parametrize(
+    ("places", "shares"),
+    [
+        ([], {0.0: 0.0, 0.5: 0.5, 1.0: 1.0}),
+        ([(0.5, 90), (1.0, 10)], {0.0: 0.0, 0.25: 0.45, 0.5: 0.9, 0.75: 0.95, 1.0: 1.0}),
+        ([(0.5, 90), (0.9, 10)], {0.5: 0.5}),
+        ([(0.0, 10), (0.1, 10), (0.105, 5), (1.0, 75)], {0.0: 0.1, 0.1: 0.2, 0.55: 0.6, 1.0: 1.0}),
+    ],
+    ids=["first load", "slow begin", "failed load", "small steps"],
+)
+def test_progress_of_a_load_means_time_once_one_has_been_measured(
+    places: list[tuple[float, int]], shares: dict[float, float]
+) -> None:
+    now, times = 0.0, LoadTimes.begun(0.0)
+    for place, seconds in places:
+        now += seconds
+        times = times.entered(LoadPhase.WEIGHTS, now).reached(place, now)
+    again = LoadTimes.begun(now, times.ended(now))
+    assert {place: again.share_of_time(place) for place in shares} == pytest.approx(shares)
+
+
 # Entries that a reload changes or removes
 
 

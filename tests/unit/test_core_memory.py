@@ -118,7 +118,7 @@ def test_a_model_that_waits_says_for_what() -> None:
     driver = play(pair_and_more(), "serve r1 model=a; serve r2 model=b; ask r3 c; wait 100")
     assert driver.row("c")["memory_wait"] == {
         "waits_s": 100.0,
-        "reason": "needs 4.00 GiB, 0.0 MiB is free: a is busy, and goes when its turn is over",
+        "reason": "needs 4.00 GiB; 0.0 MiB is free: a is busy, and goes when its turn is over",
     }
 
 
@@ -131,7 +131,7 @@ def test_a_smaller_model_passes_one_that_waits_but_not_for_ever() -> None:
         " ask r4 y -> y=PENDING",
     )
     reason = driver.row("y")["memory_wait"]["reason"]
-    assert reason == "needs 2.00 GiB: another has waited longer"
+    assert reason == "needs 2.00 GiB; another model has waited longer"
     sizes = {"a": 6, "c": 6, "x": 2}
     driver = MemoryDriver([sized(name, gib * GIB) for name, gib in sizes.items()], limited(8 * GIB))
     play(driver, "bring_up a; serve r1 model=a; ask r2 c; wait 100; ask r3 x -> spawns=[x]")
@@ -141,7 +141,10 @@ def test_preload_waits_for_room() -> None:
     models = [sized(name, 4 * GIB, preload=True) for name in "abc"]
     driver = MemoryDriver(models, limited(8 * GIB))
     play(driver, "up a; up b; wait 60 -> a=READY & b=READY & c=PENDING")
-    assert "only a request or a load" in driver.row("c")["memory_wait"]["reason"]
+    assert (
+        "other models are unloaded once it gets a request"
+        in driver.row("c")["memory_wait"]["reason"]
+    )
     play(driver, "unload a; exit a code=0 -> spawns=[c]")
 
 
@@ -163,7 +166,7 @@ def test_load_dry_run_changes_nothing() -> None:
         "evicts": ["a"],
         "swaps": [],
         "outcome": "evicts",
-        "reason": "needs 4.00 GiB, 0.0 MiB is free: a is idle",
+        "reason": "needs 4.00 GiB; 0.0 MiB is free: a is idle",
     }
     assert driver.row("c")["wanted"] == "down"
     assert states(driver) == [UP, UP, DOWN]
@@ -177,7 +180,7 @@ def test_load_dry_run_changes_nothing() -> None:
     driver.row_ends("b", 2)
     driver.exit("b", code=0)
     answer = driver.foresees("c")
-    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00 GiB, 4.00 GiB is free")
+    assert (answer["outcome"], answer["reason"]) == ("fits", "it needs 4.00 GiB; 4.00 GiB is free")
 
 
 def test_a_dry_run_without_a_budget_or_of_a_stuck_process_answers_as_the_load_would() -> None:
@@ -225,7 +228,7 @@ def test_model_larger_than_the_budget_is_refused_I4(is_command: bool) -> None:
     error = driver.failure_of(id).error
     assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
     assert error["message"] == (
-        "big cannot be loaded: it needs 9.00 GiB, and the memory budget is 8.00 GiB"
+        "big cannot be loaded: it needs 9.00 GiB, but the memory budget is 8.00 GiB"
     )
     detail = error["detail"]
     assert (detail["needed_bytes"], detail["budget_bytes"]) == (9 * GIB, 8 * GIB)
@@ -242,7 +245,7 @@ def test_a_preload_that_can_never_fit_stays_wanted_and_refuses_requests_at_once_
     assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
     row = driver.row("big")
     assert (row["state"], row["memory_wait"]["reason"]) == (
-        "PENDING", "needs 9.00 GiB, and the memory budget is 8.00 GiB",
+        "PENDING", "needs 9.00 GiB, but the memory budget is 8.00 GiB",
     )  # fmt: skip
     reload(driver, 9)
     assert driver.spawns() == ["big"]

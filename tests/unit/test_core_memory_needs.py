@@ -46,7 +46,7 @@ def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
     assert (driver.budgets["a"], driver.reserved()) == ([], 0)
     error = driver.failure_of("r1").error
     assert error["code"] == "load_failed"
-    assert "and it needs at least" in error["message"]
+    assert "but it needs at least" in error["message"]
     assert error["message"].endswith('set memory to at least "10.8 KiB", or to "auto"')
     assert parse_size("10.8 KiB") >= ENOUGH
 
@@ -136,7 +136,7 @@ def test_out_of_memory_raises_the_next_reservation_by_a_tenth_besides_weights() 
     driver.say(Subscribe(id=SUBSCRIPTION))
     driver.exit("a", code=75)
     assert need_raised(driver) == [LEAST]
-    assert notes(driver)[0].startswith("it ran out of memory: from now on ")
+    assert notes(driver)[0].startswith("it ran out of memory, so a load now reserves ")
     row = driver.row("a")
     assert (row["state"], row["raised_bytes"]) == (State.LOADING, LEAST)
     assert row["needed_bytes"] == row["reserved_bytes"] == MODEL + LEAST
@@ -365,7 +365,7 @@ def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str)
     driver.say(Load(id=LOAD, model=A, dry_run=True, **changes))
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"].endswith(f"as configured would lead to: leave {name} out")
+    assert failed.error["message"].endswith(f"uses the configured settings; remove {name}")
     assert failed.error["detail"] == {"parameter": name}
     assert driver.state("a") is State.STOPPED
 
@@ -373,8 +373,8 @@ def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str)
 @pytest.mark.parametrize(
     ("pinned", "gib", "why"),
     [
-        ("", 40, "it needs 40.00 GiB, and the memory budget is 16.00 GiB"),
-        ("a", 40, "it needs 40.00 GiB, and the memory budget is 16.00 GiB"),
+        ("", 40, "it needs 40.00 GiB, but the memory budget is 16.00 GiB"),
+        ("a", 40, "it needs 40.00 GiB, but the memory budget is 16.00 GiB"),
         (
             "bc",
             9,

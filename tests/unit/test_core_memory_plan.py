@@ -83,8 +83,8 @@ def test_pinned_models_must_fit_together() -> None:
     assert pins_problem({}, GIB) == ""
     assert pins_problem({A: GIB, B: GIB}, 2 * GIB) == ""
     assert pins_problem({A: GIB, B: 2 * GIB}, 2 * GIB) == (
-        "the pinned models a (1.00 GiB) and b (2.00 GiB) need 3.00 GiB together, and the memory"
-        " budget is 2.00 GiB: unpin one, or raise supervisor.memory_budget"
+        "the pinned models a (1.00 GiB) and b (2.00 GiB) need 3.00 GiB together, but the memory"
+        " budget is 2.00 GiB; unpin one, or raise supervisor.memory_budget"
     )
 
 
@@ -247,15 +247,15 @@ SITUATIONS = {
     "a model that is too large for the machine": Situation(
         models=[candidate("a", need(GIB)), candidate("b", need(9 * GIB))], budget_bytes=8 * GIB,
         loaded="a", contexts={"a": 1024, "b": 0}, missing={"b": 2 * GIB + GROWTH},
-        change="leave out b: alone it needs 10.25 GiB, and the budget is 8.00 GiB",
+        change="remove b: it alone needs 10.25 GiB, but the budget is 8.00 GiB",
     ),
     "two models that are too large for the machine": Situation(
         models=[candidate("a", need(9 * GIB)), candidate("b", need(10 * GIB))],
         budget_bytes=8 * GIB,
         loaded="", contexts={"a": 0, "b": 0},
         missing={"a": 2 * GIB + GROWTH, "b": 3 * GIB + GROWTH},
-        change="no single setting is enough: these models need a budget of 21.50 GiB and there is "
-        "8.00 GiB; the largest is b with 11.25 GiB",
+        change="no single setting is enough: these models need 21.50 GiB, but the "
+        "budget is 8.00 GiB; the largest is b with 11.25 GiB",
     ),
 }  # fmt: skip
 

@@ -220,7 +220,7 @@ def test_the_budget_comes_back_after_ten_calm_seconds_and_a_waiting_model_is_loa
     driver.exit("a", code=0)
     driver.ask("r2", "b")
     driver.ask("r1", "a")
-    reason = "needs 4.00 GiB, 3.36 GiB is free: b is busy, and goes when its turn is over"
+    reason = "needs 4.00 GiB; 3.36 GiB is free: b is busy, and goes when its turn is over"
     assert driver.row("a")["memory_wait"]["reason"] == reason
     for _ in range(int(CALM_S)):
         sample(driver, 9, b=4)
@@ -237,7 +237,7 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     driver.ask("r1", "a")
     assert memory(driver)["is_short"]
     assert driver.row("a")["memory_wait"]["reason"] == (
-        "needs 4.00 GiB, 491.6 MiB is free: other programs hold the rest of the memory budget"
+        "needs 4.00 GiB; 491.6 MiB is free: other programs hold the rest of the memory budget"
     )
     driver.load("a")
     assert driver.sent(Failed) == []
@@ -348,7 +348,7 @@ def test_a_reload_that_lowers_the_budget_swaps_down_to_it() -> None:
     driver.say(Subscribe(id=SUBSCRIPTION))
     reload(driver, "ab", budget_gib=6)
     assert (
-        "swapped out because what is loaded needs more than memory_budget: 8.00 GiB of 6.00 GiB"
+        "swapped out because the loaded models need more than memory_budget: 8.00 GiB of 6.00 GiB"
         in (" ".join(notes(driver)))
     )
     driver.gone("a")
@@ -449,7 +449,7 @@ def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
     assert driver.stays("a", 60.0)
     assert driver.told(PauseRow) == []
     assert driver.row("b")["memory_wait"]["reason"] == (
-        "needs 4.00 GiB, 0.0 MiB is free: a is busy; a stays until its answers have ended,"
+        "needs 4.00 GiB; 0.0 MiB is free: a is busy; a stays loaded until its answers are complete,"
         f" because {CHANGE}"
     )
     [key] = driver.model("a").running
@@ -464,7 +464,7 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
     driver = changed()
     driver.say(Subscribe(id=SUBSCRIPTION))
     play(driver, f"ask r2 b; now {TURN_S}; wait 0.1")
-    assert notes(driver) == [f"is not swapped out while its answers are open: {CHANGE}"]
+    assert notes(driver) == [f"cannot be swapped out while it has open answers: {CHANGE}"]
     for _ in range(2):
         driver.now += COUNTS_FOR_S
         sample(driver, 9)
@@ -473,7 +473,7 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
     driver.now += COUNTS_FOR_S
     sample(driver, 9)
     restored, swapped = notes(driver)
-    assert restored == "may be swapped out again: its files are those that it has loaded"
+    assert restored == "can be swapped out again, because its files are unchanged since the load"
     assert swapped.startswith("swapped out for b")
 
 

@@ -204,8 +204,8 @@ def is_removed(driver: Driver) -> None:
     driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=(entry("other"),)))
 
 
-PAUSED = "request 'r1' is paused already: resume it, or cancel it"
-NOT_PAUSED = "request 'r1' is not paused: it runs, or waits for its turn"
+PAUSED = "request 'r1' is already paused; resume or cancel it"
+NOT_PAUSED = "request 'r1' is not paused; it is running or waiting"
 REFUSED: dict[str, str] = {
     "pause; pause": PAUSED,
     "pause; row_left 1; pause": PAUSED,
@@ -214,14 +214,14 @@ REFUSED: dict[str, str] = {
     "pause nobody": "no open request has the id or number 'nobody'; open: r1 (#1, runs for m)",
     "resume nobody": "no open request has the id or number 'nobody'; open: r1 (#1, runs for m)",
     "ask r2 resume=False; pause r2": (
-        "request 'r2' may not be paused: it was sent with `resume` false"
+        "request 'r2' cannot be paused: it was sent with `resume` false"
     ),
     "unload; pause": (
-        "request 'r1' may not be paused: m is being unloaded; a request that comes after that"
+        "request 'r1' cannot be paused: m is being unloaded; a request that comes after that"
         " loads it again"
     ),
     "is_removed; pause": (
-        "request 'r1' may not be paused: no model is called 'm'; configured: other"
+        "request 'r1' cannot be paused: there is no model 'm'; configured: other"
     ),
 }
 
@@ -257,7 +257,7 @@ def test_the_last_request_is_the_one_that_came_last() -> None:
 def test_requests_of_a_deterministic_model_may_not_be_paused() -> None:
     driver = in_state(State.READY, launch=replace(LAUNCH, deterministic=True))
     driver.pause()
-    assert refusal(driver) == "request 'r1' may not be paused: m is `deterministic`"
+    assert refusal(driver) == "request 'r1' cannot be paused: m is `deterministic`"
 
 
 def test_a_request_of_another_client_may_be_paused() -> None:

@@ -539,10 +539,10 @@ def test_batch_rows_leave_while_others_need_memory_and_continue_later() -> None:
     assert driver.has_room(room) == [third]
     assert driver.budget("a") == bytes_for(2, LONG + GROWTH_TOKENS), "no other takes its place"
     [note] = [note for note in notes(driver) if "batch" in note]
-    assert note.startswith("1 batch row leaves because other programs need memory: ")
+    assert note.startswith("1 batch request leaves because other programs need memory: ")
     assert note.endswith("is available on this machine, and 1.0 MiB must stay free")
     driver.rows_leave("a", third)
-    assert "request r3 is paused: its model has too little memory for it now" in notes(driver)
+    assert "request r3 is paused: its model has too little memory for it right now" in notes(driver)
     told = [(one.kind, one.detail["reason"]) for one in driver.sent(Notice)]
     assert told == [("paused", "memory"), ("queued", "memory")]
     assert driver.row("a")["yielded"] == ["r3"]
@@ -579,7 +579,7 @@ def test_latest_rows_are_shed_first() -> None:
     keys = [driver.batch("a", f"r{n}") for n in range(4)]
     assert driver.has_room(room_for(LONG, LONG)) == keys[2:]
     [note] = [note for note in notes(driver) if "batch" in note]
-    assert note.startswith("2 batch rows leave because ")
+    assert note.startswith("2 batch requests leave because ")
     assert driver.has_room(room_for(LONG, LONG)) == [], "they are on their way"
 
 

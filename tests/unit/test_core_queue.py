@@ -294,7 +294,7 @@ def test_of_several_with_one_id_only_the_number_names_one() -> None:
     driver.prioritize("a", BATCH)
     [failed] = driver.sent(Failed)
     assert failed.error["message"] == (
-        "2 open requests have the id 'a'; name one by its number;"
+        "2 open requests have the id 'a'; use the number of one;"
         " open: a (#2, waits for m), a (#4, waits for m)"
     )
     assert failed.error["detail"] == {
@@ -308,8 +308,8 @@ def test_of_several_with_one_id_only_the_number_names_one() -> None:
     ("count", "ending"),
     [
         (8, "r7 (#8, waits for m)"),
-        (9, "r7 (#8, waits for m) and 1 more, see `mlxsup requests`"),
-        (12, "r7 (#8, waits for m) and 4 more, see `mlxsup requests`"),
+        (9, "r7 (#8, waits for m) and 1 more; see `mlxsup requests`"),
+        (12, "r7 (#8, waits for m) and 4 more; see `mlxsup requests`"),
     ],
 )
 def test_many_open_requests_are_not_all_listed(count: int, ending: str) -> None:

@@ -164,7 +164,7 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     driver.do(ReloadRefused(now=driver.now, error=bad_configuration(["a", "b"]), caller=CALLER))
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["a", "b"]})
-    assert failed.error["message"].endswith("nothing has changed:\n  a\n  b")
+    assert failed.error["message"].endswith("nothing was changed:\n  a\n  b")
     assert driver.state() is State.READY
 
 
@@ -431,7 +431,7 @@ def test_dry_run_evicts_only_as_many_as_must_go() -> None:
 def test_dry_run_names_models_that_never_fit() -> None:
     said = both(6, *AS_BEFORE, sized("new", 7 * GIB))
     assert said["refuses"] == [
-        {"model": "new", "reason": "needs 7.00 GiB, and the memory budget is 6.00 GiB"}
+        {"model": "new", "reason": "needs 7.00 GiB, but the memory budget is 6.00 GiB"}
     ]
     assert len(said["evicts"]) == 1
     said = answer_to_reload(pair_and_more(), 3, AS_BEFORE, is_dry=True)

@@ -370,7 +370,7 @@ def test_without_limits_of_its_own_a_request_has_those_of_the_settings() -> None
     driver.pass_time(5.0)
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == ("waits", ErrorCode.QUEUE_TIMEOUT)
-    assert failed.error["message"] == "the request waited 5.0 s for m without being started"
+    assert failed.error["message"] == "the request waited 5.0 s for m and was not started"
     driver.pass_time(3.0)
     [failed] = driver.sent(Failed)
     assert (failed.id, failed.error["code"]) == ("longer", ErrorCode.DEADLINE_EXCEEDED)

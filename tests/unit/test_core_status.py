@@ -229,7 +229,7 @@ def test_a_process_that_cannot_be_ended_and_its_end_at_last_are_announced(how: s
     elif how == "removed":
         driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=()))
     assert (driver.row()["pid"], driver.row()["last_exit"]) == (77, None)
-    last = "process 77 has ended at last"
+    last = "process 77 has finally ended"
     driver.exit(code=9, last_lines=("late",), at=3.0)
     assert (
         notes(driver)
@@ -379,12 +379,12 @@ def test_an_unknown_model_is_answered_with_the_names_there_are_and_the_close_one
     error = errors.unknown_model("LLAMA-3B", known)
     assert error.code is ErrorCode.UNKNOWN_MODEL
     assert error.message == (
-        "no model is called 'LLAMA-3B'; configured: Llama-3b, llama-1b, llama-70b, llama-8b, qwen"
+        "there is no model 'LLAMA-3B'; configured: Llama-3b, llama-1b, llama-70b, llama-8b, qwen"
     )
     assert error.detail["known"] == ["Llama-3b", "llama-1b", "llama-70b", "llama-8b", "qwen"]
     assert error.detail["close"] == ["Llama-3b", "llama-8b", "llama-1b"], "the best three"
     assert error.retryable is False
-    assert errors.unknown_model("m", []).message == "no model is called 'm'; configured: none"
+    assert errors.unknown_model("m", []).message == "there is no model 'm'; configured: none"
 
 
 def test_a_worker_that_cannot_continue_an_answer_gives_the_detail_of_every_crash() -> None:

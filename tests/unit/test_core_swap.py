@@ -44,7 +44,7 @@ def test_a_busy_model_makes_room_and_its_stream_continues_in_its_next_turn() -> 
     driver.exit("a", code=0)
     assert driver.spawns() == ["b"]
     assert driver.state("a") is State.PENDING
-    assert driver.row("a")["memory_wait"]["reason"].startswith("needs 4.00 GiB, 0.0 MiB is free")
+    assert driver.row("a")["memory_wait"]["reason"].startswith("needs 4.00 GiB; 0.0 MiB is free")
     driver.turn("b")
     driver.swap("b")
     assert driver.spawns() == ["a"]
@@ -75,7 +75,7 @@ def test_load_dry_run_names_swaps() -> None:
     answer = driver.foresees("b")
     assert (answer["outcome"], answer["swaps"], answer["evicts"]) == ("swaps", ["a"], [])
     assert answer["reason"] == (
-        "needs 4.00 GiB, 0.0 MiB is free: a is busy, and goes when its turn is over"
+        "needs 4.00 GiB; 0.0 MiB is free: a is busy, and goes when its turn is over"
     )
     off = rivals(swap=False)
     off.stream("a", "r1")
@@ -266,8 +266,8 @@ def test_with_swap_off_what_would_need_one_is_refused() -> None:
     assert error.error["code"] == "insufficient_memory"
     assert error.error["detail"]["blocked_by"] == ["a"]
     assert error.error["message"] == (
-        "b cannot be loaded: it needs 4.00 GiB, 0.0 MiB is free: a is busy,"
-        " and with `swap` off nothing that is busy makes room"
+        "b cannot be loaded: it needs 4.00 GiB; 0.0 MiB is free: a is busy,"
+        " and busy models do not make room because `swap` is off"
     )
 
 

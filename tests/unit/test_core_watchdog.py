@@ -262,13 +262,13 @@ def test_describe() -> None:
     watch = Watch.over(0.0)
     watch.beat(beat(WorkerPhase.DECODE, step=41), 1, 1.0)
     assert watch.describe(3.4) == "step 42 (decode) did not end in 2.4 s"
-    assert watch.describe(3.5) == "no sign of life for 2.5 s, though the process runs"
+    assert watch.describe(3.5) == "no sign of life for 2.5 s, but the process is running"
     watch.beat(beat(WorkerPhase.PREFILL, step=41), 1, 1.0)
     assert watch.describe(2.5) == "step 42 (prefill) did not end in 1.5 s"
     watch.beat(beat(WorkerPhase.ROWS, step=41), 1, 1.0)
     assert watch.describe(2.5) == "what follows step 41 (rows) did not end in 1.5 s"
     watch.beat(beat(WorkerPhase.IDLE, step=41), 1, 1.0)
-    assert watch.describe(2.5) == "it holds requests, and nothing moved for 1.5 s"
+    assert watch.describe(2.5) == "it has requests, but made no progress for 1.5 s"
 
 
 # Waiting for a prefill slot
@@ -602,7 +602,7 @@ def test_a_worker_that_waits_though_it_has_a_request_is_replaced_P7_P23(
     assert limit_s <= driver.now - start <= limit_s + 1.0
     assert driver.state() is State.STOPPING
     assert last_exit(driver) == ("crash", 0)
-    assert "nothing moved" in driver.row()["last_exit"]["detail"]
+    assert "made no progress" in driver.row()["last_exit"]["detail"]
 
 
 def test_a_worker_that_waits_with_nothing_to_do_is_left_alone_P7() -> None:

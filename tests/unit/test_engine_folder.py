@@ -130,8 +130,8 @@ def test_a_missing_folder_or_file_is_named(folder: Path, tmp_path: Path) -> None
     expected = f"{file} is not a folder; a model is a folder with a config.json"
     assert refused(file, BadModelError) == expected
     for name, rest in (
-        ("model.safetensors", ", nor any shard"),
-        ("tokenizer.json", ", nor another tokenizer"),
+        ("model.safetensors", ", and there are no shards"),
+        ("tokenizer.json", ", and there is no other tokenizer"),
         ("config.json", ""),
     ):
         place = folder / name
@@ -255,40 +255,41 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "a length beyond the specification's": (
         struct.pack("<Q", 100 * 2**20 + 1), "{} is not a safetensors file",
     ),
-    "the longest header, which is not there": (
-        struct.pack("<Q", 100 * 2**20), "{} is cut short: 8 bytes, its header alone has more",
+    "the longest header, which does not exist": (
+        struct.pack("<Q", 100 * 2**20),
+        "{} is incomplete: it has 8 bytes, less than its header needs",
     ),
     "a header that lacks its last byte": (
-        safetensors({})[:-1], "{} is cut short: 9 bytes, its header alone has more",
+        safetensors({})[:-1], "{} is incomplete: it has 9 bytes, less than its header needs",
     ),
     "data that lacks its last byte": (
-        safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is cut short: 42 bytes of 43",
+        safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is incomplete: 42 of 43 bytes",
     ),
     "data of an earlier array": (
         safetensors({"a": {"data_offsets": [0, 9]}, "b": {"data_offsets": [0, 1]}}, b"1"),
-        "{} is cut short: 71 bytes of 79",
+        "{} is incomplete: 71 of 79 bytes",
     ),
-    "no JSON": (safetensors(b"[1]x"), "{} has a header that cannot be read: "),
-    "a list": (safetensors(b"[1]"), "{} has a header that cannot be read: "),
-    "an array that is none": (safetensors({"a": 1}), "{} has a header that cannot be read: "),
-    "no offsets": (safetensors({"a": {}}), "{} has a header that cannot be read: "),
+    "no JSON": (safetensors(b"[1]x"), "cannot read the header of {}: "),
+    "a list": (safetensors(b"[1]"), "cannot read the header of {}: "),
+    "an array that is none": (safetensors({"a": 1}), "cannot read the header of {}: "),
+    "no offsets": (safetensors({"a": {}}), "cannot read the header of {}: "),
     "one offset": (
-        safetensors({"a": {"data_offsets": [0]}}), "{} has a header that cannot be read: ",
+        safetensors({"a": {"data_offsets": [0]}}), "cannot read the header of {}: ",
     ),
     "an offset that is text": (
-        safetensors({"a": {"data_offsets": [0, "x"]}}), "{} has a header that cannot be read: ",
+        safetensors({"a": {"data_offsets": [0, "x"]}}), "cannot read the header of {}: ",
     ),
     "bytes that do not fit the shape": (
         safetensors({"a": entry([3], 0, 2)}, b"12"), "{}: a has 2 bytes, which do not fit",
     ),
     "a shape below nothing": (
-        safetensors({"a": entry([-1, -2], 0, 2)}, b"12"), "{}: a has a shape or a place that",
+        safetensors({"a": entry([-1, -2], 0, 2)}, b"12"), "{}: a has a shape or an offset",
     ),
     "a side beyond 32 bits": (
-        safetensors({"a": entry([0, 2**40], 0, 0)}), "{}: a has a shape that no array has",
+        safetensors({"a": entry([0, 2**40], 0, 0)}), "{}: a has an impossible shape",
     ),
     "a thousand dimensions": (
-        safetensors({"a": entry([1] * 1000, 0, 1)}, b"1"), "{}: a has a shape that no array has",
+        safetensors({"a": entry([1] * 1000, 0, 1)}, b"1"), "{}: a has an impossible shape",
     ),
     "an end before the begin": (
         safetensors({"a": entry([1], 2, 1)}, b"12"), "{}: a has -1 bytes",
@@ -297,10 +298,10 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         safetensors({"\x1b[2J": entry([1], 0, 2)}, b"12"), r"{}: '\x1b[2J' has 2 bytes",
     ),
     "a type that is a list": (
-        safetensors({"a": entry([1], 0, 1, [])}, b"1"), "{} has a header that cannot be read: ",
+        safetensors({"a": entry([1], 0, 1, [])}, b"1"), "cannot read the header of {}: ",
     ),
-    "UTF-16": (safetensors("{}".encode("utf-16")), "{} has a header that cannot be read: "),
-    "too deep": (safetensors(b"[" * 100_000), "{} has a header that cannot be read: "),
+    "UTF-16": (safetensors("{}".encode("utf-16")), "cannot read the header of {}: "),
+    "too deep": (safetensors(b"[" * 100_000), "cannot read the header of {}: "),
 }  # fmt: skip
 
 
@@ -312,7 +313,7 @@ def test_a_weight_file_that_cannot_be_used_is_named(tmp_path: Path, what: str) -
         header_of(file, content)
     expected = message.format(file)
     found = str(caught.value)
-    is_whole = "cut short" in message or message.endswith(("empty", "file"))
+    is_whole = "incomplete" in message or message.endswith(("empty", "file"))
     assert found == expected if is_whole else found.startswith(expected)
 
 

@@ -188,6 +188,6 @@ def test_an_adapter_that_is_not_applied_is_named(tmp_path: Path, name: str) -> N
     (tmp_path / name).touch()
     (warning,) = find_warnings(tmp_path, config)
     assert warning == (
-        f"{name} is not applied: adapters are not supported, merge it into the weights "
-        "(mlx_lm.fuse) to use it"
+        f"{name} is ignored, because adapters are not supported; merge it into the weights with "
+        "mlx_lm.fuse to use it"
     )

@@ -425,7 +425,7 @@ class SilentDaemon(OperatedDaemon):
         return await self._command("ping", "")
 
 
-UNKNOWN = RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called 'n'; configured: m", detail={})
+UNKNOWN = RequestError(ErrorCode.UNKNOWN_MODEL, "there is no model 'n'; configured: m", detail={})
 
 
 @pytest.mark.parametrize(

@@ -433,7 +433,7 @@ def test_refused_field_has_the_name_that_it_was_sent_with(
 @pytest.mark.parametrize("close", [["m"], ["m", "n"], []])
 @pytest.mark.parametrize("path", LEAST)
 def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str]) -> None:
-    said = "no model is called 'mm'; configured: m"
+    said = "there is no model 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
     response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
     advice = f"; did you mean {' or '.join(close)}?" if close else HOW_TO_ADD

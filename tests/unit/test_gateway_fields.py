@@ -260,7 +260,7 @@ def test_every_way_to_ask_for_reasoning_reaches_the_template(
     ("fields", "param", "words"),
     [
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty", "differ"),
-        ({"regex": "a", "guided_json": SCHEMA}, "regex", "send one format"),
+        ({"regex": "a", "guided_json": SCHEMA}, "regex", "send only one format"),
         ({"guided_json": "{"}, "guided_json", "takes a JSON schema"),
         ({"guided_choice": []}, "guided_choice", "a list of texts"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "no effect"),

@@ -376,7 +376,9 @@ def test_conversation_with_a_hole_is_not_continued() -> None:
     for one in (kept("a"), kept("b", "a"), kept("c", "b")):
         store.keep("", one)
     store.remove("", "a")
-    with pytest.raises(Failure, match="response a, which b continues, is not kept") as caught:
+    with pytest.raises(
+        Failure, match="response a, which b continues, is not stored here"
+    ) as caught:
         store.recall("", "c", [])
     assert caught.value.code == "previous_response_not_found"
 
@@ -386,7 +388,7 @@ def test_conversation_longer_than_any_body_is_refused(monkeypatch: pytest.Monkey
     store.keep("", kept("a"))
     store.recall("", "a", [])
     monkeypatch.setattr(limits, "MAX_BODY_BYTES", 3)
-    with pytest.raises(Failure, match="begin a conversation anew"):
+    with pytest.raises(Failure, match="start a new one"):
         store.recall("", "a", [])
 
 

@@ -77,7 +77,7 @@ def test_with_a_file_requests_need_a_key(place: KeyPlace) -> None:
     response = ask(site)
     assert (response.status, response.error["code"]) == (401, "missing_api_key")
     assert response.error["type"] == "authentication_error"
-    assert "`mlxsup key new NAME` makes one" in response.error["message"]
+    assert "`mlxsup key new NAME` creates one" in response.error["message"]
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.headers["x-request-id"]
     assert ask(site, authorization=f"Bearer {key}").status == 200
@@ -143,7 +143,7 @@ def test_required_keys_close_the_gateway_until_there_is_one(place: KeyPlace) -> 
     site = Site(PlayedDaemon(), "10.0.0.1", Keys(place, are_required=True))
     response = ask(site)
     assert (response.status, response.error["code"]) == (503, "keys_unusable")
-    assert response.error["message"].endswith("has none yet: `mlxsup key new NAME` makes one")
+    assert response.error["message"].endswith("has none yet; `mlxsup key new NAME` creates one")
     key = made(place, "a")
     assert ask(site, x_api_key=key).status == 200
     turn_off(place)

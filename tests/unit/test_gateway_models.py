@@ -125,7 +125,7 @@ def test_presets_are_listed_as_models() -> None:
 )
 def test_looked_up_name_is_answered_with_names_like_it(name: str, advice: str) -> None:
     response = asyncio.run(Site(daemon_of()).ask("GET", f"/v1/models/{name}"))
-    assert response.error["message"] == f"no model is called {name!r}; configured: m{advice}"
+    assert response.error["message"] == f"there is no model {name!r}; configured: m{advice}"
     assert (response.error["known"], bool(response.error["close"])) == (["m"], advice != HOW_TO_ADD)
 
 

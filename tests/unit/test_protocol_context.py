@@ -155,8 +155,8 @@ def test_wrong_length_is_shown_and_not_used(value: Any, shown: str) -> None:
     found = find_context_length({"max_position_embeddings": value, "n_ctx": "x"}, 0)
     assert (found.tokens, found.warnings) == (
         4096,
-        (f"max_position_embeddings of config.json is no context length ({shown}): 4096 tokens are "
-         "used; set context_length to allow more",),
+        (f"max_position_embeddings in config.json is not a context length ({shown}): 4096 tokens "
+         "are used; set context_length to allow more",),
     )  # fmt: skip
     asked = find_context_length({"max_position_embeddings": value}, 32768)
     assert (asked.tokens, asked.warnings) == (32768, ())

@@ -35,9 +35,9 @@ PYTORCH = {**without("model.safetensors"), "pytorch_model.bin": b"PK"}
         ({}, "m", "/m does not exist", "`mlxsup models`"),
         ({}, HUB, "does not exist", f"`mlxsup pull {REPO}`"),
         ({"m.gguf": b"GGUF"}, "m.gguf", "m.gguf is a GGUF file", "/m.gguf`"),
-        (MODEL, "model.safetensors", "is a file, not a folder", "the folder around it"),
-        ({"m-Q4_0.gguf": b"GGUF"}, "", "holds GGUF files", "`mlxsup convert "),
-        ({}, "", "holds no model", "`mlxsup models`"),
+        (MODEL, "model.safetensors", "is a file, not a folder", "the folder that contains it"),
+        ({"m-Q4_0.gguf": b"GGUF"}, "", "has GGUF files", "`mlxsup convert "),
+        ({}, "", "is not a model folder", "`mlxsup models`"),
         (without("config.json"), "", "config.json does not exist", "not only its weights"),
         (
             {**MODEL, "model.safetensors": POINTER}, "",
@@ -55,7 +55,7 @@ PYTORCH = {**without("model.safetensors"), "pytorch_model.bin": b"PK"}
         (without("tokenizer.json"), "", "tokenizer.json does not exist", "the rest of the model"),
         (
             {f"{place}/{name}": text for place in ("a", "b/c") for name, text in MODEL.items()}, "",
-            "but holds some: a, b/c", "/a",
+            "but contains some: a, b/c", "/a",
         ),
     ],
     ids=[
@@ -82,7 +82,7 @@ def check(path: Path, text: str, hint: str) -> None:
 def test_problem_of_a_place_in_the_cache_is_named(tmp_path: Path) -> None:
     half = write_repository(tmp_path, files=without("model.safetensors"))
     check(half, "model.safetensors does not exist", f"`mlxsup pull {REPO}`")
-    check(tmp_path / HUB, f"is the cache's folder of {REPO}", f'repo = "{REPO}"')
+    check(tmp_path / HUB, f"is the cache folder of {REPO}", f'repo = "{REPO}"')
     check(tmp_path, "is a Hugging Face cache", "`mlxsup models`")
 
 

@@ -79,7 +79,7 @@ def test_models_that_cannot_be_served_have_a_problem(
     assert set(problems) == {"a/gguf", "a/bert", "a/cut", "b/gguf"}
     assert "GGUF" in problems["a/gguf"]
     assert "GGUF" in problems["b/gguf"]
-    assert problems["a/bert"] == "mlx-lm serves no models of type bert"
+    assert problems["a/bert"] == "mlx-lm does not support models of type bert"
     assert "model.safetensors does not exist" in problems["a/cut"]
 
 

@@ -110,7 +110,7 @@ def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(cache:
     assert text == f'[models.a]\npath = "/m"\n\n[models."b.c"]\npath = {escaped}\n'
     assert [model.launch.path for model in config.models] == ["/m", str(odd)]
     assert read(text).models == config.models
-    with pytest.raises(ConfigError, match=r'--model:1: models\."a=b" is no name for a model'):
+    with pytest.raises(ConfigError, match=r'--model:1: models\."a=b" is not a valid model name'):
         config_of_folders({"a=b": Path("/m")})
 
 
@@ -157,7 +157,7 @@ def test_models_with_a_problem_are_named_with_what_to_do(cache: Path) -> None:
     )
     assert list(problems) == ["b", "c", "d", "e"]
     absent = f"the model folder {Path.cwd()}/nowhere does not exist"
-    assert problems["b"] == f"{absent}; see which models there are with `mlxsup models`"
+    assert problems["b"] == f"{absent}; `mlxsup models` lists the models on this machine"
     assert str(empty) in problems["c"]
     assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
     assert ";" not in problems["d"], "there is no advice"

@@ -282,7 +282,7 @@ def test_trouble_is_named_with_its_reason_and_leaves_no_file_open(
         for moment in (500.0, 559.9, 560.0, 560.1, 619.9, 620.0):
             now[0] = moment
             file.write(b"12345")
-    assert reports == [f"{path} cannot be written, lines are lost: No space left on device"] * 3
+    assert reports == [f"cannot write to {path}, so lines are lost: No space left on device"] * 3
     assert len(os.listdir("/dev/fd")) == opened - 1
     file.skip(4)
     file.write(b"again\n")
@@ -537,7 +537,7 @@ def test_held_log_folder_refuses_a_file_with_a_hint(tmp_path: Path, name: str) -
     with pytest.raises(RuntimeFolderError) as caught, held_log_folder(tmp_path / name):
         pass
     assert str(caught.value).startswith(f"the log folder {tmp_path / name} cannot be created: ")
-    assert caught.value.hint == "set log_dir to a folder that you can write to"
+    assert caught.value.hint == "set log_dir to a writable folder"
 
 
 def test_the_place_is_noted_whatever_bytes_it_has_and_the_last_one_counts(tmp_path: Path) -> None:

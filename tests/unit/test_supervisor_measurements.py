@@ -190,7 +190,7 @@ def test_a_damaged_file_is_one_sentence_and_a_new_beginning(tmp_path: Path, valu
     path = tmp_path / FILE_NAME
     path.write_text(json.dumps(value))
     measurements = Measurements(tmp_path)
-    assert measurements.problem == f"{path} is not used (it is damaged): models are measured again"
+    assert measurements.problem == f"{path} is ignored (it is damaged); models are measured again"
     assert measurements.largest_own_bytes("cpu") is None
     measurements.learn(ONE)
     assert Measurements(tmp_path).find("/models/one", "cpu", "f1") == ONE
@@ -434,7 +434,7 @@ def test_both_kinds_of_mistakes_are_found_at_once(tmp_path: Path) -> None:
     config = config_of(tmp_path, "2GiB", 'pinned = true\nmemory = "300KiB"')
     first, second, pinned = problems_of(replace(config, memory_budget=2**19))
     where = f"{tmp_path / 'mlxsup.toml'}: "
-    says = "memory is not enough: its memory is 0.3 MiB, and it needs"
+    says = "memory is not enough: its memory is 0.3 MiB, but it needs"
     assert first.startswith(f"{where}models.a.{says}")
     assert second.startswith(f"{where}models.b.{says}")
     assert pinned.startswith(f"{where}the pinned models a (")

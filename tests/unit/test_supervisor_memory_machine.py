@@ -189,7 +189,7 @@ def test_what_nvidia_smi_says_when_it_fails_does_not_count(
     with pytest.raises(NoDeviceMemoryError) as caught:
         machine.read_device()
     assert str(caught.value) == (
-        "MLX would use CUDA here, and nvidia-smi does not say how much memory the GPU has: "
+        "MLX would use CUDA here, but nvidia-smi does not report the memory of the GPU; "
         "set memory_budget to a size"
     )
 

@@ -152,7 +152,7 @@ def test_a_gpu_that_does_not_say_its_memory_leaves_models_without_a_budget(
     assert desk.memory.settings_of(desk.config()).budget is None
     (line,) = desk.logged()
     assert (line["level"], line["message"]) == ("warning", "memory not budgeted")
-    assert line["cause"].startswith("MLX would use CUDA here, and nvidia-smi does not say")
+    assert line["cause"].startswith("MLX would use CUDA here, but nvidia-smi does not report")
 
 
 def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
@@ -408,7 +408,7 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     found = command_budget(None, "cuda", configuration.runtime_dir)
     assert found.reason == "80.00 GiB of GPU memory less 10.00 GiB that others hold"
     smi.write_text(f"{MINE}, 30720\n")
-    assert any("models may take 80.00 GiB" in one.what for one in check_memory(setting))
+    assert any("together may use 80.00 GiB" in one.what for one in check_memory(setting))
     program = smi.with_name("nvidia-smi")
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")

@@ -81,7 +81,7 @@ def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(fold
     files = len(os.listdir("/dev/fd"))
     for content, pid, who in (
         (None, os.getpid(), f"with pid {os.getpid()}"),
-        ("", None, "whose pid is not known"),
+        ("", None, "with an unknown pid"),
     ):
         if content is not None:
             (folder / "lock").write_text(content)
@@ -126,7 +126,7 @@ def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
     said = refusal_of(folder)
     assert said == (
         f"the runtime folder {folder} cannot be used: No space left on device",
-        "set runtime_dir to a folder that you can write to",
+        "set runtime_dir to a writable folder",
     )
     assert len(os.listdir("/dev/fd")) == files
     monkeypatch.undo()
@@ -162,19 +162,19 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     )
     assert refusal_of(folder / "below") == (
         f"the runtime folder {folder}/below cannot be created: Not a directory",
-        "set runtime_dir to a folder that you can write to",
+        "set runtime_dir to a writable folder",
     )
     folder.unlink()
     folder.mkdir()
     folder.chmod(0o770)
     assert refusal_of(folder) == (
-        f"the runtime folder {folder} has mode 0770, so others may reach its sockets",
+        f"the runtime folder {folder} has mode 0770, so other users may access its sockets",
         f"run: chmod 0700 {folder}",
     )
     folder.chmod(0o700)
     (folder / "w1.sock").mkdir()
     said, hint = refusal_of(folder)
-    assert re.fullmatch(rf"{folder}/w1\.sock is in the way and cannot be removed: \w.*", said)
+    assert re.fullmatch(rf"cannot remove {folder}/w1\.sock, which is in the way: \w.*", said)
     assert hint == "remove it, or set another runtime_dir"
     (folder / "w1.sock").rmdir()
     RuntimeFolder.claim(folder).release()  # the refused claim has let go of the lock
@@ -189,9 +189,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
 def test_chmod_is_not_advised_for_a_folder_with_foreign_files_or_an_unreadable_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = (
-        "set runtime_dir to a folder that is not there yet: mlxsup creates it with mode 0700"
-    )
+    elsewhere = "set runtime_dir to a new folder; mlxsup creates it with mode 0700"
     folder.mkdir(parents=True)
     folder.chmod(0o755)
     own = "client.sock w1.sock w1.sock.beat lock learned log_dir logs keys_in_force key_file"
@@ -242,7 +240,7 @@ def test_a_new_configuration_must_leave_room_for_the_connections_there_are_P24()
             room_for(models, open_files, connected)
         assert caught.value.problems == [
             f"models: {models} are too many for {open_files} open files"
-            f" next to {connected} client connections"
+            f" and {connected} client connections"
         ]
 
 
@@ -291,7 +289,7 @@ def test_too_few_open_files_are_refused_with_what_to_do(
     with pytest.raises(RuntimeFolderError) as caught:
         limited(300, 399)
     assert str(caught.value) == (
-        "only 399 files may be open at once; a daemon needs 400 for its models (1)"
+        "only 399 files may be open at once, but the daemon needs 400 for its models (1)"
     )
     assert caught.value.hint == (
         "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of systemd)"

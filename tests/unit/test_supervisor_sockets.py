@@ -68,7 +68,7 @@ def come(limits: ConnectionLimits, process: int | None, count: int = 1) -> int:
 def test_a_process_has_its_share_and_no_more_P24() -> None:
     limits = ConnectionLimits(MAX_CONNECTIONS)
     assert come(limits, 7, 200) == MAX_OF_ONE_PROCESS
-    assert limits.refusal(7) == "process 7 has 128 connections, and cannot have more"
+    assert limits.refusal(7) == "process 7 has 128 connections, which is the limit"
     assert come(limits, 8) == 1
     limits.remove(7)
     assert (come(limits, 7, 2), limits.admitted) == (1, MAX_OF_ONE_PROCESS + 1)
@@ -78,7 +78,7 @@ def test_the_last_places_are_for_processes_that_have_none_P24() -> None:
     limits = ConnectionLimits(200)
     assert come(limits, 1, 100) == 100
     assert come(limits, 2, 50) == 36
-    assert limits.refusal(2) == "the daemon has 136 connections, and accepts no more of this kind"
+    assert limits.refusal(2) == "the daemon has 136 connections, which is the limit for this kind"
     newcomers = [come(limits, 100 + n) for n in range(KEPT_FOR_NEWCOMERS + 1)]
     assert newcomers == [1] * KEPT_FOR_NEWCOMERS + [0]
     assert limits.admitted == 200

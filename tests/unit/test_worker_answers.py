@@ -125,7 +125,7 @@ def test_a_drawn_seed_uses_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(seed=0).seed == 0
 
 
-FULL = "the prompt has 10 tokens; the context of 10 leaves no room for an answer"
+FULL = "the prompt has 10 tokens, so the context of 10 leaves no room for an answer"
 TOO_LONG = "4 prompt tokens and {} 7 exceed the context of 10; at most 6 fit"
 
 

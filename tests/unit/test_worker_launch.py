@@ -51,7 +51,7 @@ def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"", "there is no launch spec on standard input: workers are started by `mlxsup start`"),
+        (b"", "there is no launch spec on standard input; `mlxsup start` starts the workers"),
         (b"{}\n", WRONG),
         (b"x" * 70_000, WRONG + "a launch spec is one line of JSON of at most 64 KiB"),
     ],

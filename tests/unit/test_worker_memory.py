@@ -335,8 +335,8 @@ def test_weights_above_the_limit_are_refused_with_both_numbers_and_the_key() -> 
     with pytest.raises(BadLaunchError) as caught:
         check_weights(MODEL, 3 * GIB, 2 * GIB)
     assert str(caught.value) == (
-        'the weights of /models/m take 3.00 GiB and memory allows 2.00 GiB: set memory to at least '
-        '"3.75 GiB"'
+        'the weights of /models/m need 3.00 GiB, but memory is limited to 2.00 GiB; set memory to '
+        'at least "3.75 GiB"'
     )  # fmt: skip
 
 
@@ -344,8 +344,8 @@ def test_a_limit_that_is_nearly_used_up_is_warned_of() -> None:
     assert memory_warnings(3 * GIB, None) == ()
     assert memory_warnings(4 * GIB, 5 * GIB) == ()
     assert memory_warnings(4 * GIB + 1, 5 * GIB) == (
-        "4.01 GiB of the 5.00 GiB that memory allows are in use before the first request, which "
-        'makes answers slow: set memory to at least "5.01 GiB"',
+        "4.01 GiB of the memory limit of 5.00 GiB are in use before the first request, which "
+        'makes answers slow; set memory to at least "5.01 GiB"',
     )
 
 

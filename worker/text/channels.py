@@ -25,7 +25,7 @@ HEADER = "header"
 
 _PLAIN = {NORMAL: Channel.CONTENT, REASONING: Channel.REASONING}
 
-BROKEN_HEADER = "the model broke the format of its answers; what it wrote is left in the text"
+BROKEN_HEADER = "the model broke its own output format, so its output is left in the text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

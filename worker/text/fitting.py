@@ -336,11 +336,11 @@ def _joined_neighbours(messages: list[Message]) -> list[Message]:
 
 STEPS = (
     Step("system messages were joined and put first", _system_first),
-    Step("calls of one message were given one by one", _one_call_each),
-    Step("arguments of calls that are no map were put into one", _map_arguments),
-    Step("reasoning beside a call was joined with the text", _one_text_beside_calls),
+    Step("parallel calls were split into one message each", _one_call_each),
+    Step("call arguments that are not objects were wrapped in one", _map_arguments),
+    Step("reasoning next to a call was joined with the text", _one_text_beside_calls),
     Step("an empty user message was put first", _user_first),
-    Step("messages of other roles were given as the user's", _users_role),
+    Step("messages of other roles were sent as user messages", _users_role),
     Step("neighbouring messages of one role were joined", _joined_neighbours),
 )
 """In the order in which they are tried and applied; the last but one changes the most, and the last

@@ -274,14 +274,14 @@ class Blame:
                 self._quarantined.pop(digest, None)
             self._in_a_row.clear()
             failure = (
-                f"the engine is broken: {MAX_QUARANTINES_IN_A_ROW} requests in a row killed it"
-                " when it was their turn, and none completed"
+                f"the engine is broken: {MAX_QUARANTINES_IN_A_ROW} requests in a row crashed "
+                "it and none completed"
             )
             return Verdict(evidence=Evidence.ACCUSES, failure=failure, story=failure)
         self._quarantined[culprit] = now + QUARANTINE_S
         while len(self._quarantined) > MAX_QUARANTINED:
             del self._quarantined[next(iter(self._quarantined))]
-        story = "the suspect whose turn it was killed its engine again: it is quarantined"
+        story = "the suspected request crashed the model again and is quarantined"
         return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
 
     def _make_room(self, held: Sequence[Held], now: float) -> Verdict:
@@ -290,7 +290,7 @@ class Blame:
         One alone may have met what other processes held: only the second time it is too large.
         """
         if len(held) == 1 and held[0].shortages:
-            story = "a request alone needs more memory than there is, for the second time"
+            story = "a single request needed more memory than available for the second time"
             return Verdict(evidence=Evidence.OUT_OF_MEMORY, is_too_large=True, story=story)
         if len(held) == 1:
             story = "out of memory with 1 request alone: other models have to give back memory"
@@ -299,7 +299,7 @@ class Blame:
         self.rows = len(held) // 2
         self._rows_until = now + LOWERED_ROWS_S
         count = _requests(len(held))
-        story = f"out of memory with {count}: from now on at most {self.rows} at once"
+        story = f"out of memory with {count}; at most {self.rows} run at once now"
         return Verdict(evidence=Evidence.OUT_OF_MEMORY, story=story)
 
 

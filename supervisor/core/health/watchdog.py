@@ -310,19 +310,19 @@ class Watch:
     def describe(self, now: float) -> str:
         """One phrase that says what is wrong."""
         if self.unlinked_at is not None:
-            return "its connection has ended, though the process lives"
+            return "its connection has ended, but the process is alive"
         if self.lost:
             return f"it has lost {self.lost} of its requests"
         if self.grows_silently(now):
             return (
-                f"no sign of life for {now - self.heard_at:.1f} s while the process grew by"
-                f" {size_text(self.grown_bytes)}: a chat template or tokenizer may ask for memory"
-                " without end"
+                f"no sign of life for {now - self.heard_at:.1f} s while the process grew by "
+                f"{size_text(self.grown_bytes)}; a chat template or tokenizer may allocate "
+                "memory endlessly"
             )
         if now >= self.heard_at + SILENCE_S:
-            return f"no sign of life for {now - self.heard_at:.1f} s, though the process runs"
+            return f"no sign of life for {now - self.heard_at:.1f} s, but the process is running"
         if self.phase is WorkerPhase.IDLE:
-            return f"it holds requests, and nothing moved for {self.idle_for_s(now):.1f} s"
+            return f"it has requests, but made no progress for {self.idle_for_s(now):.1f} s"
         if self.phase is WorkerPhase.WAITING:
             free_s = now - self._free_since
             return f"it waits for a lease, and nothing has kept it from reading for {free_s:.1f} s"

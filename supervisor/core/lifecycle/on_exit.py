@@ -168,7 +168,7 @@ def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
             cause=trigger.cause,
         )
     )
-    note = f"process {life.pid} has ended at last"
+    note = f"process {life.pid} has finally ended"
     life.do(RunningLost(text=trigger.text, verdict=trigger.verdict))
     if life.wanted is Wanted.GONE:
         life.enter_after_exit(Stopped(since=now), "removed")

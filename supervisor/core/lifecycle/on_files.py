@@ -26,6 +26,8 @@ def compared(life: Life, phase: Ready, trigger: FilesCompared, now: float) -> No
     before = life.files.change
     life.files = Files(seen_at=now, change=trigger.change)
     if trigger.change and not before:
-        life.do(Changed(note=f"is not swapped out while its answers are open: {trigger.change}"))
+        life.do(Changed(note=f"cannot be swapped out while it has open answers: {trigger.change}"))
     elif before and not trigger.change:
-        life.do(Changed(note="may be swapped out again: its files are those that it has loaded"))
+        life.do(
+            Changed(note="can be swapped out again, because its files are unchanged since the load")
+        )

@@ -50,7 +50,7 @@ def spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
             is_restart=life.why is Why.RESTART,
         )
     )
-    life.load_times = LoadTimes.begun(now)
+    life.load_times = LoadTimes.begun(now, life.load_times)
     life.spawn(trigger.spare)
 
 
@@ -68,14 +68,15 @@ def greeted(life: Life, phase: Loading, trigger: Greeted, now: float) -> None:
 
 
 def other_version(life: Life, phase: Phase, trigger: GreetedByOtherVersion, now: float) -> None:
-    detail = f"mlxsup was upgraded to {trigger.version}: restart the daemon"
+    detail = f"mlxsup was upgraded to {trigger.version}; restart the daemon"
     life.stop(StopCause.VERSION, now, stage=StopStage.TERM, detail=detail)
 
 
 def progressed(life: Life, phase: Loading, trigger: Progressed, now: float) -> None:
     has_advanced = trigger.progress > phase.progress or trigger.phase is not phase.load_phase
     if has_advanced:  # only progress renews the limit; a repeated report does not
-        life.load_times = life.load_times.entered(trigger.phase, now)
+        times = life.load_times.entered(trigger.phase, now)
+        life.load_times = times.reached(trigger.progress, now)
         life.phase = phase = replace(
             phase,
             load_phase=trigger.phase,
@@ -126,7 +127,7 @@ def stalled(life: Life, phase: Phase, trigger: Stalled, now: float) -> None:
 
 
 def suspended(life: Life, phase: Phase, trigger: Suspended, now: float) -> None:
-    detail = "its process was stopped from outside (SIGSTOP)"
+    detail = "another program stopped its process (SIGSTOP)"
     life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
 
 

@@ -102,9 +102,9 @@ class MoreMemory:
 
     def __str__(self) -> str:
         return (
-            f"no single setting is enough: these models need a budget of "
-            f"{size_text(self.size_bytes)} and there is {size_text(self.budget_bytes)}; the "
-            f"largest is {self.largest} with {size_text(self.largest_bytes)}"
+            f"no single setting is enough: these models need {size_text(self.size_bytes)}, but "
+            f"the budget is {size_text(self.budget_bytes)}; the largest is {self.largest} with "
+            f"{size_text(self.largest_bytes)}"
         )
 
 
@@ -124,8 +124,8 @@ class LeaveOut:
 
     def __str__(self) -> str:
         return (
-            f"leave out {self.model}: alone it needs {size_text(self.needed_bytes)}, "
-            f"and the budget is {size_text(self.budget_bytes)}"
+            f"remove {self.model}: it alone needs {size_text(self.needed_bytes)}, but the "
+            f"budget is {size_text(self.budget_bytes)}"
         )
 
 

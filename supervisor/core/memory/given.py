@@ -55,6 +55,7 @@ def _problem(need: Need, weight_bytes: int, own_bytes: int, layers: Sequence[Cac
     parts = {"its weights": weight_bytes, "its process": own_bytes, "a short request": row_bytes}
     takes = [f"{size_text(size)} for {what}" for what, size in parts.items() if size]
     return (
-        f"its memory is {size_text(need.given_bytes)}, and it needs at least {' + '.join(takes)}:"
-        f' set memory to at least "{size_text(least_bytes)}", or to "auto"'
+        f"its memory is {size_text(need.given_bytes)}, but it needs at least "
+        f'{" + ".join(takes)}; set memory to at least "{size_text(least_bytes)}", or to '
+        '"auto"'
     )

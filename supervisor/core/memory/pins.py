@@ -22,6 +22,6 @@ def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
         return ""
     names = listed(f"{name} ({size_text(size)})" for name, size in pinned.items())
     return (
-        f"the pinned models {names} need {size_text(total)} together, and the memory budget is"
-        f" {size_text(budget_bytes)}: unpin one, or raise supervisor.memory_budget"
+        f"the pinned models {names} need {size_text(total)} together, but the memory budget is "
+        f"{size_text(budget_bytes)}; unpin one, or raise supervisor.memory_budget"
     )

@@ -224,7 +224,7 @@ def plan(
     if isinstance(room, Fits):
         takes_spare = room.spare_bytes < spare_bytes
         if takes_spare and sum(late_bytes.values()) <= room.spare_bytes:
-            return GiveBack(reason=f"{short}: others give back what they do not need")
+            return GiveBack(reason=f"{short}; other models release memory they do not need")
         reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
         return Wait(reason=reason, is_under_way=True, takes_spare=takes_spare)
     if isinstance(room, FitsWithout):
@@ -233,7 +233,7 @@ def plan(
         takes_spare = room.spare_bytes < spare_bytes
         return Evict(models=room.models, reason=reason, takes_spare=takes_spare)
     if wish.urgency is Urgency.NOBODY:
-        return Wait(reason=f"{short}: only a request or a load of it makes others go")
+        return Wait(reason=f"{short}; other models are unloaded once it gets a request")
     return _later(wish, short, staying, idle, others, budget_bytes, now)
 
 
@@ -260,7 +260,7 @@ def _never(wish: Wish, fixed: list[Resident], budget_bytes: int) -> Wait | Refus
     size = f"needs {size_text(wish.needed_bytes)}"
     budget = size_text(budget_bytes)
     if wish.needed_bytes > budget_bytes:
-        reason = f"{size}, and the memory budget is {budget}"
+        reason = f"{size}, but the memory budget is {budget}"
         blockers: tuple[ModelName, ...] = ()
     else:
         why = {Standing.PINNED: "is pinned", Standing.STUCK: "has a process that cannot be ended"}
@@ -295,7 +295,7 @@ def _later(
     if isinstance(room, FitsWithout):
         until = max(others[name].ripe_at for name in room.models)
         names = is_or_are(room.models)
-        return Wait(reason=f"{short}: {names} idle, but not for long enough", until=until)
+        return Wait(reason=f"{short}; {names} idle, but not for long enough", until=until)
     turns = _Turns(wish, short, staying, others, now)
     if wish.swaps_from is not None and (swap := turns.swap(wish.swaps_from, budget_bytes)):
         return swap

@@ -29,7 +29,7 @@ def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> 
     """
     why = [f"{is_or_are(busy)} busy"] if busy else []
     why += [
-        f"{name} stays until its answers have ended, because {reason}"
+        f"{name} stays loaded until its answers are complete, because {reason}"
         for name, reason in busy.items()
         if reason
     ]
@@ -41,4 +41,4 @@ def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> 
 
 def needs(needed_bytes: int, free_bytes: int) -> str:
     """How a sentence about a model that has to wait begins."""
-    return f"needs {size_text(needed_bytes)}, {size_text(max(free_bytes, 0))} is free"
+    return f"needs {size_text(needed_bytes)}; {size_text(max(free_bytes, 0))} is free"

@@ -29,7 +29,7 @@ def find_named(ledger: Ledger, name: str) -> Request:
     if len(found) == 1:
         return found[0]
     if found:
-        sentence = f"{len(found)} open requests have the id {name!r}; name one by its number"
+        sentence = f"{len(found)} open requests have the id {name!r}; use the number of one"
         raise _wrong_name(sentence, found)
     raise _wrong_name(f"no open request has the id or number {name!r}", list(ledger))
 
@@ -42,7 +42,7 @@ def number_of(request: Request) -> str:
 def _wrong_name(sentence: str, candidates: list[Request]) -> RemoteError:
     shown = ", ".join(map(_shown, candidates[:MOST_LISTED])) or "none"
     more = len(candidates) - MOST_LISTED
-    rest = f" and {more} more, see `mlxsup requests`" if more > 0 else ""
+    rest = f" and {more} more; see `mlxsup requests`" if more > 0 else ""
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
         f"{sentence}; open: {shown}{rest}",

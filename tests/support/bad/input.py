@@ -185,7 +185,7 @@ HEADERS = (
              "context_length takes an integer from 0 to 2147483647, not -1"),
     _sent("`load` with `dry_run` and a `context_length`",
              [header("load", model=MODEL, dry_run=True, context_length=9)],
-             "what a load as configured would lead to: leave context_length out"),
+             "a dry run uses the configured settings; remove context_length"),
     _sent("`log_level` with a word that is no level", [header("log_level", level="loud")],
              "level takes one of debug, info, warning, error, not 'loud'"),
     _sent("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
@@ -205,7 +205,7 @@ _LONG = pack({"prompt": "[[fault slow=0.02]]"})
 REQUESTS = (
     *(
         _sent(f"`{kind}` of {what}", [header(kind, model=name), *body],
-                 f"no model is called {name!r}; configured: {MODEL}, {SMALL}", code=_UNKNOWN)
+                 f"there is no model {name!r}; configured: {MODEL}, {SMALL}", code=_UNKNOWN)
         for kind, body in (("generate", [HELLO_BODY]), ("load", []), ("unload", []),
                            ("restart", []))
         for what, name in (
@@ -270,7 +270,7 @@ BODIES = (
           {"prompt": "hello", "min_tokens": SMALL_CONTEXT},
           f"min_tokens {SMALL_CONTEXT} exceed the context of {SMALL_CONTEXT}", SMALL, code=_OVER),
     _body("a prompt longer than the context", {"prompt": "y" * SMALL_CONTEXT},
-          f"the prompt has {SMALL_CONTEXT} tokens; the context of {SMALL_CONTEXT}", SMALL,
+          f"the prompt has {SMALL_CONTEXT} tokens, so the context of {SMALL_CONTEXT}", SMALL,
           code=_OVER),
     _body("prompt and `max_tokens` longer than the context",
           {"prompt": "hello", "max_tokens": SMALL_CONTEXT},

@@ -131,7 +131,9 @@ class FakeOptions:
             kind = kinds.get(name)
             if kind is None:
                 known = ", ".join(sorted(kinds))
-                raise FakeOptionError(f"the fake engine has no option {name!r}; known are {known}")
+                raise FakeOptionError(
+                    f"the fake engine has no option {name!r}; its options are {known}"
+                )
             accepted = (int, float) if kind is float else (kind,)
             if type(value) not in accepted:
                 raise FakeOptionError(f"the fake engine's {name} takes {NAMES[kind]}")

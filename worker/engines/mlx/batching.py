@@ -49,8 +49,8 @@ UNTRIED = (ONLY_ROW, TOO_SHORT)
 """Why a pass has one row although nothing is known about the model; each load finds out again."""
 
 UNSEEN: dict[str, str] = {
-    "minimax_m3_vl": "its attention picks blocks of tokens and counts the padding in",
-    "recurrent_gemma": "its first token is computed otherwise if the batch has a state already",
+    "minimax_m3_vl": "its attention selects blocks of tokens and counts the padding",
+    "recurrent_gemma": "its first token is computed differently if the batch already has a state",
 }
 """By model type: what only shows in prompts that are longer or shorter than those of the probe."""
 

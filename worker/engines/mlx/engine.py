@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 LIBRARY = "libmlx.so"
 """In a package of its own on Linux, one for CPUs and one for CUDA, which pip leaves out unasked."""
 
-NO_NUMBERS = "its log-probabilities are not numbers (NaN): its answers mean nothing"
+NO_NUMBERS = "its log-probabilities are not numbers (NaN), so its answers are meaningless"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
 
-_CHECKED = 0.02
-_IMPORTED = 0.05
-_WEIGHTS_FOUND = 0.15
-_MATERIALISED = 0.9
+_CHECKED = 0.05
+_IMPORTED = 0.2
+_WEIGHTS_FOUND = 0.25
+_MATERIALISED = 0.75
 
 
 class MlxEngine:

@@ -137,7 +137,9 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     if fault is not None and fault.remedy is Remedy.REFUSE:
         raise BadModelError(f"{path / 'config.json'}: {fault.model_type} is refused: {fault}")
     if not any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names):
-        raise ModelMissingError(f"{path / 'tokenizer.json'} does not exist, nor another tokenizer")
+        raise ModelMissingError(
+            f"{path / 'tokenizer.json'} does not exist, and there is no other tokenizer"
+        )
     for name in (*filter(is_tokenizer_file, names), *_named_templates(path)):
         with open(path / name, "rb") as file:
             file.read(1)
@@ -228,7 +230,9 @@ def _find_shards(path: Path, names: list[str]) -> list[Path]:
                 )
     shards = weights_among(names, indexed)
     if not shards:
-        raise ModelMissingError(f"{path / 'model.safetensors'} does not exist, nor any shard")
+        raise ModelMissingError(
+            f"{path / 'model.safetensors'} does not exist, and there are no shards"
+        )
     return [path / name for name in shards]
 
 
@@ -249,16 +253,18 @@ def read_safetensors_header(path: Path) -> dict[str, list[int]]:
         if length > MAX_HEADER_BYTES:
             raise _is_not("a safetensors file", path)
         if 8 + length > size:
-            raise BadModelError(f"{path} is cut short: {size} bytes, its header alone has more")
+            raise BadModelError(
+                f"{path} is incomplete: it has {size} bytes, less than its header needs"
+            )
         try:
             header = json.loads(file.read(length).decode())
             header.pop("__metadata__", None)
             end = 8 + length + max((v["data_offsets"][1] for v in header.values()), default=0)
             if size < end:
-                raise BadModelError(f"{path} is cut short: {size} bytes of {end}")
+                raise BadModelError(f"{path} is incomplete: {size} of {end} bytes")
             return {name: _shape(path, name, entry) for name, entry in header.items()}
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-            raise BadModelError(f"{path} has a header that cannot be read: {error}") from error
+            raise BadModelError(f"cannot read the header of {path}: {error}") from error
 
 
 def _shape(path: Path, name: str, entry: Mapping[str, Any]) -> list[int]:
@@ -271,9 +277,9 @@ def _shape(path: Path, name: str, entry: Mapping[str, Any]) -> list[int]:
     shape: list[int] = entry["shape"]
     begin, end = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in [begin, end, *shape]):
-        raise BadModelError(f"{path}: {shown(name)} has a shape or a place that is no number")
+        raise BadModelError(f"{path}: {shown(name)} has a shape or an offset that is not a number")
     if len(shape) > MAX_DIMENSIONS or max(shape, default=0) > MAX_SIDE:
-        raise BadModelError(f"{path}: {shown(name)} has a shape that no array has")
+        raise BadModelError(f"{path}: {shown(name)} has an impossible shape")
     number_bytes = NUMBER_BYTES.get(entry["dtype"])
     if begin > end or (number_bytes is not None and math.prod(shape) * number_bytes != end - begin):
         raise BadModelError(

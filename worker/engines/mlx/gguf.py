@@ -197,7 +197,7 @@ def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:
     architecture = metadata.text("general.architecture")
     if architecture != "llama":
         raise BadModelError(
-            f"{source} holds a {shown(architecture)} model; only llama can be converted"
+            f"{source} is a {shown(architecture)} model; only llama models can be converted"
         )
     return weights, metadata
 

@@ -111,8 +111,8 @@ def find_warnings(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
         config: the content of its config.json.
     """
     warnings = [
-        f"{name} is not applied: adapters are not supported, merge it into the weights "
-        "(mlx_lm.fuse) to use it"
+        f"{name} is ignored, because adapters are not supported; merge it into the weights "
+        "with mlx_lm.fuse to use it"
         for name in ADAPTER_FILES
         if (path / name).is_file()
     ]

@@ -209,8 +209,8 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     except SystemExit as error:
         # What a model file does if a package that it needs is missing, after a line in the log.
         raise BadModelError(
-            f"{folder.path / 'config.json'}: mlx-lm gave up on model type "
-            f"{folder.config['model_type']}; what it printed is in the log"
+            f"{folder.path / 'config.json'}: mlx-lm failed to load model type "
+            f"{folder.config['model_type']}; see its output in the log"
         ) from error
     except Exception as error:
         # The loader runs hundreds of architectures' own code on what the files say: whatever it

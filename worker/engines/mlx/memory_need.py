@@ -27,8 +27,8 @@ def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> Non
     """
     if limit_bytes is not None and weight_bytes > limit_bytes:
         raise BadLaunchError(
-            f"the weights of {path} take {size_text(weight_bytes)} and memory allows "
-            f'{size_text(limit_bytes)}: set memory to at least "{_enough_for(weight_bytes)}"'
+            f"the weights of {path} need {size_text(weight_bytes)}, but memory is limited to "
+            f'{size_text(limit_bytes)}; set memory to at least "{_enough_for(weight_bytes)}"'
         )
 
 
@@ -37,9 +37,9 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
     if limit_bytes is None or active_bytes <= COMFORTABLE_SHARE * limit_bytes:
         return ()
     return (
-        f"{size_text(active_bytes)} of the {size_text(limit_bytes)} that memory allows are in use "
-        "before the first request, which makes answers slow: "
-        f'set memory to at least "{_enough_for(active_bytes)}"',
+        f"{size_text(active_bytes)} of the memory limit of {size_text(limit_bytes)} are in use "
+        "before the first request, which makes answers slow; set memory to at least "
+        f'"{_enough_for(active_bytes)}"',
     )
 
 

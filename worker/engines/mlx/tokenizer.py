@@ -96,7 +96,7 @@ def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
         named = folder / TOKENIZER_CONFIG
     cause = shorten(error)
     if "trust_remote_code" in str(error):
-        cause = "it is a program in the model's folder, and mlxsup runs none"
+        cause = "it is a program in the model folder, and mlxsup does not run such programs"
     return BadModelError(f"{named}: the tokenizer cannot be used: {cause}")
 
 
