@@ -104,7 +104,7 @@ def test_a_sound_home_has_no_problem_and_is_left_unchanged(ground: Ground) -> No
     assert done.returncode == 0, done.stdout
     assert "\x1b" not in done.stdout
     assert not re.search("^problem", done.stdout, re.M)
-    assert done.stdout.splitlines()[-1].startswith("nothing is ")
+    assert done.stdout.splitlines()[-1].startswith("no problems")
     assert sorted(ground.folder.rglob("*")) == before
     done = ground.shell("mlxsup doctor --json")
     assert problems(done.stdout, ["doctor"]) == []

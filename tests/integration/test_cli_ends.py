@@ -42,7 +42,8 @@ def interrupted(terminal: Terminal) -> str:
     text = terminal.end()
     assert terminal.process.returncode == 130
     assert "Traceback" not in text
-    assert text.endswith("\r\x1b[K"), "the ^C that the terminal shows is cleared"
+    assert "\r\x1b[K" in text, "the ^C that the terminal shows is cleared"
+    assert text.endswith(".\n"), "and a sentence says what goes on"
     return text
 
 
