@@ -157,7 +157,7 @@ def test_load_of_a_model_that_is_not_served_asks_at_a_terminal_alone(folder: Pat
             terminal.type("n\n")
             terminal.expect("nothing was added")
         unknown = daemon.run("load", "nothing").stderr
-        assert "no model is called 'nothing'; configured: m" in unknown
+        assert "there is no model 'nothing'; configured: m" in unknown
         assert daemon.run("load", "other").returncode == 0
         with daemon.client() as client:
             assert [row["name"] for row in client.status()["models"]] == ["m"]

@@ -107,7 +107,7 @@ def test_run_is_kept_and_compared_with(daemon: HttpDaemon, tmp_path: Path) -> No
     done = bench(daemon, *compared, *fail, "--output", str(slow))
     assert done.returncode == 1, done.stdout
     assert re.search(r"slower: 4 \+ 4 × 1: gap p50 .* was .*: takes [\d,]+% longer", done.stdout)
-    assert "not alike: model was quick, is slow" in done.stdout
+    assert "the conditions differ: model was quick and is slow now" in done.stdout
     other = (QUICK, "--prompt-tokens", "5", "--repeats", "3", "--compare", str(kept))
     done = bench(daemon, *other, *fail)
     assert done.returncode == 1, done.stdout
