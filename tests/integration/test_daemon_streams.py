@@ -85,7 +85,7 @@ def test_a_batch_answer_gives_its_row_and_continues_where_it_stood_C12(
         id = str(second.stream.request_id)
         found = row(client, "m")
         assert (found["yielded"], found["line"][0]["paused"]) == ([id], "class")
-        assert "1 gave way" in daemon.run("status").stdout
+        assert "1 made room" in daemon.run("status").stdout
         own.stream.cancel()
         sent = len(second.tokens)
         eventually(lambda: len(second.tokens) > sent)

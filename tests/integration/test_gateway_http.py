@@ -128,7 +128,7 @@ def asking(**fields: Any) -> bytes:
 
 
 POST = request(None).removesuffix(b"\r\n")
-NO_HTTP = "no request of HTTP"
+NO_HTTP = "not a valid HTTP request"
 LONG_HEAD = b"X-Long: " + b"y" * limits.MAX_HEAD_BYTES + b"\r\n"
 TOO_LONG = b"Content-Length: %d\r\n\r\n" % (limits.MAX_BODY_BYTES + 1)
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
