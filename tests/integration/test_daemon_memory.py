@@ -73,7 +73,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]], str]] = {
     "memory below what one short request needs": (
         {},
         {"a": SMALL | {"memory": "30MiB"}},
-        "its memory is 30.0 MiB, but it needs at least 64.0 MiB for its process: set memory",
+        "its memory is 30.0 MiB, but it needs at least 64.0 MiB for its process; set memory",
     ),
 }
 
