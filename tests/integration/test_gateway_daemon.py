@@ -262,7 +262,7 @@ def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
         page = Page(daemon)
         (crash,) = page.get("/page/crashes")[1]["crashes"]
         assert (crash["model"], crash["generation"], crash["continue"]) == ("m", 1, 1)
-        assert "killed from outside" in crash["what"]
+        assert "another program killed" in crash["what"]
         _, log = page.get("/page/log/process?name=m&generation=1")
         assert "worker started model=m generation=1" in log["lines"][0]
         eventually(lambda: page.get("/page/history")[1]["samples"][-1]["models"]["m"][1])

@@ -635,7 +635,7 @@ def test_ollamas_package_lists_loads_and_unloads(daemon: HttpDaemon, llama: Any)
     eventually(lambda: loaded() == [f"{KNOWN}:latest"], what="one model that is loaded")
     assert llama.generate("m", keep_alive="5m").done_reason == "load"
     assert loaded() == [f"{KNOWN}:latest", "m:latest"]
-    for ask, status in ((llama.show, 404), (llama.pull, 501)):
+    for ask, status in ((llama.show, 404), (llama.pull, 403)):
         with pytest.raises(pytest.importorskip("ollama").ResponseError) as refused:
             ask("x")
         assert refused.value.status_code == status

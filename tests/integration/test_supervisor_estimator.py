@@ -62,7 +62,7 @@ def test_a_folder_that_falls_silent_keeps_what_is_known_of_it(
     monkeypatch.setenv("PYTHONPATH", str(SILENT))
     silent, still = look(*places, estimates=estimates)
     assert (silent.estimate, silent.is_read) == (known.estimate, False)
-    assert silent.problem.startswith("its folder does not answer")
+    assert silent.problem.startswith("its folder does not respond")
     assert still == other
 
 

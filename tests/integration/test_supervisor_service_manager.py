@@ -127,7 +127,7 @@ def test_a_reload_begins_with_the_time_and_ends_with_ready_also_if_it_was_refuse
         manager.reloaded(0)
         manager.pulse(READY)
         begins = ["RELOADING=1", "MONOTONIC_USEC=12500000"]
-        refusal = "reload refused: 2 mistakes "
+        refusal = "reload refused: the configuration has 2 mistakes"
         assert played.take_all() == [
             begins,
             ["READY=1", f"STATUS={refusal}"],

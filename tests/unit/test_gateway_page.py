@@ -425,7 +425,7 @@ def test_crash_is_told_in_the_words_of_why(tmp_path: Path) -> None:
     rows = [LostRow(id="a", number=1), LostRow(id="b", number=2, fate=PAUSED)]
     (crash,) = crashes_in(tmp_path, died(3, rows=rows, more_rows=4))
     assert (crash["model"], crash["generation"], crash["at"]) == ("m", 3, 100.0)
-    assert crash["what"] == "its process was killed from outside mlxsup (SIGKILL)"
+    assert crash["what"] == "another program killed its process (SIGKILL)"
     assert any("out of memory" in one for one in crash["advice"])
     assert (crash["continue"], crash["lost"]) == (1, 5)
 
