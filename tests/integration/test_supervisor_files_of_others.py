@@ -315,7 +315,7 @@ def test_folders_that_hang_or_never_end_disturb_no_start_no_reload_and_no_other_
             again = await ask_reload(peer)
         assert sorted(value["added"]) == sorted(names)
         assert (again["added"], again["changed"]) == ([], [])
-        assert "does not answer" in value["unread"]["silent"]
+        assert "does not respond" in value["unread"]["silent"]
         await stream.end()
         needed = await needed_bytes(peer)
         late = again["unread"].keys()  # on a busy machine others may not have answered in time
