@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.states import Channel
 from mlxsup.worker.engine import Prompt
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.text.call_grammars import call_grammar
 from mlxsup.worker.text.channels import ChannelParser
-from mlxsup.worker.text.grammar import LARK, NO_ARGUMENTS, Grammar, closed
+from mlxsup.worker.text.grammar import LARK, NO_ARGUMENTS, Grammar, NoGrammarsError, closed
 from mlxsup.worker.text.tool_calls import ToolCallReader
 from mlxsup.worker.text.tool_formats import (
     COMMAND_A,
@@ -181,7 +180,7 @@ def test_what_a_familys_grammar_allows_its_parser_reads(
     matcher = qwen.grammars.matcher({"type": LARK, LARK: grammar}, "tools")
     offered: Any = dict(tools)
     for seed in range(6):
-        row = Grammar(matcher.deep_copy(), qwen.grammars.tokenizer("tools").eos_tokens)
+        row = Grammar(matcher.deep_copy(), qwen.grammars.tokenizer.eos_tokens)
         draw, raw = random.Random(seed), b""
         while (mask := row.mask()) is not None:
             bits = int.from_bytes(mask, "little")
@@ -203,7 +202,7 @@ def test_what_a_familys_grammar_allows_its_parser_reads(
 
 def follows(text: MlxText, grammar: Any, *said: str) -> bool:
     """Return True if the grammar allows all texts; in every second one marks are plain text."""
-    plain = text.grammars.tokenizer("tools").tokenize_str
+    plain = text.grammars.tokenizer.tokenize_str
     for number, part in enumerate(said):
         tokens = plain(part) if number % 2 else text.encode(RequestBody(prompt=part)).tokens
         for token in tokens:
@@ -319,10 +318,14 @@ def test_recursive_schemas_huge_enums_and_many_tools_are_held(qwen: MlxText) -> 
     assert prompt.strict is not None
 
 
-def test_without_llguidance_an_answer_is_free_and_not_checked(
+def test_with_a_tokenizer_that_llguidance_does_not_know_an_answer_is_free_and_not_checked(
     qwen: MlxText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
+    def unknown() -> Any:
+        raise NoGrammarsError(ErrorCode.INVALID_REQUEST, "unknown")
+
+    monkeypatch.setattr(qwen.grammars, "_tokenizer", None)
+    monkeypatch.setattr(qwen.grammars, "_make_tokenizer", unknown)
     prompt = Prompt(tokens=[5])
     assert qwen.constrain(RequestBody(prompt="x", tools=TOOLS), prompt) == prompt
 

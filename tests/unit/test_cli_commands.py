@@ -75,7 +75,7 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("delete", "rm MODEL"),
         ("delete smollm2", "rm smollm2"),
         ("delete 'a b'", "rm 'a b'"),
-        ("cp smollm2 small", "add smollm2"),
+        ("cp smollm2 small", "add smollm2 --as small"),
         ("serve", "start --http"),
         ("serve --port 80", "start --http"),
         ("serve owner/name", "start --http --model owner/name"),

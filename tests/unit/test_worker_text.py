@@ -86,9 +86,9 @@ class ScriptedCodec(FakeTextCodec):
         self.for_long.gate.clear()
         return self.for_long
 
-    def grammar(self, body: RequestBody, opening: str) -> Grammar | None:
-        self.asked.append((body.response_format, opening))
-        return self.form
+    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
+        self.asked.append((body.response_format, prompt.opening))
+        return replace(prompt, grammar=self.form)
 
 
 class Text:
