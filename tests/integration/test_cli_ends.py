@@ -42,7 +42,8 @@ def interrupted(terminal: Terminal) -> str:
     text = terminal.end()
     assert terminal.process.returncode == 130
     assert "Traceback" not in text
-    assert text.endswith("\r\x1b[K"), "the ^C that the terminal shows is cleared"
+    cleared, says = text.rsplit("\r\x1b[K", 1)
+    assert cleared and says.endswith(".\n"), "the ^C that the terminal shows is cleared"
     return text
 
 
