@@ -222,7 +222,7 @@ def test_following_writes_a_line_for_each_change_and_nothing_over_it(
         changes(arguments, client) as change,
     ):
         if arguments[0] == "events" and not is_json:
-            assert "Ctrl-C ends" in piped.note()
+            assert "press Ctrl-C to stop" in piped.note()
         lines = [piped.line()] if arguments[0] != "events" else []
         change()
         while not piped.has_output():
@@ -372,7 +372,7 @@ def test_status_holds_in_80_columns_on_a_terminal_and_colours_its_states(daemon:
 def test_errors_on_a_terminal_are_coloured_unless_it_is_not_wanted(daemon: Daemon) -> None:
     arguments = ["load", "alpa", "--endpoint", daemon.endpoint]
     shown = on_terminal(arguments)
-    assert "\x1b[31merror:\x1b[0m no model" in shown
+    assert "\x1b[31merror:\x1b[0m there is no model" in shown
     assert "\x1b[2mhint: did you mean alpha?\x1b[0m" in shown
     assert "\x1b" not in on_terminal(arguments, NO_COLOR="1")
 
@@ -474,7 +474,7 @@ def test_attach_prints_the_answer_plain_and_as_published(path: Path) -> None:
     with scripted_supervisor(path, joined) as supervisor:
         where = ("--endpoint", supervisor.endpoint)
         done = run_cli("attach", "r-1", *where)
-        assert (done.returncode, done.stdout) == (0, "Paris"), done.stderr
+        assert (done.returncode, done.stdout) == (0, "Paris\n"), done.stderr
         check_plain(done.stdout + done.stderr)
         done = run_cli("attach", "r-1", "--json", *where)
         assert (done.returncode, done.stderr) == (0, "")

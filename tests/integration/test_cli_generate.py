@@ -235,6 +235,8 @@ class Waits:
         if isinstance(message, Generate):
             self._asked = peer, message.id
             self._send(self._first)
+        elif isinstance(message, StatusQuery):
+            answer(peer, message, models=[{"name": "m"}])
         elif isinstance(message, Ping):
             assert self._asked is not None
             self._send(self._then)

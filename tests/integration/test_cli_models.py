@@ -303,7 +303,7 @@ def test_missing_configuration_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (78, "")
     missing = tmp_path / "none.toml"
     assert done.stderr.splitlines() == [
-        f"error:  {missing}",
+        f"error: {missing} does not exist",
         f"hint: create it with `mlxsup init {missing}`, or choose another file",
     ]
 

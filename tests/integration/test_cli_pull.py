@@ -235,7 +235,7 @@ def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -
     nothing = mlxsup(hub, home, "init")
     assert (nothing.returncode, hub.asked) == (1, [])
     with Terminal("init", **variables(hub, home)) as terminal:
-        terminal.expect("no models in")
+        terminal.expect("no models found in")
         terminal.expect("[Y/n]")
         terminal.type("\n")
         terminal.expect("mlxsup chat smollm2-135m")

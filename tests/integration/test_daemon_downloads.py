@@ -111,7 +111,9 @@ def test_download_is_pending_until_unload_kill_or_stop(hub: LocalHub) -> None:
         assert "PENDING" in said
         assert "download" in said
         foreseen = daemon.run("load", "m", "--dry-run")
-        assert foreseen.stdout.startswith("m would be downloaded first: it has missing files"), foreseen
+        assert foreseen.stdout.startswith("m would be downloaded first: it has missing files"), (
+            foreseen
+        )
         client.unload("m")
         with pytest.raises(RequestError, match="unload"):
             list(stream)

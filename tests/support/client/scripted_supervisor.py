@@ -21,6 +21,7 @@ from mlxsup.protocol.client_messages import (
     Generate,
     Ping,
     Reply,
+    StatusQuery,
     Usage,
 )
 from mlxsup.protocol.codec import Decoder, encode
@@ -169,3 +170,5 @@ class OpenStreams:
             finish(peer, message.id, 1, FinishReason.CANCELLED)
         elif isinstance(message, Ping):
             answer(peer, message)
+        elif isinstance(message, StatusQuery):
+            answer(peer, message, models=[{"name": "m"}])
