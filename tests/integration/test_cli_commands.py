@@ -242,6 +242,8 @@ def test_reader_that_leaves_cancels_quietly_D12(path: Path) -> None:
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, Generate):
             send_pieces(peer, message.id, ["x" * 1000] * 500)
+        elif isinstance(message, StatusQuery):
+            answer(peer, message, models=[{"name": "m"}])
 
     with (
         scripted_supervisor(path, script) as supervisor,
