@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,8 +60,21 @@ def fetch(target: Path, output: Output) -> Path:
     return target
 
 
-def _run(command: list[str], what: str, limit_s: float, output: Output) -> tuple[int, str]:
+def _run(
+    command: list[str],
+    what: str,
+    limit_s: float,
+    output: Output,
+    env: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Run a program while a line says what it does and for how long, and no output of its own.
+
+    Args:
+        command: of the program.
+        what: it does.
+        limit_s: it is killed after this long.
+        output: where the line goes.
+        env: its environment; None: the user's, with their settings of pip and its index.
 
     Returns:
         Its exit code, and what it has written.
@@ -77,7 +91,7 @@ def _run(command: list[str], what: str, limit_s: float, output: Output) -> tuple
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=child_environment(os.environ),
+            env=env,
         ) as process,
     ):
         try:
@@ -145,7 +159,8 @@ def _convert(source: Path, target: Path, output: Output) -> None:
     """Convert in a separate process: the command line does not import MLX."""
     command = [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf"]
     command += [str(source), str(target)]
-    code, said = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output)
+    env = child_environment(os.environ)
+    code, said = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output, env)
     if code != 0:
         said = said.strip().rpartition("error: ")[2]
         message = f"{source.name} could not be converted: {said}"

@@ -144,7 +144,7 @@ def lossy(what: str) -> LossyDaemon:
 
 
 @pytest.mark.parametrize(
-    ("what", "detail"), [("running", "lost 1 of its requests"), ("messages", "nothing moved")]
+    ("what", "detail"), [("running", "lost 1 of its requests"), ("messages", "made no progress")]
 )
 def test_a_row_or_a_message_that_is_lost_is_missed_and_its_answer_continues_P23(
     what: str, detail: str

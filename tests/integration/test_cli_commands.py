@@ -292,9 +292,7 @@ def test_output_that_cannot_be_written_is_an_error_in_a_sentence(
 # ---------------------------------------------------------------- configurations
 
 
-def test_start_without_a_file_and_bad_files_exit_78(folder: Path) -> None:
-    done = run_cli("start", HOME=str(folder))
-    assert (done.returncode, "hint: " in done.stderr) == (78, True)
+def test_bad_files_exit_78(folder: Path) -> None:
     config = folder / "mlxsup.toml"
     config.write_text('[supervisor]\nmax_queue = "many"\nnonsense = 1\n')
     for arguments in (["start", "--config", str(config)], ["config", "check", str(config)]):

@@ -70,7 +70,7 @@ DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
         lambda ground: os.kill(started(ground), signal.SIGSTOP), "daemon", "problem", "is stopped"),
     "an unknown key": (
         unknown_key, "configuration", "problem", "did you mean preload?"),
-    "weights are cut short": (cut_weights, "models", "problem", "is cut short"),
+    "weights are cut short": (cut_weights, "models", "problem", "is incomplete"),
 }  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def test_daemon_without_http_is_not_replaced_unasked(home: Path) -> None:
             terminal.expect("restart it with HTTP?")
             terminal.type("n\n")
             assert "nothing was changed" in terminal.end()
-    assert (done.returncode, "the daemon serves no HTTP" in done.stderr) == (1, True)
+    assert (done.returncode, "the daemon runs without HTTP" in done.stderr) == (1, True)
     assert "`mlxsup stop --endpoint" in done.stderr
 
 

@@ -217,7 +217,7 @@ def test_search_lists_what_fits_and_short_names_need_no_hub(hub: LocalHub, home:
 
 SILENT_HUBS = {
     "offline": ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so the hub is not asked"),
-    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "does not answer"),
+    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach http://127.0.0.1:9"),
 }
 
 

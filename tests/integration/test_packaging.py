@@ -143,7 +143,7 @@ def test_a_daemon_serves_its_command_and_the_client_of_another_environment(
     program.write_text(PROGRAM)
     with daemon_of(installed) as config:
         target = ("--config", str(config))
-        assert installed.says("mlxsup", "generate", "m", "[[say hello]]", *target) == "hello"
+        assert installed.says("mlxsup", "generate", "m", "[[say hello]]", *target) == "hello\n"
         done = run(of_client.python, program, cwd=of_client.elsewhere, MLXSUP_CONFIG=str(config))
         assert "stopped" in installed.says("mlxsup", "stop", *target)
     assert (done.returncode, done.stderr) == (0, "")

@@ -214,7 +214,9 @@ SPLITS = "has a {} tokenizer of the kind {}; gpt2 of gpt-2, smollm can be conver
 NO = ": the metadata has no "
 REFUSED: dict[str, tuple[dict[str, mx.array], dict[str, Any], str]] = {
     "another architecture": (
-        {}, {"general__architecture": "qwen2"}, "is a qwen2 model; only llama models can",
+        {},
+        {"general__architecture": "qwen2"},
+        "is a qwen2 model; only llama models can be converted",
     ),
     "a part of each head is rotated": ({}, {"llama__rope__dimension_count": number(2)}, ROTATED),
     "another size of heads than is rotated": (

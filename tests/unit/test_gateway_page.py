@@ -226,7 +226,7 @@ def test_a_guest_sees_the_models_and_why_the_rest_is_missing(tmp_path: Path) -> 
     house = House(daemon, Keys(place))
     guest = house.get("/page/state", key=keys["guest"])
     assert guest.status == 200
-    assert "the key of an operator" in guest.json()["missing"]
+    assert "requires an operator key" in guest.json()["missing"]
     (model,) = guest.json()["status"]["models"]
     assert (model["name"], model["state"]) == ("m", "READY")
     for secret in (b"secret", b"a/b", b"boss", b"log_dir", b"client"):

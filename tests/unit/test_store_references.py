@@ -22,14 +22,14 @@ from support.models.safetensors_files import llama_arrays, write_folder
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("nothing", "no model on this machine is called 'nothing'"),
-        ("", "no model on this machine is called ''"),
-        ("./nothing", "there is nothing at /"),
-        ("x.gguf", "there is nothing at /"),
+        ("nothing", "there is no model 'nothing' on this machine"),
+        ("", "there is no model '' on this machine"),
+        ("./nothing", " does not exist"),
+        ("x.gguf", " does not exist"),
         ("https://h.example/datasets/a/b", "is the address of a dataset"),
         ("https://h.example/a/b/resolve/main/q.gguf", "is the address of one file"),
-        ("https://h.example/a", "names no model"),
-        ("h.example/../..", "names no model"),
+        ("https://h.example/a", "is not the address of a model"),
+        ("h.example/../..", "is not the address of a model"),
     ],
 )
 def test_name_of_no_model_is_refused(named: str, says: str) -> None:
