@@ -70,8 +70,13 @@ def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
     where = f"from {path}" if path else "from the daemon, which has no file"
     output.result(removed, f"removed {model} {where}")
     if removed["files"]:
-        files = shlex.quote(removed["files"])
-        output.note(f"its files are still there; `mlxsup rm {files}` deletes them")
+        try:
+            _place_of(removed["files"])
+        except CliError:  # another program's: no command of ours deletes them
+            output.note("its files are still there")
+        else:
+            files = shlex.quote(removed["files"])
+            output.note(f"its files are still there; `mlxsup rm {files}` deletes them")
 
 
 def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, Any]:
