@@ -288,12 +288,14 @@ class TogetherTurns(PromptTurns):
         next ones as long as padding to them costs less than a pass of their own."""
         waited = [uid for uid in uids if self._prompts[uid].passed_over >= MOST_PASSED_OVER]
         by_length = sorted(uids, key=lambda uid: self._prompts[uid].rest)
-        turn = waited[:1] or by_length[:1]
+        [first] = turn = waited[:1] or by_length[:1]
+        longest = self._prompts[first].rest
         for uid in by_length:
-            if uid in turn:
+            if uid == first:
                 continue
-            longest, own = self._longest_rest([*turn, uid]), self._prompts[uid].rest
-            apart_s = self._pass_s(len(turn), self._longest_rest(turn)) + self._pass_s(1, own)
+            own = self._prompts[uid].rest
+            apart_s = self._pass_s(len(turn), longest) + self._pass_s(1, own)
+            longest = max(longest, own)
             if self._pass_s(len(turn) + 1, longest) > LITTLE_MORE * apart_s:
                 break
             turn.append(uid)

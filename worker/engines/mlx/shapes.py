@@ -61,9 +61,6 @@ class SeenShapes:
         self._seen: set[Shape] = set()
         self._passes: set[Shape] = set()
 
-    def __len__(self) -> int:
-        return len(self._passes)
-
     def extra_s(self, shape: Shape) -> float:
         """Return what to add to the prediction of a step of this shape."""
         return 0.0 if _class_of(shape) in self._seen else COMPILE_S
