@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 
 from mlxsup.store.search import find_models
 
-EXAMPLE = "mlx-community/SmolLM2-135M-Instruct"
-"""The model that an empty daemon is offered: small, so that its download takes moments."""
-
 MOST_FOUND = 500
 
 

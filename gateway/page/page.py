@@ -21,6 +21,7 @@ from starlette.routing import Route
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.states import Priority
+from mlxsup.store.references import EXAMPLE
 
 from .. import limits
 from ..background import background
@@ -30,7 +31,7 @@ from ..failure import Failure, bad_field
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
 from ..operator import Operator, daemon_silent
-from .found import EXAMPLE, Found, find
+from .found import Found, find
 from .history import History
 from .logs import OWN_LOGS, end_of, lines_of, read_part
 from .recorded import Recorder
