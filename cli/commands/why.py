@@ -72,7 +72,7 @@ def complete(
     "--report",
     metavar="FILE",
     type=NewFile(),
-    help="Write an archive (.tar.gz) for a bug report, without prompts, answers and keys.",
+    help="Write an archive (.tar.gz) for a bug report, without prompts, answers or keys.",
 )
 @daemon_options
 def why(name: str | None, report: Path | None, target: Target, output: Output) -> None:

@@ -195,7 +195,7 @@ def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_
             browser.until(shows("#empty", "No model yet"))
             browser.until(shows("#add", "There is no other model on this machine."))
             browser.click("#empty button")
-            browser.until(shows("#add-answer", "smollm2-135m is added, and loads."))
+            browser.until(shows("#add-answer", "smollm2-135m was added. It is loading."))
             cancel = card("smollm2-135m", '[data-action="unload"]')
             browser.until(shows(card("smollm2-135m", ".note"), "Downloading, "))
             browser.until(shows(cancel, "Cancel download"))

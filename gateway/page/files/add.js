@@ -107,7 +107,7 @@ export class Add {
     try {
       const { model, added, config_path: path } = await post("/page/models/add", body);
       const where = path ? `It is in ${path} now.` : "The daemon has no file, and forgets it at its end.";
-      write(this.answer, added.length ? `${model} is added, and loads. ${where}` : `${model} was there already. It loads.`);
+      write(this.answer, added.length ? `${model} was added. It is loading. ${where}` : `${model} was there already. It loads.`);
       this.text.value = "";
       this.look();
       await post("/models/load", { model });

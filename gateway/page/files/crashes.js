@@ -68,7 +68,7 @@ async function read(one, lines) {
   write(lines, "…");
   try {
     const found = await get("/page/log/process", { name: one.model, generation: one.generation });
-    write(lines, found.lines.join("\n") || "It had printed nothing, or the log no longer has it.");
+    write(lines, found.lines.join("\n") || "It printed nothing, or its output is no longer in the log.");
   } catch (error) {
     write(lines, `They cannot be read: ${why(error)}`);
   }
