@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.gateway.page.found import EXAMPLE
+from mlxsup.store.references import EXAMPLE
 
 from support.daemon.daemon import fake, row, wait_for_state
 from support.daemon.downloads import FILES, HELD_AT, WEIGHTS_NAME, hub_environment
