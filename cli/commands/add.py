@@ -129,7 +129,11 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
 def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add -y and --add, which the command gets as `is_sure`."""
     return click.option(
-        "-y", "--add", "is_sure", is_flag=True, help="Add MODEL without asking if it is not served yet."
+        "-y",
+        "--add",
+        "is_sure",
+        is_flag=True,
+        help="Add MODEL without asking if it is not served yet.",
     )(function)
 
 
