@@ -81,7 +81,7 @@ def read_key(given: str | None) -> str | None:
         return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise CliError(
-            "a key takes letters, digits and signs",
+            "a key has letters, digits and signs",
             hint="`mlxsup key new NAME` creates one",
             status=ExitStatus.USAGE,
         )

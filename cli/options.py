@@ -210,13 +210,13 @@ def check_text(name: str, text: str, command: str) -> None:
     Raises:
         CliError: usage.
     """
-    problem = "" if text else "at least one character"
+    problem = "" if text else "text of at least one character"
     try:
         text.encode()
     except UnicodeEncodeError:
         problem = "text that can be encoded as UTF-8, not lone surrogates"
     if problem:
-        raise wrong_option(f"{name} takes {problem}", {}, command)
+        raise wrong_option(f"{name} must be {problem}", {}, command)
 
 
 def wrong_option(message: str, detail: Mapping[str, Any], command: str) -> CliError:

@@ -227,7 +227,7 @@ def load(
 
 def _check_name(parameter: str, value: object, max_characters: int) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= max_characters:
-        shown = f"text of {len(value)}" if isinstance(value, str) else ""
+        shown = (f"text of {len(value)}" if value else "empty") if isinstance(value, str) else ""
         raise invalid(parameter, f"text of 1 to {max_characters} characters", value, shown=shown)
     try:
         value.encode()
@@ -256,7 +256,7 @@ def _check_limit(parameter: str, value: float | None) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid(parameter, "a number of seconds from 0", value)
+        raise invalid(parameter, "a number of seconds, 0 or more", value)
     return float(value)
 
 
@@ -266,9 +266,7 @@ def _check_keep_alive(value: float | None) -> float | None:
     if value is None or (is_number and value == FOR_EVER):
         return value
     if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid(
-            "keep_alive", "a number of seconds from 0, or -1 to keep the model loaded", value
-        )
+        raise invalid("keep_alive", "a number of seconds, or -1 to keep the model loaded", value)
     return float(value)
 
 

@@ -132,7 +132,7 @@ def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
     if "config.json" not in chosen or not any(path.endswith(".safetensors") for path in chosen):
         suffixes = {path.rpartition(".")[2] for path in files}
         other = next((name for name in ("gguf", "bin", "npz") if name in suffixes), "")
-        message = f"{repository} has no config.json with model*.safetensors"
+        message = f"{repository} is not an MLX model: config.json or *.safetensors is missing"
         message += f"; it has .{other} files" if other else ""
         raise DownloadError(DownloadProblem.NO_MODEL, message, NO_MODEL_HINT)
     return commit, [files[path] for path in chosen]

@@ -124,7 +124,7 @@ class Adding:
             Failure: it is no model that can be had.
         """
         if not (reference := reference_of(name)):
-            raise bad_field("model", "model takes OWNER/NAME, or the name of a model found here")
+            raise bad_field("model", "model must be OWNER/NAME, or the name of a model found here")
         yield {"status": "pulling manifest"}
         try:
             model = await self.add(reference)

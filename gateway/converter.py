@@ -104,9 +104,9 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _nested_too_deeply() from None
     except ValueError:
-        raise _bad("a number in the body has more digits than any field takes") from None
+        raise _bad("a number in the body has too many digits") from None
     if not isinstance(value, dict):
-        raise _bad("the body takes an object: {…}")
+        raise _bad("the body must be an object: {…}")
     if b"\\u" in data:
         _check_characters(value)
     return value
@@ -176,7 +176,9 @@ def _check_template(extra: dict[str, Any]) -> None:
         return  # `encode_generate` says what is wrong
     if not is_short:
         size = limits.MAX_TEMPLATE_BYTES // 1024
-        raise bad_field(TEMPLATE, f"{TEMPLATE} takes at most {size} KiB: put texts into a message")
+        raise bad_field(
+            TEMPLATE, f"{TEMPLATE} must be at most {size} KiB: put texts into a message"
+        )
 
 
 def _bad(message: str) -> Failure:
@@ -190,7 +192,7 @@ def _refuse_constant(word: str) -> NoReturn:
 def _finite(digits: str) -> float:
     """Read a number; one beyond all (1e999) could be sent back in no answer."""
     if math.isinf(value := float(digits)):
-        raise _bad(f"a number in the body is larger than any field takes: {digits[:20]}")
+        raise _bad(f"a number in the body is too large: {digits[:20]}")
     return value
 
 

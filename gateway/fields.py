@@ -135,7 +135,7 @@ def check_fields(
             add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             if field.takes is not None and type(value) is not field.takes:
-                raise bad_field(path, f"{path} takes {TYPES[field.takes]}")
+                raise bad_field(path, f"{path} must be {TYPES[field.takes]}")
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
@@ -177,9 +177,9 @@ def read_model(given: dict[str, Any]) -> str:
     """
     model = given.pop("model", None)
     if not isinstance(model, str) or not model:
-        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+        raise bad_field("model", "model must be the name of a model; GET /v1/models lists them")
     if len(model) > MAX_ID_CHARACTERS:
-        message = f"model takes text of 1 to {MAX_ID_CHARACTERS} characters, not of {len(model)}"
+        message = f"model must be text of 1 to {MAX_ID_CHARACTERS} characters, not {len(model)}"
         raise bad_field("model", f"{message}; GET /v1/models lists the names")
     return model
 
@@ -192,7 +192,7 @@ def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_IT
     """
     if len(values) > most:
         raise bad_field(
-            path, f"{path} takes at most {most} {things}, not {len(values)}: send fewer"
+            path, f"{path} must have at most {most} {things}, not {len(values)}: send fewer"
         )
 
 
@@ -208,7 +208,7 @@ FORMAT_FIELDS = (
     *ignored("name", "description"),
 )
 
-_TAKES = "takes the type text, json_object, json_schema (with a schema) or regex"
+_EXPECTED = "must be of type text, json_object, json_schema (with a schema) or regex"
 
 
 def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
         Failure: it is none.
     """
     if not isinstance(form, dict):
-        raise bad_field(path, f"{path} {_TAKES}")
+        raise bad_field(path, f"{path} {_EXPECTED}")
     read = check_fields(form, FORMAT_FIELDS, unread, within=path)
     if isinstance(inner := read.get("json_schema"), dict):
         read |= check_fields(inner, FORMAT_FIELDS, unread, within=f"{path}.json_schema")
@@ -232,7 +232,7 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
             return {"type": kind}
         case {"type": "regex", "regex": str(regex)}:
             return {"type": "regex", "regex": regex}
-    raise bad_field(path, f"{path} {_TAKES}")
+    raise bad_field(path, f"{path} {_EXPECTED}")
 
 
 def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def think_arguments(think: Any, path: str) -> dict[str, Any]:
     if isinstance(think, bool):
         return thinking_arguments(thinks=think)
     if not isinstance(think, str):
-        raise bad_field(path, f"{path} takes true, false or an effort")
+        raise bad_field(path, f"{path} must be true, false or an effort")
     return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
 
 
@@ -276,7 +276,7 @@ def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
         Failure: it is no text.
     """
     if not isinstance(effort, str):
-        raise bad_field(path, f"{path} takes a text")
+        raise bad_field(path, f"{path} must be a text")
     return {
         "reasoning_effort": effort,
         **(thinking_arguments(thinks=False) if effort == "none" else {}),

@@ -100,7 +100,7 @@ class Guard:
         if self._hosts is not None and without_port(host) not in self._hosts:
             raise Failure(
                 HTTPStatus.FORBIDDEN,
-                f"the header `host` takes one of {', '.join(sorted(self._hosts))}; `hosts` of"
+                f"the header `host` must be one of {', '.join(sorted(self._hosts))}; `hosts` of"
                 " [gateway] adds others",
                 code="forbidden_host",
             )

@@ -82,13 +82,15 @@ UNFIT_CALLS = _counter("mlxsup_unfit_tool_calls_total", "answers with a call of 
 UNREADABLE_CALLS = _counter("mlxsup_unreadable_tool_calls_total", "answers in which a tool call "
                             "cannot be read, so that it is left in the text")  # fmt: skip
 FIRST_TOKEN = _histogram(
-    "mlxsup_time_to_first_token_seconds", "from the arrival to the first token"
+    "mlxsup_time_to_first_token_seconds", "time from the arrival to the first token"
 )
 PER_TOKEN = _histogram("mlxsup_time_per_output_token_seconds", "the mean time between two tokens "
                        "of an answer, pauses included", TOKEN_BUCKETS)  # fmt: skip
-DURATION = _histogram("mlxsup_request_duration_seconds", "from the arrival to the end")
-QUEUE_TIME = _histogram("mlxsup_queue_time_seconds", "in the queue")
-PREFILL = _histogram("mlxsup_prefill_seconds", "from the first step to the first token")
+DURATION = _histogram("mlxsup_request_duration_seconds", "time from the arrival to the end")
+QUEUE_TIME = _histogram("mlxsup_queue_time_seconds", "time in the queue")
+PREFILL = _histogram(
+    "mlxsup_prefill_seconds", "time from the first step of the prompt to the first token"
+)
 RESPONSES = _counter("mlxsup_http_responses_total", "responses by their status, refusals included",
                      "status")  # fmt: skip
 

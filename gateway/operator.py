@@ -147,5 +147,5 @@ def _model_of(body: dict[str, Any]) -> str:
             )
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise bad_field("model", "model takes the name of a model; GET /v1/models lists them")
+        raise bad_field("model", "model must be the name of a model; GET /v1/models lists them")
     return model

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .errors import ErrorCode, RemoteError, invalid
+from .errors import ErrorCode, RemoteError, invalid, unfit
 from .parameters import (
     LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -137,11 +137,8 @@ class RequestBody:
     def __post_init__(self) -> None:
         given = [name for name in INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise invalid(
-                "prompt",
-                "exactly one of prompt, prompt_tokens and messages",
-                shown=" and ".join(given) or "none of them",
-            )
+            has = f"{' and '.join(given)} are given" if given else "none is given"
+            raise unfit("prompt", f"give exactly one of prompt, prompt_tokens and messages; {has}")
         self._check_input()
         self._check_parameters()
 
@@ -150,7 +147,7 @@ class RequestBody:
             if not isinstance(self.prompt, str):
                 raise invalid("prompt", "a string", self.prompt)
             if not self.prompt:
-                raise invalid("prompt", "at least one character", shown="an empty string")
+                raise invalid("prompt", "text of at least one character", shown="an empty string")
             _check_encodable("prompt", self.prompt)
         elif self.prompt_tokens is not None:
             tokens = self.prompt_tokens
@@ -160,14 +157,16 @@ class RequestBody:
                 if type(token) is not int:
                     raise invalid("prompt_tokens", "integers", token)
             if not tokens:
-                raise invalid("prompt_tokens", "at least one token id", shown="an empty list")
+                raise invalid(
+                    "prompt_tokens", "a list of at least one token id", shown="an empty list"
+                )
             for token in (min(tokens), max(tokens)):
                 if not 0 <= token < 2**32:
                     raise invalid("prompt_tokens", "ids from 0 to 4294967295", token)
         elif not isinstance(self.messages, list):
             raise invalid("messages", "a list of messages", self.messages)
         elif not self.messages:
-            raise invalid("messages", "at least one message", shown="an empty list")
+            raise invalid("messages", "a list of at least one message", shown="an empty list")
         else:
             for message in self.messages:
                 if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -242,9 +241,10 @@ class RequestBody:
             raise invalid("logit_bias", expected, shown=f"a map of {len(bias)}")
         for key, value in bias.items():
             if not _is_token_id(key):
-                raise invalid("logit_bias", "token ids as keys", shown=repr(key)[:40])
+                raise invalid("logit_bias", "a map with token ids as keys", shown=repr(key)[:40])
             if not LOGIT_BIAS.is_right(value):
-                raise invalid("logit_bias", LOGIT_BIAS.expected + " for each token", value)
+                subject = "each value in logit_bias"
+                raise invalid("logit_bias", LOGIT_BIAS.expected, value, subject=subject)
 
     def _check_template(self) -> None:
         tools, extra = self.tools, self.chat_template_kwargs
@@ -261,43 +261,42 @@ class RequestBody:
         for tool in tools or ():
             strict = tool["function"].get("strict")
             if strict is not None and not isinstance(strict, bool):
-                expected = f"strict of {tool['function']['name'][:64]!r} as true or false"
-                raise invalid("tools", expected, strict)
+                subject = f"strict of the tool {tool['function']['name'][:64]!r}"
+                raise invalid("tools", "true or false", strict, subject=subject)
         called = Counter(tool["function"]["name"] for tool in tools or ())
         if called and max(called.values()) > 1:
             [(twice, _)] = called.most_common(1)
-            raise invalid("tools", "each function once", shown=f"two called {twice[:64]!r}")
+            raise unfit("tools", f"tools must have names of their own; two are {twice[:64]!r}")
         if self.choice.is_forced and (self.response_format or TEXT_FORMAT) != TEXT_FORMAT:
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
+            raise unfit(
+                "tool_choice",
                 "tool_choice forces a call, and response_format another answer: send one of them",
-                detail={"parameter": "tool_choice"},
             )
         if self.continue_final_message and not self.continues:
-            raise invalid(
+            raise unfit(
                 "continue_final_message",
-                "true only for a chat that ends with a text of the assistant",
-                shown="another end",
+                "continue_final_message needs a chat that ends with a text of the assistant",
             )
         if self.continues and self.form is not AnswerForm.TEXT:
             name = "tool_choice" if self.choice.is_forced else "response_format"
-            raise invalid(
+            raise unfit(
                 name,
-                "a chat that ends with the user, or continue_final_message false",
-                shown="an answer that continues the last message",
+                f"{name} needs an answer of its own, but the last message is of the assistant and"
+                " would be continued: send continue_final_message: false, or end with the user",
             )
         if self.messages_as_text and self.messages is None:
-            raise invalid("messages_as_text", "messages", shown="none of them")
+            raise unfit("messages_as_text", "messages_as_text needs messages")
         if extra is None:
             return
         if not isinstance(extra, dict) or not all(isinstance(name, str) for name in extra):
             raise invalid("chat_template_kwargs", "a map with names as keys", extra)
         if taken := sorted(RESERVED_TEMPLATE_NAMES & extra.keys()):
-            raise invalid(
-                "chat_template_kwargs", "names that are not mlxsup's own", shown=", ".join(taken)
+            raise unfit(
+                "chat_template_kwargs",
+                f"chat_template_kwargs cannot set {', '.join(taken)}: mlxsup sets it",
             )
         if self.messages is None:
-            raise invalid("chat_template_kwargs", "messages for the template", shown="none of them")
+            raise unfit("chat_template_kwargs", "chat_template_kwargs needs messages")
 
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty if absent."""

@@ -287,7 +287,7 @@ def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
 def _read(value: Any, path: str) -> list[ClientDelta]:
     """Pieces that have arrived; one that is as it should be is read on a shorter way."""
     if type(value) is not list:
-        raise undecodable(f"{path} takes a list")
+        raise undecodable(f"{path} must be a list")
     deltas = []
     for item in value:
         if type(item) is dict and len(item) == 4:

@@ -87,7 +87,7 @@ class Decoder(Generic[M]):
         header = self._unpack_header(frames[0])
         request_id = header.get("id", "")
         if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARACTERS:
-            raise undecodable(f"id takes text of at most {MAX_ID_CHARACTERS} characters")
+            raise undecodable(f"id must be text of at most {MAX_ID_CHARACTERS} characters")
         version = header.get("v", PROTOCOL_VERSION)
         if version != PROTOCOL_VERSION:
             raise DecodeError(
@@ -135,7 +135,7 @@ class _Plan(Generic[M]):
         """
         if self._has_body != (body is not None) or "body" in header:
             wanted = "two frames, header and body" if self._has_body else "one frame"
-            raise undecodable(f"{self._type} takes {wanted}")
+            raise undecodable(f"{self._type} must be {wanted}")
         if body is not None:
             if len(body) > MAX_BODY_BYTES:
                 raise undecodable(f"a body has at most {MAX_BODY_BYTES} bytes, not {len(body)}")
@@ -278,7 +278,7 @@ def _schema(cls: Any, *, is_strict: bool) -> Check:
 
     def build(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise undecodable(f"{path} takes a map")
+            raise undecodable(f"{path} must be a map")
         prefix = f"{path}." if path else ""
         arguments = {}
         for name, item in value.items():
@@ -320,7 +320,7 @@ def _check_for(hint: Any, is_strict: bool) -> Check:
 def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
     def check(value: Any, path: str) -> Any:
         if type(value) not in kinds:
-            raise undecodable(f"{path} takes {expected}")
+            raise undecodable(f"{path} must be {expected}")
         return value
 
     return check
@@ -328,20 +328,20 @@ def _type_check(kinds: tuple[type, ...], expected: str) -> Check:
 
 def _number_check(value: Any, path: str) -> float:
     if type(value) not in (int, float) or not abs(value) < 1e15:
-        raise undecodable(f"{path} takes a finite number")
+        raise undecodable(f"{path} must be a finite number")
     return float(value)
 
 
 def _name_check(value: Any, path: str) -> str:
     if type(value) is not str or not 1 <= len(value) <= MAX_ID_CHARACTERS:
-        raise undecodable(f"{path} takes text of 1 to {MAX_ID_CHARACTERS} characters")
+        raise undecodable(f"{path} must be text of 1 to {MAX_ID_CHARACTERS} characters")
     return value
 
 
 def _list_check(item_check: Check) -> Check:
     def check(value: Any, path: str) -> list[Any]:
         if type(value) is not list:
-            raise undecodable(f"{path} takes a list")
+            raise undecodable(f"{path} must be a list")
         return [item_check(item, path) for item in value]
 
     return check
@@ -354,7 +354,7 @@ def _enum_check(enum: type[Enum]) -> Check:
     def check(value: Any, path: str) -> Enum:
         member = members.get(value) if type(value) is str else None
         if member is None:
-            raise undecodable(f"{path} takes one of {expected}")
+            raise undecodable(f"{path} must be one of {expected}")
         return member
 
     return check

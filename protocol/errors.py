@@ -101,20 +101,28 @@ class RemoteError(Exception):
         raise ValueError("an error needs a known code, a message, retryable and a detail map")
 
 
-def invalid(parameter: str, expected: str, got: object = None, *, shown: str = "") -> RemoteError:
-    """The error for a value that is not what its parameter takes; never repeats a prompt.
+def invalid(
+    parameter: str, expected: str, got: object = None, *, shown: str = "", subject: str = ""
+) -> RemoteError:
+    """Return the error for a value that its parameter cannot have; never repeats a prompt.
 
     Args:
         parameter: its name.
-        expected: what it takes, as a noun phrase.
+        expected: what the value must be, as a noun phrase.
         got: the value; only its type is shown, or the value itself if it is a number.
         shown: what to show instead of that.
+        subject: the part of the parameter that is wrong, if it is not all of it.
     """
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"{parameter} takes {expected}, not {shown or _describe(got)}",
+        f"{subject or parameter} must be {expected}, not {shown or _describe(got)}",
         detail={"parameter": parameter, "expected": expected},
     )
+
+
+def unfit(parameter: str, why: str) -> RemoteError:
+    """Return the error for a parameter that does not go with the rest of its request."""
+    return RemoteError(ErrorCode.INVALID_REQUEST, why, detail={"parameter": parameter})
 
 
 def _describe(value: object) -> str:

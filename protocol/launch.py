@@ -67,8 +67,8 @@ class Values:
 
 _TEXT = {"values": Values("a folder", lambda value: isinstance(value, str))}
 _ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES)}
-_FROM_0 = {"values": Values("an integer from 0", lambda value: is_integer(value, 0))}
-_FROM_1 = {"values": Values("an integer from 1", lambda value: is_integer(value, 1))}
+_FROM_0 = {"values": Values("an integer of 0 or more", lambda value: is_integer(value, 0))}
+_FROM_1 = {"values": Values("an integer of 1 or more", lambda value: is_integer(value, 1))}
 _POSITIVE = {"values": Values("a number above 0", lambda value: is_positive(value))}
 _SHARE = {"values": Values("a number from 0 to 0.95", lambda value: is_share(value))}
 _FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}

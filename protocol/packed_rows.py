@@ -101,7 +101,7 @@ def read_rows(value: Any, path: str) -> list[PackedRow]:
         DecodeError: something is wrong with one of them.
     """
     if type(value) is not list:
-        raise undecodable(f"{path} takes a list")
+        raise undecodable(f"{path} must be a list")
     rows: list[PackedRow] = []
     for item in value:
         if type(item) is list and len(item) == 3:
@@ -117,13 +117,13 @@ def read_rows(value: Any, path: str) -> list[PackedRow]:
 def _read_row(item: Any, path: str) -> PackedRow:
     """One with a map, or one that something is wrong with."""
     if type(item) is not list or not 3 <= len(item) <= 4:
-        raise undecodable(f"{path} takes lists of key, tokens, body, and a map if there is more")
+        raise undecodable(f"{path} must be lists of key, tokens, body, and a map if there is more")
     key, tokens, body, more = *item[:3], item[3] if len(item) == 4 else {}
     if type(more) is not dict or more.keys() & REQUIRED:
-        raise undecodable(f"{path} takes a map of the other fields at the end of a list")
+        raise undecodable(f"{path} must be a map of the other fields at the end of a list")
     row = read_part(PackedRow, {"key": key, "tokens": tokens, "body": body, **more}, path)
     if len(row.tokens) % BYTES_PER_TOKEN:
-        raise undecodable(f"{path}.tokens takes {BYTES_PER_TOKEN} bytes for each token")
+        raise undecodable(f"{path}.tokens must be {BYTES_PER_TOKEN} bytes for each token")
     if row.tokens and not row.body:
         raise undecodable(f"{path}.body is empty, though there are tokens")
     return row

@@ -230,5 +230,5 @@ def _folder_in(config: Path, key: str) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise UnreadableConfigError(f"{config}: supervisor.{key} takes a string", config)
+        raise UnreadableConfigError(f"{config}: supervisor.{key} must be a string", config)
     return absolute(value, config.expanduser().resolve().parent)

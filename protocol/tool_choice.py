@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import RemoteError, invalid
+from .errors import RemoteError, invalid, unfit
 
 UNREADABLE_CALL = "the model began a tool call that cannot be read; it is left in the text"
 """The warning of an answer with a call that is none, which metrics count."""
@@ -79,7 +79,7 @@ def read_tool_choice(value: object, offered: Sequence[str]) -> ToolChoice:
         if name not in offered:
             raise _unknown(name, offered)
     if is_forced and not names:
-        raise invalid("tool_choice", "tools to choose from", shown="none of them")
+        raise unfit("tool_choice", "tool_choice needs tools to choose from, and there are none")
     return ToolChoice(names=frozenset(names), is_forced=is_forced)
 
 

@@ -61,7 +61,7 @@ def check_spec(spec: LaunchSpec) -> None:
     """
     checks: tuple[tuple[str, str, bool], ...] = (
         ("model", "a name", isinstance(spec.model, str) and bool(spec.model)),
-        ("generation", "an integer from 1", is_integer(spec.generation, 1)),
+        ("generation", "an integer of 1 or more", is_integer(spec.generation, 1)),
         ("token", "text", isinstance(spec.token, str) and bool(spec.token)),
         ("endpoint", "an ipc:// endpoint", _is_ipc(spec.endpoint)),
         ("supervisor_pid", "a process id", is_integer(spec.supervisor_pid, 1)),
@@ -76,7 +76,7 @@ def check_spec(spec: LaunchSpec) -> None:
     )
     for name, expected, is_right in checks:
         if not is_right:
-            raise LaunchError(f"the launch spec is wrong: {name} takes {expected}")
+            raise LaunchError(f"the launch spec is wrong: {name} must be {expected}")
     try:
         check_socket_path(spec.endpoint.removeprefix("ipc://"))
     except ValueError as error:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import decode_body
-from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError, unfit
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.states import AnswerForm
 from mlxsup.protocol.text import log_line
@@ -273,7 +273,9 @@ class Lane:
         """
         text = self._own_codec().prompt_text(body, prompt.tokens)
         if (size := len(text.encode())) > MAX_TEXT_BYTES:
-            raise invalid("echo", f"prompts of at most {MAX_TEXT_BYTES} bytes", shown=str(size))
+            raise unfit(
+                "echo", f"echo repeats prompts of at most {MAX_TEXT_BYTES:,} bytes, not {size:,}"
+            )
         return text
 
     def _own_codec(self) -> TextCodec:

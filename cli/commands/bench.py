@@ -266,12 +266,12 @@ def cells_of(
                 f"of context of {model}"
             )
     if context is not None and max(prompts) + answer > context:
-        hint = f"--prompt-tokens takes at most {context - answer} with answers of {answer} tokens"
+        hint = f"--prompt-tokens can be at most {context - answer} with answers of {answer} tokens"
         raise CliError(
             f"a prompt of {max(prompts)} tokens and an answer of {answer} do not fit into the "
             f"{context} tokens of context of {model}",
             code="context_length_exceeded",
-            hint=hint if answer < context else f"--output-tokens takes at most {context - 1}",
+            hint=hint if answer < context else f"--output-tokens can be at most {context - 1}",
         )
     if max(streams) > rows:
         raise CliError(

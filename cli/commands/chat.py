@@ -332,7 +332,7 @@ class Chat:
             value = None if text.strip() == NOTHING else read(text.strip())
         except ValueError:
             hint = f"`/set {meant[0]} -` restores the default"
-            raise CliError(f"/set {meant[0]} takes {takes}", hint=hint) from None
+            raise CliError(f"{meant[0]} must be {takes}", hint=hint) from None
         changed = {**self._talk.parameters, parameter: value}
         if (refusal := refusal_of(changed)) is not None:
             raise CliError(refusal.message)

@@ -270,7 +270,7 @@ class _Demonstration:
         except queue.Empty:
             message = f"the gateway did not listen within {START_LIMIT_S:g} s"
             raise CliError(message, code="gateway", hint="please report it") from None
-        self._head(f"POST {url}{PATH}, with kill -9 for the process of {model}")
+        self._head(f"POST {url}{PATH}, and kill -9 the process of {model}")
         pieces: list[str] = []
 
         def take(_: float, data: bytes) -> None:

@@ -72,7 +72,7 @@ def new(
     for what in (name, account or name):
         if not NAME.fullmatch(what):
             raise CliError(
-                f"a name takes {NAME_EXPECTED}",
+                f"a name must be {NAME_EXPECTED}",
                 hint="for example `mlxsup key new laptop`",
                 status=ExitStatus.USAGE,
             )

@@ -148,7 +148,8 @@ def _needs_of(
     def asking(count: int) -> None:
         """Say why the next seconds are silent; they come once for each model."""
         if output is not None and sys.stderr.isatty():
-            output.note(f"asking mlx-lm how much memory {count} models take")
+            models = "1 model" if count == 1 else f"{count} models"
+            output.note(f"estimating the memory of {models}")
 
     paths = [model.launch.path for model in models if model.launch.engine != "fake"]
     found = estimate_folders(paths, asking)

@@ -224,11 +224,11 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
             status=ExitStatus.USAGE,
         )
     free = port.free_address(address)
-    other = f"take another port with `--http {free}`" if free else "take another port"
+    other = f"use another port: `mlxsup start --http {free}`" if free else "use another port"
     raise CliError(
         f"HTTP cannot be served at {address}: the port is taken{port.holder_of(address)}",
         code="address_taken",
-        hint=f"{other}, or end that program",
+        hint=f"{other}, or stop the other program",
         status=ExitStatus.ALREADY_RUNNING,
     )
 

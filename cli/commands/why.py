@@ -179,8 +179,8 @@ def _unknown(known: Known, name: str) -> CliError:
         dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
     )
     hint = meant(close_names(name, models)) or (
-        "`mlxsup requests` lists the open requests; of those that have ended, the"
-        " latest 10,000 are kept, except those that were refused"
+        "`mlxsup requests` lists open requests. The last 10,000 finished ones are kept; refused"
+        " ones are not."
     )
     listed = ", ".join(models[:MOST_LISTED]) or "none"
     message = f"there is no model or request {name!r}; models: {listed}"

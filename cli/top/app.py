@@ -79,7 +79,7 @@ PAUSED_STATES = frozenset({"paused", "pausing"})
 
 HELP = (
     "arrows, j, k   select",
-    "home, end      the first, the last",
+    "home, end      go to the first, the last",
     "escape         select nothing",
     "r  l  u        restart, load, unload",
     "c              cancel a request",

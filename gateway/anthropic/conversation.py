@@ -58,9 +58,11 @@ def read_messages(given: Any) -> list[Message]:
         Failure: they are no chat; `param` names the place.
     """
     if not isinstance(given, list):
-        raise bad_field("messages", "messages takes a list of messages")
+        raise bad_field("messages", "messages must be a list of messages")
     if not given:
-        raise bad_field("messages", "messages takes at least one message, not an empty list")
+        raise bad_field(
+            "messages", "messages must be a list of at least one message, not an empty list"
+        )
     check_count(given, "messages", "messages")
     return [
         one
@@ -83,7 +85,7 @@ def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> lis
         Failure: one of them is none that the model could call.
     """
     if not isinstance(given, list):
-        raise bad_field("tools", "tools takes a list of tools")
+        raise bad_field("tools", "tools must be a list of tools")
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
     named = {*_named_tools(messages), *_named_tools(choice)}
     tools = []
@@ -110,15 +112,15 @@ def _named_tools(value: Any) -> Iterator[str]:
 
 def _message(message: Any, path: str) -> list[Message]:
     if not isinstance(message, dict):
-        raise bad_field(path, f"{path} takes an object with role and content")
+        raise bad_field(path, f"{path} must be an object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
+        raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
     path = f"{path}.content"
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} takes a text, or a list of blocks")
+        raise bad_field(path, f"{path} must be a text, or a list of blocks")
     check_count(content, path, "blocks")
     blocks = {f"{path}[{place}]": block for place, block in enumerate(content)}
     read = {where: block for where, block in blocks.items() if _is_read(block, where)}
@@ -137,7 +139,7 @@ def _is_read(block: Any, path: str) -> bool:
             return True
         if OF_SERVERS.fullmatch(kind):
             return False
-    raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(BLOCKS)}")
+    raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(BLOCKS)}")
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
@@ -164,7 +166,7 @@ def _result(block: dict[str, Any], path: str) -> Message:
     """Return the result of a tool, marked if it has failed: chat templates know no such field."""
     is_error = block.get("is_error") or False
     if not isinstance(is_error, bool):
-        raise bad_field(f"{path}.is_error", f"{path}.is_error takes true or false")
+        raise bad_field(f"{path}.is_error", f"{path}.is_error must be true or false")
     first, *rest = _parts(block.get("content"), f"{path}.content") or [""]
     if is_error:
         first, rest = (ERROR + first, rest) if isinstance(first, str) else (ERROR, [first, *rest])
@@ -198,7 +200,7 @@ def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
 def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     given = block.get("input") or {}
     if not isinstance(given, dict):
-        raise bad_field(f"{path}.input", f"{path}.input takes an object")
+        raise bad_field(f"{path}.input", f"{path}.input must be an object")
     function = {
         "name": read_text(block, "name", path),
         "arguments": json.dumps(given, ensure_ascii=False),
@@ -214,7 +216,7 @@ def _text_block(block: Any, path: str) -> list[Part]:
     if not _is_read(block, path):
         return []
     if block["type"] not in (*TEXTS, *MEDIA):
-        raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(TEXTS)}")
+        raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(TEXTS)}")
     return _shown(block, path)
 
 
@@ -234,7 +236,7 @@ def _shown(block: dict[str, Any], path: str) -> list[Part]:
         case _:
             media = media_part(block["type"], path)
             if media is None:
-                raise bad_field(f"{path}.content", f"{path}.content takes a list of blocks")
+                raise bad_field(f"{path}.content", f"{path}.content must be a list of blocks")
             parts = [media]
     heads = [
         block[name] for name in ("title", "source", "context") if isinstance(block.get(name), str)
@@ -250,7 +252,7 @@ def _misplaced(kind: str, role: str, path: str) -> Failure:
 def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str, Any] | None:
     """A tool in OpenAI's form; None if it is not shown to the model."""
     if not isinstance(tool, dict):
-        raise bad_field(path, f"{path} takes an object with name and input_schema")
+        raise bad_field(path, f"{path} must be an object with name and input_schema")
     kind = tool.get("type") or "custom"
     if kind != "custom" and "input_schema" not in tool:
         dated = _DATED.fullmatch(kind) if isinstance(kind, str) else None
@@ -264,7 +266,7 @@ def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str,
         read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     parameters = read.get("input_schema")
     if not isinstance(parameters, dict):
-        raise bad_field(f"{path}.input_schema", f"{path}.input_schema takes a JSON schema")
+        raise bad_field(f"{path}.input_schema", f"{path}.input_schema must be a JSON schema")
     name = read_text(read, "name", path)
     if tool.get("defer_loading") and name not in named:
         return None

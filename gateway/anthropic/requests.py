@@ -58,12 +58,12 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
     whole_numbers(given)
     max_tokens = given.pop("max_tokens", None)
     if type(max_tokens) is not int or max_tokens < 1:
-        raise bad_field("max_tokens", "max_tokens takes an integer from 1 up")
+        raise bad_field("max_tokens", "max_tokens must be an integer of 1 or more")
     is_streamed = given.pop("stream", False)
     if "stop_sequences" in given:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
-            raise bad_field("stop_sequences", "stop_sequences takes a list of texts")
+            raise bad_field("stop_sequences", "stop_sequences must be a list of texts")
     given["max_tokens"] = max_tokens
     return _ask(given, unread, is_streamed=is_streamed, max_tokens=max_tokens)
 
@@ -122,7 +122,7 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
         given["tool_choice"] = CHOICES[kind]
     else:
         path = "tool_choice.type"
-        raise bad_field(path, f"{path} takes {', '.join(CHOICES)} or tool (with name)")
+        raise bad_field(path, f"{path} must be {', '.join(CHOICES)} or tool (with name)")
     has_one_call: bool = read.get("disable_parallel_tool_use", False)
     return has_one_call
 
@@ -134,7 +134,7 @@ def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
     read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
     kind = read["type"]
     if kind not in THINKS:
-        raise bad_field("thinking.type", f"thinking.type takes one of {', '.join(THINKS)}")
+        raise bad_field("thinking.type", f"thinking.type must be one of {', '.join(THINKS)}")
     thinks = THINKS[kind]
     is_shown = thinks and read.get("display") != "omitted"
     return thinking_arguments(thinks=thinks), is_shown
@@ -156,5 +156,5 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
     """Return the fields of an object that has a type."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise bad_field(path, f"{path} takes an object with a type")
+        raise bad_field(path, f"{path} must be an object with a type")
     return check_fields(value, fields, unread, within=path)

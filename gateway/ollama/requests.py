@@ -180,7 +180,7 @@ def _read_format(given: dict[str, Any]) -> None:
             # Ollama's objects have no properties but those of the schema.
             given["response_format"] = schema_format(schema, is_strict=True)
         case _:
-            raise bad_field("format", 'format takes "json" or a JSON schema')
+            raise bad_field("format", 'format must be "json" or a JSON schema')
 
 
 def _read_options(given: dict[str, Any], unread: list[str]) -> None:

@@ -158,7 +158,7 @@ def _name_in(body: Mapping[str, Any]) -> str:
     """Return the model that a body names, under its present or its former key."""
     name = body.get("model") or body.get("name")
     if not isinstance(name, str):
-        raise bad_field("model", "model takes the name of a model; GET /api/tags lists them")
+        raise bad_field("model", "model must be the name of a model; GET /api/tags lists them")
     return name
 
 

@@ -41,9 +41,11 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
         Failure: they are no chat; `param` names the place.
     """
     if not isinstance(given, list):
-        raise bad_field("messages", "messages takes a list of messages")
+        raise bad_field("messages", "messages must be a list of messages")
     if not given:
-        raise bad_field("messages", "messages takes at least one message, not an empty list")
+        raise bad_field(
+            "messages", "messages must be a list of at least one message, not an empty list"
+        )
     check_count(given, "messages", "messages")
     return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
 
@@ -58,19 +60,19 @@ def read_tools(given: Any) -> Any:
 
 def _message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise bad_field(path, f"{path} takes an object with role and content")
+        raise bad_field(path, f"{path} must be an object with role and content")
     given = {one.name: message[one.name] for one in MESSAGE_FIELDS if message.get(one.name)}
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
+        raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
     calls = given.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise bad_field(f"{path}.tool_calls", f"{path}.tool_calls takes a list of calls")
+        raise bad_field(f"{path}.tool_calls", f"{path}.tool_calls must be a list of calls")
     if calls is None and "function_call" in given:
         calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
     content = message.get("content")
     if content is None and role != "assistant":
-        raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
+        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be a text")
     text = content
     if content is not None:
         text = join_parts(read_parts(content, f"{path}.content", _part), between="")

@@ -72,12 +72,12 @@ def read_completion(body: dict[str, Any]) -> Ask:
     given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
-        raise bad_field("prompt", "prompt is missing; it takes a text")
+        raise bad_field("prompt", "prompt is missing; it must be a text")
     inputs = _prompts(given.pop("prompt"))
     listed = given.pop("logprobs", None)
     if listed is not None:
         if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
-            raise bad_field("logprobs", f"logprobs takes an integer from 0 to {MAX_TOP_LOGPROBS}")
+            raise bad_field("logprobs", f"logprobs must be an integer from 0 to {MAX_TOP_LOGPROBS}")
         given |= {"logprobs": True, "top_logprobs": listed}
     has_echo, has_logprobs = given.get("echo", False), listed is not None
     if has_echo is False:
@@ -106,7 +106,7 @@ def _ask(
     n = given.pop("n", 1)
     most = limits.MAX_CHOICES // len(inputs)
     if type(n) is not int or not 1 <= n <= most:
-        raise bad_field("n", f"n takes an integer from 1 to {most}")
+        raise bad_field("n", f"n must be an integer from 1 to {most}")
     is_streamed = given.pop("stream", False)
     options = given.pop("stream_options", {})
     read = check_fields(options, STREAM_FIELDS, unread, within="stream_options")
@@ -136,7 +136,7 @@ def _prompts(prompt: Any) -> tuple[dict[str, Any], ...]:
     several = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
     prompts = prompt if several else [prompt]
     if len(prompts) > limits.MAX_CHOICES:
-        raise bad_field("prompt", f"prompt takes at most {limits.MAX_CHOICES} prompts")
+        raise bad_field("prompt", f"prompt must have at most {limits.MAX_CHOICES} prompts")
     return tuple(_prompt(one) for one in prompts)
 
 
@@ -145,4 +145,4 @@ def _prompt(prompt: Any) -> dict[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return {"prompt_tokens": prompt}
-    raise bad_field("prompt", "prompt takes a text, or a list of token ids, or a list of these")
+    raise bad_field("prompt", "prompt must be a text, or a list of token ids, or a list of these")

@@ -149,7 +149,7 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
             return effort_arguments(effort, "reasoning.effort")
         case dict() if name == "reasoning" and value.get("enabled") is None:
             return {}
-    raise bad_field(name, f"{name} takes {_EXPECTED[name]}")
+    raise bad_field(name, f"{name} must be {_EXPECTED[name]}")
 
 
 _EXPECTED = {
@@ -170,7 +170,7 @@ def _translate_formats(given: dict[str, Any], unread: list[str]) -> None:
             forms[name] = read(name, given.pop(name))
     several = given.pop("structured_outputs", {})
     if not isinstance(several, dict):
-        raise bad_field("structured_outputs", "structured_outputs takes an object")
+        raise bad_field("structured_outputs", "structured_outputs must be an object")
     for part, value in several.items():
         path = f"structured_outputs.{part[:64]}"
         if value is None or part in _HINTS:
@@ -203,25 +203,25 @@ def _schema(path: str, value: Any) -> dict[str, Any]:
 
 
 def _no_schema(path: str) -> Failure:
-    return bad_field(path, f"{path} takes a JSON schema")
+    return bad_field(path, f"{path} must be a JSON schema")
 
 
 def _regex(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, str) or not value:
-        raise bad_field(path, f"{path} takes a regular expression")
+        raise bad_field(path, f"{path} must be a regular expression")
     return {"type": "regex", "regex": value}
 
 
 def _choice(path: str, value: Any) -> dict[str, Any]:
     is_list = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
     if not is_list:
-        raise bad_field(path, f"{path} takes a list of texts")
+        raise bad_field(path, f"{path} must be a list of texts")
     return _regex(path, "|".join(_META.sub(r"\\\g<0>", one) for one in value))
 
 
 def _any_json(path: str, value: Any) -> dict[str, Any]:
     if value is not True:
-        raise bad_field(path, f"{path} takes true")
+        raise bad_field(path, f"{path} must be true")
     return {"type": "json_object"}
 
 

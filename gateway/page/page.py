@@ -189,7 +189,7 @@ class Page:
         try:
             after = float(text[:32])
         except ValueError:
-            raise bad_field("after", "after takes seconds since the epoch") from None
+            raise bad_field("after", "after must be seconds since the epoch") from None
         return Response(self._history.after(after), media_type="application/json")
 
     async def found(self, request: Request) -> Response:
@@ -213,7 +213,7 @@ class Page:
         """`GET /page/log/process?name=NAME&generation=N`: the last lines of one process."""
         path, text = await self._log_path(request), request.query_params.get("generation", "")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise bad_field("generation", "generation takes a number from 1 on")
+            raise bad_field("generation", "generation must be an integer of 1 or more")
         return JSONResponse({"lines": await self._read(lines_of, path, int(text))})
 
     # ------------------------------------------------------------ what it changes
@@ -231,7 +231,7 @@ class Page:
         if action == "prioritize":
             priority = body["priority"]
             if priority not in list(Priority):
-                raise bad_field("priority", f"priority takes one of {', '.join(Priority)}")
+                raise bad_field("priority", f"priority must be one of {', '.join(Priority)}")
             return JSONResponse(await self._answered(client.prioritize(named, priority)))
         calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
         return JSONResponse(await self._answered(calls[action](named)))
@@ -295,7 +295,7 @@ class Page:
                 raise bad_field(name[:64], f"unknown field {name[:64]!r}")
             value = body.get(name)
             if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
-                raise bad_field(name, f"{name} takes text of 1 to {MOST_CHARACTERS} characters")
+                raise bad_field(name, f"{name} must be text of 1 to {MOST_CHARACTERS} characters")
         return body
 
     async def _answered(
@@ -326,7 +326,7 @@ class Page:
         self._operator.check(request)
         name, status = request.query_params.get("name", ""), await self._status()
         if name not in [*OWN_LOGS, *(row["name"] for row in status["models"])]:
-            raise bad_field("name", f"name takes the name of a model, or {' or '.join(OWN_LOGS)}")
+            raise bad_field("name", f"name must be the name of a model, or {' or '.join(OWN_LOGS)}")
         return log_path(Path(status["log_dir"]), name)
 
     def _recorder_of(self, status: dict[str, Any]) -> Recorder:

@@ -49,9 +49,9 @@ def read_items(given: Any) -> list[Any]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list):
-        raise bad_field("input", "input takes a text, or a list of items")
+        raise bad_field("input", "input must be a text, or a list of items")
     if not given:
-        raise bad_field("input", "input takes at least one item, not an empty list")
+        raise bad_field("input", "input must be a list of at least one item, not an empty list")
     check_count(given, "input", "items")
     return given
 
@@ -98,7 +98,7 @@ def read_input(items: Iterable[Any], tools: Tools, unread: list[str]) -> list[Me
         elif not conversation.add(item, f"input[{place}]"):
             add_unread(unread, f"input[{place}] ({item['type'][:64]})")
     if not conversation.turns and not has_reference:
-        raise bad_field("input", "input takes at least one message")
+        raise bad_field("input", "input must have at least one message")
     return conversation.joined()
 
 
@@ -132,10 +132,10 @@ class _Conversation:
             Failure: it is none that can be used.
         """
         if not isinstance(item, dict):
-            raise bad_field(path, f"{path} takes an object")
+            raise bad_field(path, f"{path} must be an object")
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
-            raise bad_field(f"{path}.type", f"{path}.type takes one of {', '.join(ITEMS)}")
+            raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(ITEMS)}")
         if kind not in ITEMS:
             return False
         if kind == "message":
@@ -160,9 +160,9 @@ class _Conversation:
     def _add_message(self, read: dict[str, Any], path: str) -> None:
         role = read.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            raise bad_field(f"{path}.role", f"{path}.role takes one of {', '.join(ROLES)}")
+            raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
         if read.get("content") is None:
-            raise bad_field(f"{path}.content", f"{path}.content is missing; it takes a text")
+            raise bad_field(f"{path}.content", f"{path}.content is missing; it must be a text")
         parts = read_parts(read["content"], f"{path}.content", _part)
         if role == "assistant":
             joined = join_parts(parts)

@@ -228,14 +228,14 @@ def list_items(items: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
         case "asc":
             pass
         case _:
-            raise bad_field("order", "order takes asc or desc")
+            raise bad_field("order", "order must be asc or desc")
     if after := query.get("after"):
         if after not in items:
-            raise bad_field("after", "after takes the id of an item of this input")
+            raise bad_field("after", "after must be the id of an item of this input")
         ids = ids[ids.index(after) + 1 :]
     limit = query.get("limit", str(INPUT_ITEMS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_INPUT_ITEMS):
-        raise bad_field("limit", f"limit takes an integer from 1 to {MOST_INPUT_ITEMS}")
+        raise bad_field("limit", f"limit must be an integer from 1 to {MOST_INPUT_ITEMS}")
     page = ids[: int(limit)]
     ends: dict[str, Any] = {
         "first_id": page[0] if page else None,

@@ -80,7 +80,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     tools = _read_tools(given, unread)
     is_stored = given.pop("store", True)
     if "input" not in given:
-        raise bad_field("input", "input is missing; it takes a text")
+        raise bad_field("input", "input is missing; it must be a text")
     items = read_items(given.pop("input"))
     references = references_in(items)
     history = []
@@ -93,7 +93,9 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     most = given.pop("max_output_tokens", None)
     if most is not None:
         if type(most) is not int or most < 1:
-            raise bad_field("max_output_tokens", "max_output_tokens takes an integer from 1 up")
+            raise bad_field(
+                "max_output_tokens", "max_output_tokens must be an integer of 1 or more"
+            )
         given["max_tokens"] = most
     text = check_fields(given.pop("text", {}), TEXT_FIELDS, unread, within="text")
     if "format" in text:
@@ -204,7 +206,7 @@ def _choice(choice: Any, tools: Tools) -> Any:
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": called}}
     raise bad_field(
         "tool_choice",
-        "tool_choice takes auto, none, required, or an object of type function, custom or"
+        "tool_choice must be auto, none, required, or an object of type function, custom or"
         " allowed_tools",
     )
 

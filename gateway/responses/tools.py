@@ -73,7 +73,7 @@ def read_tools(given: Any, unread: list[str]) -> Tools:
         Failure: one of them is none that the model could call.
     """
     if not isinstance(given, list):
-        raise bad_field("tools", "tools takes a list of tools")
+        raise bad_field("tools", "tools must be a list of tools")
     check_count(given, "tools", "tools", limits.MAX_TOOLS)
     found = [
         one
@@ -100,12 +100,12 @@ def _functions(
     """Yield the functions that a tool stands for, what is known of each, and if it is custom."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
-        raise bad_field(path, f"{path} takes an object with a type")
+        raise bad_field(path, f"{path} must be an object with a type")
     if kind == "namespace" and not namespace:
         read = check_fields(tool, NAMESPACE_FIELDS, unread, within=path)
         inner = read.get("tools", [])
         if not isinstance(inner, list):
-            raise bad_field(f"{path}.tools", f"{path}.tools takes a list of tools")
+            raise bad_field(f"{path}.tools", f"{path}.tools must be a list of tools")
         for place, one in enumerate(inner):
             yield from _functions(one, f"{path}.tools[{place}]", unread, _name(read, path))
         return
@@ -115,7 +115,7 @@ def _functions(
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     description = read.get("description", "")
     if not isinstance(description, str):
-        raise bad_field(f"{path}.description", f"{path}.description takes a text")
+        raise bad_field(f"{path}.description", f"{path}.description must be a text")
     if kind == "custom":
         parameters: Any = _CUSTOM_PARAMETERS
         form = _form_of(read.get("format"))
@@ -125,7 +125,7 @@ def _functions(
     else:
         parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
-        raise bad_field(f"{path}.parameters", f"{path}.parameters takes a JSON schema")
+        raise bad_field(f"{path}.parameters", f"{path}.parameters must be a JSON schema")
     function: dict[str, Any] = {"description": description} if description else {}
     if "strict" in read:
         function["strict"] = read["strict"]
@@ -155,5 +155,5 @@ def _form_of(form: Any) -> str:
 def _name(read: dict[str, Any], path: str) -> str:
     name = read.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_field(f"{path}.name", f"{path}.name takes a text")
+        raise bad_field(f"{path}.name", f"{path}.name must be a text")
     return name

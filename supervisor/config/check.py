@@ -160,11 +160,14 @@ class Check:
         if entry.fake and entry.engine == "mlx" and is_right("engine"):
             yield (*where, "fake"), 'needs engine = "fake"'
         if not _is_plain(entry.fake):
-            yield (*where, "fake"), "takes texts, numbers and tables"
+            yield (*where, "fake"), "must have texts, numbers and tables as values"
         for preset, table in entry.presets.items():
             arguments = "chat_template_kwargs"
             if not _is_plain(getattr(table, arguments)):
-                yield (*where, "presets", preset, arguments), "takes texts, numbers and tables"
+                yield (
+                    (*where, "presets", preset, arguments),
+                    "must have texts, numbers and tables as values",
+                )
         restart = entry.restart
         if (
             restart.backoff_max_s < restart.backoff_initial_s
@@ -174,7 +177,7 @@ class Check:
         ):
             yield (
                 (*where, "restart", "backoff_max_s"),
-                f"takes at least backoff_initial_s ({restart.backoff_initial_s:g}),"
+                f"must be at least backoff_initial_s ({restart.backoff_initial_s:g}),"
                 f" not {restart.backoff_max_s:g}",
             )
 
@@ -206,13 +209,13 @@ class Check:
         if not inside or _table_in(field) is not None:
             expected = "a table" if inside else field.description
             self._wrong.add(where)
-            self._add(where, f"{_joined(where)} takes {expected}, not {_shown(value)}")
+            self._add(where, f"{_joined(where)} must be {expected}, not {_shown(value)}")
             return
         key = where[: -len(inside)]
         outside = "a table" if get_origin(field.annotation) is dict else "an array"
         self._wrong.add(key)
         self._add(
-            where, f"{_joined(key)} takes {field.description}, not {outside} with {_shown(value)}"
+            where, f"{_joined(key)} must be {field.description}, not {outside} with {_shown(value)}"
         )
 
 
@@ -229,8 +232,7 @@ def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterat
         need = find_key_need(address, rules)
         if need is not None and not have_been_made(keys):
             setting, why = need
-            missing_key = "there is no API key to keep others out"
-            yield setting, f"{why}, but {missing_key}; `{KEYS_HINT}` creates one"
+            yield setting, f"{why}, but no API key exists; `{KEYS_HINT}` creates one"
 
 
 def rules_of(table: GatewayTable) -> GatewayRules:
@@ -254,13 +256,13 @@ def _client_name_problems(clients: object) -> Iterator[Problem]:
     for name in clients if isinstance(clients, dict) else ():
         if name != ANYONE and not re.fullmatch(CLIENT_NAME, name):
             expected = f'{CLIENT_NAME_EXPECTED}; or "{ANYONE}" for all others'
-            yield ("clients", name), f"is not a valid client name, which takes {expected}"
+            yield ("clients", name), f"is not a valid client name: it must be {expected}"
 
 
 def _class_problems(name: str, client: ClientTable) -> Iterator[Problem]:
     if Priority(client.priority).is_above(Priority(client.max_priority)):
         expected = f"max_priority ({client.max_priority}) or a lower class"
-        yield ("clients", name, "priority"), f"takes {expected}, not {_shown(client.priority)}"
+        yield ("clients", name, "priority"), f"must be {expected}, not {_shown(client.priority)}"
 
 
 def _model_name_problems(models: object) -> Iterator[Problem]:
@@ -268,7 +270,7 @@ def _model_name_problems(models: object) -> Iterator[Problem]:
     for name in models if isinstance(models, dict) else ():
         where = ("models", name)
         if not MODEL_NAME.fullmatch(name):
-            yield where, f"is not a valid model name, which takes {MODEL_NAME_EXPECTED}"
+            yield where, f"is not a valid model name: it must be {MODEL_NAME_EXPECTED}"
         elif name.lower() in RESERVED_NAMES:
             yield (
                 where,
@@ -289,14 +291,14 @@ def _alias_problems(models: Mapping[str, ModelTable]) -> Iterator[Problem]:
         where = ("models", name, "aliases")
         for alias in entry.aliases:
             if not ALIAS.fullmatch(alias):
-                yield where, f"takes names of {ALIAS_EXPECTED}, not {_shown(alias)}"
+                yield where, f"must have names of {ALIAS_EXPECTED}, not {_shown(alias)}"
             elif alias in owners:
                 yield where, f"has {alias}, which already means models.{owners[alias]}"
             owners.setdefault(alias, name)
         for preset in entry.presets:
             if not MODEL_NAME.fullmatch(preset):
                 place = ("models", name, "presets", preset)
-                yield place, f"is not a valid preset name, which takes {MODEL_NAME_EXPECTED}"
+                yield place, f"is not a valid preset name: it must be {MODEL_NAME_EXPECTED}"
 
 
 def _foreign_problems(
@@ -305,16 +307,16 @@ def _foreign_problems(
     """Yield what is wrong with the names of other APIs."""
     known = {one: name for name, entry in models.items() for one in (name, *entry.aliases)}
     if len(names) > MAX_FOREIGN:
-        yield ("gateway", "names"), f"takes at most {MAX_FOREIGN} names, not {len(names)}"
+        yield ("gateway", "names"), f"must have at most {MAX_FOREIGN} names, not {len(names)}"
     for foreign, model in names.items():
         where = ("gateway", "names", foreign)
         base, _, preset = model.rpartition(":")
         if not FOREIGN.fullmatch(foreign):
-            yield where, f"is not a valid name, which takes {FOREIGN_EXPECTED}"
+            yield where, f"is not a valid name: it must be {FOREIGN_EXPECTED}"
         elif foreign in known:
             yield where, f"has no effect, because models.{known[foreign]} has this name"
         elif model not in known and not (base in known and preset in models[known[base]].presets):
-            yield where, f"takes the name of a model, or NAME:PRESET, not {_shown(model)}"
+            yield where, f"must be the name of a model, or NAME:PRESET, not {_shown(model)}"
 
 
 def _site_problems(table: GatewayTable) -> Iterator[Problem]:
@@ -324,21 +326,21 @@ def _site_problems(table: GatewayTable) -> Iterator[Problem]:
         ("origins", table.origins, ORIGIN, ORIGIN_EXPECTED),
     ):
         if len(values) > MAX_SITES:
-            yield ("gateway", key), f"takes at most {MAX_SITES}, not {len(values)}"
+            yield ("gateway", key), f"must have at most {MAX_SITES}, not {len(values)}"
         for value in values:
             if not pattern.fullmatch(value):
-                yield ("gateway", key), f"takes {expected}, not {_shown(value)}"
+                yield ("gateway", key), f"must be {expected}, not {_shown(value)}"
 
 
 def _budget_problems(budget_bytes: int) -> Iterator[Problem]:
     where = ("supervisor", "memory_budget")
     if budget_bytes == 0:
-        yield where, "takes a size above 0"
+        yield where, "must be a size above 0"
         return
     most = largest_budget_bytes(budget_bytes, find_backend())
     if budget_bytes > most:
         given = size_text(budget_bytes)
-        yield where, f"takes at most what this machine has ({size_text(most)}), not {given}"
+        yield where, f"must be at most what this machine has ({size_text(most)}), not {given}"
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -286,8 +286,8 @@ class ClientTable(Table):
 
     weight: float = key(
         _CLIENT.weight,
-        "its share of each model, next to other clients that wait for it",
-        f"; with 2 it gets twice the engine's time; from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
+        "its share of a model's time while other clients wait, too",
+        f"; with 2 it gets twice as much as a client with 1; from {MIN_WEIGHT} to {MAX_WEIGHT:,}",
         unit="factor",
         ge=MIN_WEIGHT,
         le=MAX_WEIGHT,

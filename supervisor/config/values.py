@@ -98,15 +98,15 @@ SizeAutoOrOff = Annotated[
     _word("off", 0),
     _written({"type": "integer", "minimum": 0}, "off", "auto", _SIZE_PATTERN),
 ]
-Count = Annotated[int, Field(ge=0, description="an integer from 0")]
-CountFromOne = Annotated[int, Field(ge=1, description="an integer from 1")]
+Count = Annotated[int, Field(ge=0, description="an integer of 0 or more")]
+CountFromOne = Annotated[int, Field(ge=1, description="an integer of 1 or more")]
 DecodeShare = Annotated[
     float,
     Field(ge=0, le=MOST_DECODE_SHARE, description=f"a number from 0 to {MOST_DECODE_SHARE}"),
 ]
 CountOrAuto = Annotated[
     CountFromOne | None,
-    Field(description='"auto", or an integer from 1'),
+    Field(description='"auto", or an integer of 1 or more'),
     _word("auto", None),
     _written({"type": "integer", "minimum": 1}, "auto"),
 ]

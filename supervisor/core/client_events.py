@@ -193,7 +193,7 @@ class ClientEvents:
             if value is not None and value < 0:
                 raise RemoteError(
                     ErrorCode.INVALID_REQUEST,
-                    f"{name} takes seconds from 0, not {value:g}",
+                    f"{name} must be 0 seconds or more, not {value:g}",
                     detail={"parameter": name},
                 )
         check_keep_alive(message.keep_alive)
@@ -327,7 +327,7 @@ class ClientEvents:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
-                "timeout_s takes seconds from 0",
+                "timeout_s must be 0 seconds or more",
                 detail={"parameter": "timeout_s"},
             )
         limit_s = message.timeout_s

@@ -26,10 +26,10 @@ def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
     """
     if value is None or value == FOR_EVER or least_s <= value < math.inf:
         return
-    least = "above 0" if least_s else "from 0 up"
+    least = "above 0" if least_s else "of 0 or more"
     raise RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"keep_alive takes seconds {least}, or -1 for ever, not {value:g}",
+        f"keep_alive must be seconds {least}, or -1 to keep the model loaded, not {value:g}",
         detail={"parameter": "keep_alive"},
     )
 

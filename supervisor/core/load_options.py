@@ -33,7 +33,8 @@ def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Laun
     if not 0 <= context_length <= MAX_CONTEXT_LENGTH:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST,
-            f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not {context_length}",
+            f"context_length must be an integer from 0 to {MAX_CONTEXT_LENGTH},"
+            f" not {context_length}",
             detail={"parameter": "context_length"},
         )
     return replace(launch, context_length=context_length)

@@ -34,7 +34,7 @@ class WorkerLogLevel:
         if level not in LOG_LEVELS:
             raise RemoteError(
                 ErrorCode.INVALID_REQUEST,
-                f"level takes one of {', '.join(LOG_LEVELS)}, not {level[:60]!r}",
+                f"level must be one of {', '.join(LOG_LEVELS)}, not {level[:60]!r}",
                 detail={"parameter": "level"},
             )
         self._level = level

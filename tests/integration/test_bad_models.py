@@ -90,7 +90,7 @@ MODELS = (
     BadModel(name="`quantization_config` that is text", config={"quantization_config": "4bit"},
              code=65, words="/config.json: a value is not what mlx-lm expects"),
     BadModel(name="`eos_token_id` that is no id", config={"eos_token_id": "</s>"}, code=65,
-             words="/config.json: eos_token_id takes a token id or a list of them"),
+             words="/config.json: eos_token_id must be a token id or a list of them"),
     BadModel(name="more layers than weights", config={"num_hidden_layers": 3}, code=65,
              words="/model.safetensors: Missing 9 parameters"),
     BadModel(name="other shapes than the weights'", config={"num_attention_heads": 3}, code=65,

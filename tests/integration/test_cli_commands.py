@@ -205,7 +205,7 @@ def test_bad_parameter_is_a_usage_error_before_anything_is_sent(
     supervisor: ScriptedSupervisor,
 ) -> None:
     done = at(supervisor, "generate", "smollm2", "x", "--temperature", "-1")
-    assert (done.returncode, "--temperature takes a number" in done.stderr) == (64, True)
+    assert (done.returncode, "--temperature must be a number" in done.stderr) == (64, True)
     done = at(supervisor, "generate", "smollm2", "-", stdin="\udcff")
     assert (done.returncode, "not UTF-8" in done.stderr) == (64, True)
     assert supervisor.received == []

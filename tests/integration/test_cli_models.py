@@ -293,8 +293,9 @@ def test_budget_larger_than_the_machine_is_a_mistake(
         done = run_cli(*command, str(config))
         said = {"plan": f"configuration: {config}\n\n", "config": f"checking {config}\n"}
         assert (done.returncode, done.stdout) == (78, said.get(command[0], ""))
-        assert "mlxsup.toml:3: supervisor.memory_budget takes at most what this machine has (" in (
-            done.stderr
+        assert (
+            "mlxsup.toml:3: supervisor.memory_budget must be at most what this machine has ("
+            in (done.stderr)
         )
 
 

@@ -145,7 +145,9 @@ def test_start_says_where_http_is_served_or_who_has_the_port(
             f"error: HTTP cannot be served at 127.0.0.1:{port}: the port is taken by the gateway"
             f" of another mlxsup daemon (pid {pid})"
         )
-        assert re.fullmatch(r"hint: take another port with `--http 127.0.0.1:\d+`, or .+", hint)
+        assert re.fullmatch(
+            r"hint: use another port: `mlxsup start --http 127.0.0.1:\d+`, or .+", hint
+        )
         assert run_cli("stop", "--config", str(other)).stdout.startswith("no daemon runs at ")
         if is_detached:
             # A port of the file may become free, so the daemon runs, and says what is wrong.

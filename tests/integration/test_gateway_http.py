@@ -144,7 +144,7 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
         POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, NO_HTTP),
     "a head of more than 64 KiB": (POST + LONG_HEAD, 431, "at most 64 KiB"),
     "the name of another machine": (
-        request(b"{}", host="evil.example"), 403, "the header `host` takes one of"),
+        request(b"{}", host="evil.example"), 403, "the header `host` must be one of"),
     "a form": (request(b"a=1", headers=FORM), 400, "the body is not JSON"),
     "a form of a page": (
         request(b"{}", headers=FORM | {"Origin": "http://evil.example"}), 415, JSON_ONLY),
@@ -157,7 +157,7 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
     "a body cut short": (request(b'{"model": "m"'), 400, "not JSON"),
     "100,000 lists inside each other": (request(b"[" * 100_000), 400, "nested too deeply"),
     "a field without effect": (asked(grammar="x"), 400, "grammar has no effect here"),
-    "a value outside its range": (asked(temperature=99), 400, "takes a number from 0 to 10"),
+    "a value outside its range": (asked(temperature=99), 400, "must be a number from 0 to 10"),
     "a model that is not configured": (asked(model="nobody"), 404, "there is no model 'nobody'"),
     "a prompt that does not fit": (
         request(json.dumps(chat("y" * SMALL_CONTEXT, model=SMALL)).encode()),

@@ -106,7 +106,7 @@ def test_public_address_needs_keys_and_stays_closed_without() -> None:
     daemon.listen = "0.0.0.0:0"
     config = ("--config", str(daemon.config))
     by_option = run_cli("start", *config, "--http", daemon.listen)
-    assert (by_option.returncode, "API key to keep others out" in by_option.stderr) == (64, True)
+    assert (by_option.returncode, "no API key exists" in by_option.stderr) == (64, True)
     daemon.config.write_text(f'[gateway]\nlisten = "0.0.0.0:0"\n{daemon.config.read_text()}')
     for refused in (run_cli("start", *config), run_cli("config", "check", str(daemon.config))):
         assert refused.returncode == EXIT_CODE

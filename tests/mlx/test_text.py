@@ -279,7 +279,7 @@ def test_a_request_that_cannot_be_encoded_says_which_parameter_is_wrong(tmp_path
     assert message == "this model has no chat template: send prompt instead of messages"
     assert detail["parameter"] == "messages"
     message, detail = refusal(tiny(tmp_path / "empty", "{{ '' }}"), messages=HELLO)
-    assert message == "prompt takes text of at least one token, not text of none"
+    assert message == "prompt must be text of at least one token, not text of none"
     assert detail["parameter"] == "prompt"
     message, detail = refusal(text, prompt_tokens=[1, VOCABULARY_SIZE])
     assert f"ids below this model's vocabulary of {VOCABULARY_SIZE}" in message
@@ -552,7 +552,7 @@ def test_end_tokens_that_are_no_ids_name_the_file_that_has_them_B6(
         with pytest.raises(BadModelError) as caught:
             text_of(folder, value)
         assert str(caught.value) == (
-            f"{folder / file}: eos_token_id takes a token id or a list of them, "
+            f"{folder / file}: eos_token_id must be a token id or a list of them, "
             f"not {json.dumps(value)}"
         )
 

@@ -249,7 +249,7 @@ class Ask:
 
     @property
     def is_waiting(self) -> bool:
-        """True if it takes a place in the queue: not once its answer has begun."""
+        """True if it must be a place in the queue: not once its answer has begun."""
         return self.place is Place.LINE and not self.has_begun
 
     @property

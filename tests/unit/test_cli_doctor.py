@@ -274,7 +274,7 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "a folder that others use, too": (
         holds_a_file_of_another_program, "problem", "has mode 0755", ""),
     "a folder that is a file": (
-        lambda m: m.has(runtime_dir=m.home / "mlxsup.toml"), "problem", "is not a folder", ""),
+        lambda m: m.has(runtime_dir=Path("/dev/null")), "problem", "is not a folder", ""),
     "few files on a Mac": (
         lambda m: m.patch(resource, "getrlimit", lambda _: (256, 256)), "problem",
         "only 256 files", "sudo launchctl limit maxfiles "),

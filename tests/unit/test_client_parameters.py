@@ -57,33 +57,39 @@ def test_every_argument_reaches_the_header() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": ""}, "model takes text of 1 to 128 characters, not text of 0"),
-        ({"model": "x" * 129}, "model takes text of 1 to 128 characters, not text of 129"),
-        ({"model": 5}, "model takes text of 1 to 128 characters, not 5"),
-        ({"model": "\ud800"}, "model takes text that can be encoded as UTF-8, not lone surrogates"),
-        ({"client": ""}, "client takes text of 1 to 1024 characters, not text of 0"),
-        ({"client": "x" * 1025}, "client takes text of 1 to 1024 characters, not text of 1025"),
-        ({"priority": "urgent"}, "priority takes one of interactive, normal, batch, not 'urgent'"),
-        ({"priority": 1}, "priority takes one of interactive, normal, batch, not 1"),
-        ({"resume": 1}, "resume takes true or false, not 1"),
-        ({"timeout_s": -0.1}, "timeout_s takes a number of seconds from 0, not -0.1"),
-        ({"timeout_s": True}, "timeout_s takes a number of seconds from 0, not True"),
-        ({"timeout_s": "1"}, "timeout_s takes a number of seconds from 0, not text"),
+        ({"model": ""}, "model must be text of 1 to 128 characters, not empty"),
+        ({"model": "x" * 129}, "model must be text of 1 to 128 characters, not text of 129"),
+        ({"model": 5}, "model must be text of 1 to 128 characters, not 5"),
+        (
+            {"model": "\ud800"},
+            "model must be text that can be encoded as UTF-8, not lone surrogates",
+        ),
+        ({"client": ""}, "client must be text of 1 to 1024 characters, not empty"),
+        ({"client": "x" * 1025}, "client must be text of 1 to 1024 characters, not text of 1025"),
+        (
+            {"priority": "urgent"},
+            "priority must be one of interactive, normal, batch, not 'urgent'",
+        ),
+        ({"priority": 1}, "priority must be one of interactive, normal, batch, not 1"),
+        ({"resume": 1}, "resume must be true or false, not 1"),
+        ({"timeout_s": -0.1}, "timeout_s must be a number of seconds, 0 or more, not -0.1"),
+        ({"timeout_s": True}, "timeout_s must be a number of seconds, 0 or more, not True"),
+        ({"timeout_s": "1"}, "timeout_s must be a number of seconds, 0 or more, not text"),
         (
             {"queue_timeout_s": float("nan")},
-            "queue_timeout_s takes a number of seconds from 0, not nan",
+            "queue_timeout_s must be a number of seconds, 0 or more, not nan",
         ),
         (
             {"keep_alive": -2},
-            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not -2",
+            "keep_alive must be a number of seconds, or -1 to keep the model loaded, not -2",
         ),
         (
             {"keep_alive": "5m"},
-            "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not text",
+            "keep_alive must be a number of seconds, or -1 to keep the model loaded, not text",
         ),
         (
             {"first_token_timeout_s": 2e9},
-            "first_token_timeout_s takes a number of seconds from 0, not ",
+            "first_token_timeout_s must be a number of seconds, 0 or more, not ",
         ),
     ],
 )
@@ -97,8 +103,8 @@ def test_wrong_argument_is_refused_before_anything_is_sent_C7(
     assert caught.value.detail["parameter"] == next(iter(changes))
 
 
-COUNT = "context_length takes an integer from 0 to 2147483647, not "
-STAYS = "keep_alive takes a number of seconds from 0, or -1 to keep the model loaded, not "
+COUNT = "context_length must be an integer from 0 to 2147483647, not "
+STAYS = "keep_alive must be a number of seconds, or -1 to keep the model loaded, not "
 
 
 def load_with(**changes: Any) -> Message:
@@ -110,8 +116,13 @@ def load_with(**changes: Any) -> Message:
     [
         *((load_with, "context_length", value, COUNT) for value in (-1, 1.5, True, "1", 2**31)),
         *((load_with, "keep_alive", value, STAYS) for value in (-2, True, "1", float("nan"))),
-        (check_client, "client", "", "client takes text of 1 to 1024 characters, not text of 0"),
-        (check_request, "request", "", "request takes text of 1 to 128 characters, not text of 0"),
+        (check_client, "client", "", "client must be text of 1 to 1024 characters, not empty"),
+        (
+            check_request,
+            "request",
+            "",
+            "request must be text of 1 to 128 characters, not empty",
+        ),
     ],
 )
 def test_wrong_argument_of_a_command_is_refused(

@@ -341,7 +341,7 @@ def test_invalid_context_length_is_refused() -> None:
     [failed] = driver.sent(Failed)
     assert failed.error["code"] == "invalid_request"
     assert failed.error["message"] == (
-        f"context_length takes an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
+        f"context_length must be an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
     )
     assert failed.error["detail"]["parameter"] == "context_length"
     assert driver.state("a") is State.STOPPED

@@ -354,7 +354,7 @@ def test_a_limit_below_zero_is_refused_by_name_and_zero_is_none(name: str) -> No
     below: dict[str, Any] = {name: -0.5}
     driver.ask(**below)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == f"{name} takes seconds from 0, not -0.5"
+    assert failed.error["message"] == f"{name} must be 0 seconds or more, not -0.5"
     assert failed.error["detail"] == {"parameter": name}
     none: dict[str, Any] = {name: 0.0}
     driver.ask(**none)

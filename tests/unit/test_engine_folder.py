@@ -397,12 +397,18 @@ def test_a_text_of_a_gigabyte_is_refused_before_it_is_read(folder: Path, name: s
         ({"vocab_size": 10**9}, "vocab_size is 1000000000; the longest side of an array in the w"),
         ({"num_attention_heads": 10**9}, "num_attention_heads is 1000000000; the longest side of"),
         ({"intermediate_size": [64, 10**9]}, "intermediate_size is 1000000000; the longest side"),
-        ({"hidden_size": -1}, "hidden_size is -1; it takes a whole number from 0"),
-        ({"hidden_size": "64"}, 'hidden_size is "64"; it takes a whole number from 0'),
-        ({"hidden_size": float("nan")}, "hidden_size is NaN; it takes a whole number from 0"),
+        ({"hidden_size": -1}, "hidden_size is -1; it must be a whole number of 0 or more"),
+        ({"hidden_size": "64"}, 'hidden_size is "64"; it must be a whole number of 0 or more'),
+        (
+            {"hidden_size": float("nan")},
+            "hidden_size is NaN; it must be a whole number of 0 or more",
+        ),
         ({"hidden_size": float("inf")}, "hidden_size is Infinity; "),
-        ({"hidden_size": True}, "hidden_size is true; it takes a whole number from 0"),
-        ({"hidden_size": {"a": 1}}, 'hidden_size is {"a": 1}; it takes a whole number from 0'),
+        ({"hidden_size": True}, "hidden_size is true; it must be a whole number of 0 or more"),
+        (
+            {"hidden_size": {"a": 1}},
+            'hidden_size is {"a": 1}; it must be a whole number of 0 or more',
+        ),
     ],
 )
 def test_a_size_that_no_weight_file_has_is_refused_by_its_key(

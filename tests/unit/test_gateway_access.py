@@ -357,7 +357,7 @@ def test_host_that_is_not_listed_is_refused(host: str) -> None:
     response = asyncio.run(site.ask("GET", "/v1/models", headers={"host": host}))
     assert (response.status, response.error["code"]) == (403, "forbidden_host")
     assert response.error["message"] == (
-        "the header `host` takes one of 127.0.0.1, [::1], ai.example, localhost; `hosts` of"
+        "the header `host` must be one of 127.0.0.1, [::1], ai.example, localhost; `hosts` of"
         " [gateway] adds others"
     )
     asked = ask_from(site, "OPTIONS", CHAT, LOCAL, host=host, access_control_request_method="POST")

@@ -63,7 +63,7 @@ NOT_MSGPACK = "the header is not msgpack within the limits: "
 REFUSED: list[tuple[str, str, list[bytes]]] = [
     ("a message has one or two frames, not 0", "", []),
     (NOT_MSGPACK, "", [pack({"type": "ping", "id": [0] * 1025})]),
-    ("id takes text of at most 128 characters", "", [pack({"type": "ping", "id": [0] * 1024})]),
+    ("id must be text of at most 128 characters", "", [pack({"type": "ping", "id": [0] * 1024})]),
     (NOT_MSGPACK, "", [pack({str(n): n for n in range(65)})]),
     ("unknown type 'None'", "", [pack({str(n): n for n in range(64)})]),
     (NOT_MSGPACK, "", [pack({"type": "x" * 4097})]),
@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, str, list[bytes]]] = [
     ("unknown type 'alive'", "", encode(Alive())),
     *(
         (
-            "timeout_s takes a finite number",
+            "timeout_s must be a finite number",
             "a",
             [pack({"type": "stop", "id": "a", "timeout_s": n})],
         )
@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, str, list[bytes]]] = [
 
 @pytest.mark.parametrize("case", [*FRAMES, *HEADERS], ids=lambda case: case.name)
 def test_bad_input_is_refused_by_the_decoder_or_the_core(case: BadInput) -> None:
-    if re.search("seconds|from 0 to|remove context_length|level takes one", case.words):
+    if re.search("seconds|from 0 to|remove context_length|level must be one", case.words):
         CLIENTS.decode(case.sends[-1])
         return
     with pytest.raises(DecodeError) as caught:
@@ -184,20 +184,20 @@ def test_lenient_decoder_ignores_what_newer_processes_say() -> None:
 def test_parts_are_refused_with_their_path() -> None:
     worker = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
     for rows, words in (
-        (5, "rows takes a list"),
-        ([5], "rows takes lists of key, tokens, body, and a map if there is more"),
-        ([[1, b""]], "rows takes lists of key, tokens, body"),
-        ([[1, b"", b"", {}, {}]], "rows takes lists of key, tokens, body"),
-        ([["x", b"", b""]], "rows.key takes an integer"),
-        ([[True, b"", b""]], "rows.key takes an integer"),
-        ([[1, "x", b""]], "rows.tokens takes bytes"),
-        ([[1, b"", "x"]], "rows.body takes bytes"),
-        ([[1, b"12345", b"\x80"]], "rows.tokens takes 4 bytes for each token"),
+        (5, "rows must be a list"),
+        ([5], "rows must be lists of key, tokens, body, and a map if there is more"),
+        ([[1, b""]], "rows must be lists of key, tokens, body"),
+        ([[1, b"", b"", {}, {}]], "rows must be lists of key, tokens, body"),
+        ([["x", b"", b""]], "rows.key must be an integer"),
+        ([[True, b"", b""]], "rows.key must be an integer"),
+        ([[1, "x", b""]], "rows.tokens must be bytes"),
+        ([[1, b"", "x"]], "rows.body must be bytes"),
+        ([[1, b"12345", b"\x80"]], "rows.tokens must be 4 bytes for each token"),
         ([[1, b"1234", b""]], "rows.body is empty, though there are tokens"),
-        ([[1, b"", b"", []]], "rows takes a map of the other fields at the end of a list"),
-        ([[1, b"", b"", {"key": 2}]], "rows takes a map of the other fields"),
-        ([[1, b"", b"", {"finish": "loud"}]], "rows.finish takes one of stop, length, cancelled"),
-        ([[1, b"", b"", {"finish": []}]], "rows.finish takes one of"),
+        ([[1, b"", b"", []]], "rows must be a map of the other fields at the end of a list"),
+        ([[1, b"", b"", {"key": 2}]], "rows must be a map of the other fields"),
+        ([[1, b"", b"", {"finish": "loud"}]], "rows.finish must be one of stop, length, cancelled"),
+        ([[1, b"", b"", {"finish": []}]], "rows.finish must be one of"),
         ([[1, b"", b"", {"colour": 1}]], "unknown field rows.colour; known are body, cached_"),
         ([[1, b"", b"", {"c" * 65: 1}]], f"unknown field rows.{'c' * 64}; known are "),
         ([[1, b"1234", b"", {"finish": "stop"}]], "rows.body is empty, though there are tokens"),
@@ -205,7 +205,7 @@ def test_parts_are_refused_with_their_path() -> None:
         with pytest.raises(DecodeError, match="^" + re.escape(words)):
             decode({"type": "step", "step": 1, "rows": rows}, decoder=worker)
     ready = {"type": "ready", "context_length": 1, "fingerprint": "", "backend": ""}
-    with pytest.raises(DecodeError, match=r"^versions takes a map$"):
+    with pytest.raises(DecodeError, match=r"^versions must be a map$"):
         decode({**ready, "versions": []}, decoder=worker)
 
 

@@ -157,9 +157,9 @@ ENDLESS = (b"", b"\x81", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\x80\x80"
     [
         ([1], "the body of a piece is not a msgpack map"),
         *((packed, "the body of a piece is not") for packed in ENDLESS),
-        ({"text": 1}, "text takes text"),
-        ({"text": None}, "text takes text"),
-        ({"channel": "loud"}, "channel takes one of content, reasoning, tool_call, prompt"),
+        ({"text": 1}, "text must be text"),
+        ({"text": None}, "text must be text"),
+        ({"channel": "loud"}, "channel must be one of content, reasoning, tool_call, prompt"),
         ({"logprobs": [{"chosen": {"token": 1}}]}, "the field logprobs.chosen.logprob is missing"),
         ({"text": msgpack.ExtType(1, b"x")}, "the body of a piece is not msgpack within"),
     ],
@@ -212,9 +212,9 @@ def test_wrong_field_of_a_piece_is_named(change: dict[str, Any], said: str) -> N
 
 @pytest.mark.parametrize("deltas", [{}, "text", None])
 def test_pieces_are_a_list(deltas: object) -> None:
-    with pytest.raises(DecodeError, match="deltas takes a list"):
+    with pytest.raises(DecodeError, match="deltas must be a list"):
         CLIENTS.decode([pack({"type": "deltas", "deltas": deltas})])
-    with pytest.raises(DecodeError, match="deltas takes a map"):
+    with pytest.raises(DecodeError, match="deltas must be a map"):
         decoded_piece(deltas or [])
 
 

@@ -120,5 +120,5 @@ def test_own_runtime_folder_has_own_logs(home: Home) -> None:
 def test_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> None:
     file = home.folder / "some.toml"
     file.write_text(f"[supervisor]\n{key} = 7\n")
-    with pytest.raises(UnreadableConfigError, match=f"supervisor.{key} takes a string"):
+    with pytest.raises(UnreadableConfigError, match=f"supervisor.{key} must be a string"):
         log_dir_of(file) if key == "log_dir" else find_place(config=file)

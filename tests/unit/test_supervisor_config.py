@@ -183,7 +183,7 @@ def test_a_budget_that_the_machine_does_not_have_is_a_mistake(
     monkeypatch.setattr(check_module, "find_backend", lambda: "cuda")
     assert config_of(f'{M}[supervisor]\nmemory_budget = "8GiB"\n').memory_budget == 8 * GIB
     assert problems_of(f'{M}[supervisor]\nmemory_budget = "8.5 GiB"\n') == [
-        "4: supervisor.memory_budget takes at most what this machine has (8.00 GiB), not 8.50 GiB"
+        "4: supervisor.memory_budget must be at most what this machine has (8.00 GiB), not 8.50 GiB"
     ]
     assert asked == [(8 * GIB, "cuda"), (17 * GIB // 2, "cuda")]
     assert config_of(f'{M}[supervisor]\nmemory_budget = "auto"\n').memory_budget is None

@@ -78,7 +78,7 @@ def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
     wrong = Edit(
         name="a", change=lambda models: models.update({"a": {"repo": 3}}), models=(), files=""
     )
-    with pytest.raises(ConfigError, match="takes"):
+    with pytest.raises(ConfigError, match="must be"):
         change_file(file, lambda _: wrong)
     assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])
 

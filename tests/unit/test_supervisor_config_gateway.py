@@ -14,7 +14,7 @@ from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 
 MODELS = '[models.m]\npath = "m"\n'
 PUBLIC = "0.0.0.0:8484"
-NO_KEY = " but there is no API key to keep others out; `mlxsup key new NAME` creates one"
+NO_KEY = " but no API key exists; `mlxsup key new NAME` creates one"
 
 
 def config_of(folder: Path, table: str | None) -> DaemonConfig:
@@ -53,7 +53,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, keys: KeyPlace
     assert problem_of(tmp_path, table) == expected
     with pytest.raises(CliError) as caught:
         with_http(config_of(tmp_path, None), PUBLIC)
-    assert "there is no API key to keep others out" in caught.value.message
+    assert "no API key exists" in caught.value.message
     add_key(keys, name="a", account="a", is_operator=False, created="")
     assert str(config_of(tmp_path, table).gateway) == PUBLIC
     assert str(with_http(config_of(tmp_path, None), PUBLIC).http) == PUBLIC

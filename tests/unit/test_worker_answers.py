@@ -187,7 +187,7 @@ def test_ids_outside_the_vocabulary_are_refused_by_name_C7(
     plan(**{name: right})
     with pytest.raises(RemoteError) as caught:
         plan(**{name: wrong})
-    expected = "takes ids below this model's vocabulary of 300, not 300"
+    expected = "must be ids below this model's vocabulary of 300, not 300"
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert caught.value.message == f"{name} {expected}"
 

@@ -73,17 +73,17 @@ def test_a_missing_or_bad_spec_is_refused_in_one_sentence(
     ("name", "expected", "wrong", "right"),
     [
         ("model", "a name", ("", 3), ("m",)),
-        ("generation", "an integer from 1", (0, True, 1.0), (1,)),
+        ("generation", "an integer of 1 or more", (0, True, 1.0), (1,)),
         ("token", "text", ("", None), ("t",)),
         ("endpoint", "an ipc:// endpoint", ("ipc://", "tcp://x", 3), ("ipc://x",)),
         ("supervisor_pid", "a process id", (0, "1"), (1,)),
         ("engine", "mlx or fake", ("torch",), ("mlx", "fake")),
         ("path", "a folder", (None,), ("",)),
-        ("max_concurrency", "an integer from 1", (0,), (1,)),
+        ("max_concurrency", "an integer of 1 or more", (0,), (1,)),
         ("step_timeout_s", "a number above 0",
          (0, -1.0, float("inf"), float("nan"), True, "1"), (1, 0.001, 1e300)),
         ("decode_stall_target_ms", "a number above 0", (0,), (1, 0.5)),
-        ("context_length", "an integer from 0", (-1, None), (0, 1)),
+        ("context_length", "an integer of 0 or more", (-1, None), (0, 1)),
         ("deterministic", "true or false", (0, None), (True, False)),
         ("memory_limit_bytes", "bytes or null", (-1, 0.5), (0, None)),
         ("cache_limit_bytes", "bytes or null", (-1,), (0, None)),
@@ -107,7 +107,7 @@ def test_each_key_takes_what_it_says(
     for value in wrong:
         with pytest.raises(LaunchError) as caught:
             check_spec(make_spec(**{name: value}))
-        assert str(caught.value) == f"the launch spec is wrong: {name} takes {expected}"
+        assert str(caught.value) == f"the launch spec is wrong: {name} must be {expected}"
 
 
 # ---------------------------------------------------------------- the command

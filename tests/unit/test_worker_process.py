@@ -263,7 +263,12 @@ def test_a_message_before_ready_breaks_the_link(supervisor: Supervisor) -> None:
         ({"load_error": "missing"}, 66, "the model folder /nowhere does not exist", False),
         ({"load_error": "memory"}, 75, "the weights do not fit into memory", False),
         ({"load_error": "exception"}, 70, "RuntimeError: life 1 raises this on demand", True),
-        ({"load_steps": 0}, 64, "the fake engine's load_steps takes an integer from 1", False),
+        (
+            {"load_steps": 0},
+            64,
+            "the fake engine's load_steps must be an integer of 1 or more",
+            False,
+        ),
     ],
 )
 @pytest.mark.usefixtures("idle_loop")

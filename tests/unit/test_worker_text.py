@@ -539,7 +539,9 @@ def test_messages_become_plain_and_keep_what_else_they_say() -> None:
     "content", [5, {}, [{"type": "poem"}], [{"text": "a"}, {"text": 5}], [{"text": "a"}, "b"]]
 )
 def test_content_that_is_no_text_is_refused_C7(content: Any) -> None:
-    with pytest.raises(RemoteError, match=r"^messages takes content that is text, not ") as caught:
+    with pytest.raises(
+        RemoteError, match=r"^the content of a message must be text, not "
+    ) as caught:
         plain_messages([{"role": "user", "content": content}])
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 

@@ -143,7 +143,7 @@ def _with_text(message: dict[str, Any]) -> dict[str, Any]:
     if content is None:
         content = ""
     if not isinstance(content, str):
-        raise invalid("messages", "content that is text", content)
+        raise invalid("messages", "text", content, subject="the content of a message")
     role = message["role"]
     plain = message | {"role": _ROLES.get(role, role), "content": content}
     calls = plain.get("tool_calls")

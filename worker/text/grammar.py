@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError, unfit
 
 from .channels import ChannelParser
 from .tool_values import in_order
@@ -397,7 +397,7 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     functions = [tool["function"] for tool in tools]
     for one in functions:
         if (one.get("parameters") or NO_ARGUMENTS).get("type", "object") != "object":
-            raise invalid("tools", f"parameters of the type object for {one['name'][:64]!r}")
+            raise unfit("tools", f"the parameters of {one['name'][:64]!r} must be of type object")
     return {
         "type": CALL,
         "tools": [
@@ -478,13 +478,11 @@ def _first_line(text: object) -> str:
 
 
 def _subject(form: dict[str, Any]) -> str:
-    """Return what is impossible in a form."""
-    if form["type"] != CALL:
-        return "this"
-    return f"the parameters of {form['tools'][0][0][:64]!r}"
+    """Return the part of a form that is impossible, if it is not all of it."""
+    return f"the parameters of {form['tools'][0][0][:64]!r}" if form["type"] == CALL else ""
 
 
-def _impossible(why: str, parameter: str, subject: str = "this") -> RemoteError:
+def _impossible(why: str, parameter: str, subject: str = "") -> RemoteError:
     why = _first_line(why)[:300]
     if "lookaround" in why or "look-around" in why:
         why = r"a regular expression with look-around ((?=…), (?<=…), \b), which is not supported"
@@ -492,4 +490,4 @@ def _impossible(why: str, parameter: str, subject: str = "this") -> RemoteError:
         why = f"a regular expression: {why.rpartition('error: ')[2]}"
     if "NoExtensionBias" in why or not why:
         why = "nothing can match it"
-    return invalid(parameter, "a format that an answer can have", shown=f"{subject}: {why}")
+    return unfit(parameter, f"no answer can fit {subject or parameter}: {why}")

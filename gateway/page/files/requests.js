@@ -111,8 +111,8 @@ export class Requests {
   async cancel(line) {
     const { number, model, tokens_sent: tokens } = line.request;
     const follows = tokens
-      ? `It ends where it is; its program keeps the ${count(tokens, "token")} it has.`
-      : "Its program gets an empty answer.";
+      ? `The answer stops here. The client keeps the ${count(tokens, "token")} it has received.`
+      : "The client gets an empty answer.";
     if (await confirmed(`Cancel request ${number} to ${model}?`, [follows], "Cancel request")) {
       this.act(line, "cancel");
     }

@@ -120,7 +120,7 @@ def _wrong_types() -> list[BadInput]:
             value = 1 if is_name else _unlike(hints[name])
             frames = [header(cls.TYPE, **_required(cls) | {name: value}), *body]
             what = f"`{cls.TYPE}` with `{name}` of another type"
-            cases.append(_sent(what, frames, f"{name} takes"))
+            cases.append(_sent(what, frames, f"{name} must be"))
     return cases
 
 
@@ -138,7 +138,7 @@ def _seconds(name: str) -> list[BadInput]:
     )
     return [
         _sent(
-            f"`{name}` of {value}", generate(HELLO_BODY, **{name: value}), f"{name} takes {words}"
+            f"`{name}` of {value}", generate(HELLO_BODY, **{name: value}), f"{name} must be {words}"
         )
         for value, words in values
     ]
@@ -155,9 +155,9 @@ HEADERS = (
     _sent("a message of the worker link", [header("dispatch", key=1), b""], "unknown type"),
     _sent("no id", [pack({"type": "ping"})], "the field id is missing", id=""),
     _sent("an empty id", [pack({"type": "ping", "id": ""})], "text of 1 to 128", id=""),
-    _sent("an id that is no text", [pack({"type": "ping", "id": 5})], "id takes text", id=""),
+    _sent("an id that is no text", [pack({"type": "ping", "id": 5})], "id must be text", id=""),
     _sent("an id over 128 characters", [pack({"type": "ping", "id": "x" * 129})],
-             "id takes text of at most 128", id=""),
+             "id must be text of at most 128", id=""),
     _sent("another protocol version", [header("ping", v=PROTOCOL_VERSION + 98)],
              f"speaks protocol version {PROTOCOL_VERSION}, not {PROTOCOL_VERSION + 98}",
              code=ErrorCode.UNSUPPORTED_VERSION),
@@ -169,27 +169,27 @@ HEADERS = (
     _sent("an empty model name", [header("load", model="")], "text of 1 to 128 characters"),
     _sent("a model name over 128 characters", [header("load", model="y" * 129)],
              "text of 1 to 128 characters"),
-    _sent("a second frame where none belongs", [pack(_PING), b"\x80"], "ping takes one frame"),
-    _sent("`generate` without a body", generate(HELLO_BODY)[:1], "takes two frames"),
+    _sent("a second frame where none belongs", [pack(_PING), b"\x80"], "ping must be one frame"),
+    _sent("`generate` without a body", generate(HELLO_BODY)[:1], "must be two frames"),
     _sent("`generate` with its body in the header", generate(HELLO_BODY, body=b"\x80"),
-             "takes two frames"),
+             "must be two frames"),
     *_wrong_types(),
     *_seconds("timeout_s"), *_seconds("queue_timeout_s"), *_seconds("first_token_timeout_s"),
     _sent("`generate` with a `keep_alive` below 0 that is not -1",
              [header("generate", model=MODEL, keep_alive=-2), HELLO_BODY],
-             "keep_alive takes seconds from 0 up, or -1 for ever, not -2"),
+             "keep_alive must be seconds from 0 up, or -1 for ever, not -2"),
     _sent("`load` with a `keep_alive` of 0", [header("load", model=MODEL, keep_alive=0)],
-             "keep_alive takes seconds above 0, or -1 for ever, not 0"),
+             "keep_alive must be seconds above 0, or -1 for ever, not 0"),
     _sent("`load` with a `context_length` below 0",
              [header("load", model=MODEL, context_length=-1)],
-             "context_length takes an integer from 0 to 2147483647, not -1"),
+             "context_length must be an integer from 0 to 2147483647, not -1"),
     _sent("`load` with `dry_run` and a `context_length`",
              [header("load", model=MODEL, dry_run=True, context_length=9)],
              "a dry run uses the configured settings; remove context_length"),
     _sent("`log_level` with a word that is no level", [header("log_level", level="loud")],
-             "level takes one of debug, info, warning, error, not 'loud'"),
+             "level must be one of debug, info, warning, error, not 'loud'"),
     _sent("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
-             "timeout_s takes seconds from 0"),
+             "timeout_s must be 0 seconds or more"),
     *(
         _sent(f"`generate` with the configuration's key `{key}` in its header",
                  generate(HELLO_BODY, **{key: "/models/other"}), f"unknown field {key}")
@@ -250,7 +250,7 @@ BODIES = (
             ("a text that is not UTF-8", b"\x81\xa6prompt\xa2\xff\xfe"),
         )
     ),
-    _body("a body that is a list", [1], "body takes a map"),
+    _body("a body that is a list", [1], "body must be a map"),
     _body("a body over 8 MiB", bytes(MAX_BODY_BYTES + 1), f"at most {MAX_BODY_BYTES} bytes"),
     _body("an unknown parameter", {"prompt": "a", "colour": 1}, "unknown parameter 'colour'"),
     *(
@@ -260,12 +260,12 @@ BODIES = (
     ),
     _body("no input", {"max_tokens": 1}, "exactly one of prompt, prompt_tokens and messages"),
     _body("a parameter outside its range", {"prompt": "hello", "temperature": 10.1},
-          "temperature takes a number from 0 to 10"),
+          "temperature must be a number from 0 to 10"),
     _body("`n`", {"prompt": "hello", "n": 2}, "n is not supported: send the request n times"),
     _body("`prompt_tokens` outside the vocabulary", {"prompt_tokens": [10**6]},
-          "prompt_tokens takes ids below"),
+          "prompt_tokens must be ids below"),
     _body("`stop_token_ids` outside the vocabulary", {"prompt": "a", "stop_token_ids": [10**6]},
-          "stop_token_ids takes ids below"),
+          "stop_token_ids must be ids below"),
     _body("`min_tokens` that do not fit into the context",
           {"prompt": "hello", "min_tokens": SMALL_CONTEXT},
           f"min_tokens {SMALL_CONTEXT} exceed the context of {SMALL_CONTEXT}", SMALL, code=_OVER),

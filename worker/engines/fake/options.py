@@ -100,7 +100,9 @@ class FakeOptions:
         if self.crash_in_load:
             check_crash("crash_in_load", self.crash_in_load)
         if len(self.voice.encode()) > MAX_VOICE_BYTES:
-            raise FakeOptionError(f"the fake engine's voice takes at most {MAX_VOICE_BYTES} bytes")
+            raise FakeOptionError(
+                f"the fake engine's voice must have at most {MAX_VOICE_BYTES} bytes"
+            )
         lowest = {
             "load_steps": 1,
             "prefill_tokens_per_step": 1,
@@ -109,7 +111,9 @@ class FakeOptions:
         }
         for name, low in lowest.items():
             if getattr(self, name) < low:
-                raise FakeOptionError(f"the fake engine's {name} takes an integer from {low}")
+                raise FakeOptionError(
+                    f"the fake engine's {name} must be an integer of {low} or more"
+                )
 
     @property
     def cache_layers(self) -> tuple[CacheLayers, ...]:
@@ -136,7 +140,7 @@ class FakeOptions:
                 )
             accepted = (int, float) if kind is float else (kind,)
             if type(value) not in accepted:
-                raise FakeOptionError(f"the fake engine's {name} takes {NAMES[kind]}")
+                raise FakeOptionError(f"the fake engine's {name} must be {NAMES[kind]}")
             checked[name] = kind(value)
         return cls(**checked)
 
@@ -144,7 +148,7 @@ class FakeOptions:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         known = ", ".join(filter(None, choices))
-        raise FakeOptionError(f"the fake engine's {name} takes one of {known}, not {value!r}")
+        raise FakeOptionError(f"the fake engine's {name} must be one of {known}, not {value!r}")
 
 
 def check_crash(name: str, how: str) -> None:
@@ -158,7 +162,7 @@ def check_crash(name: str, how: str) -> None:
         return
     if how not in CRASH_SIGNALS:
         known = ", ".join(CRASH_SIGNALS)
-        raise FakeOptionError(f"{name} takes exit:N or one of {known}, not {how!r}")
+        raise FakeOptionError(f"{name} must be exit:N or one of {known}, not {how!r}")
 
 
 def crash(how: str) -> None:

@@ -169,7 +169,7 @@ def _one_of(choices: Sequence[str]) -> str:
 
 def _integer(name: str, value: str) -> int:
     if not value.strip().isdigit():
-        raise FakeOptionError(f"{name} takes an integer from 0, not {value!r}")
+        raise FakeOptionError(f"{name} must be an integer of 0 or more, not {value!r}")
     return int(value)
 
 
@@ -177,7 +177,7 @@ def _seconds(name: str, value: str) -> float:
     try:
         return max(0.0, float(value))
     except ValueError:
-        raise FakeOptionError(f"{name} takes seconds, not {value!r}") from None
+        raise FakeOptionError(f"{name} must be seconds, not {value!r}") from None
 
 
 class ByteDetokenizer:
@@ -222,7 +222,7 @@ class FakeTextCodec:
             if max(tokens) >= VOCABULARY_SIZE:
                 raise RemoteError(
                     ErrorCode.INVALID_REQUEST,
-                    f"prompt_tokens takes ids below {VOCABULARY_SIZE}, not {max(tokens)}",
+                    f"prompt_tokens must be ids below {VOCABULARY_SIZE}, not {max(tokens)}",
                     detail={"parameter": "prompt_tokens"},
                 )
             text = decode_tokens(tokens)
@@ -278,7 +278,7 @@ class FakeTextCodec:
             case "loop":
                 stall("busy")
             case _:
-                raise FakeOptionError(f"tokenize takes raise, loop or slow=SECONDS, not {how!r}")
+                raise FakeOptionError(f"tokenize must be raise, loop or slow=SECONDS, not {how!r}")
 
 
 def _render(body: RequestBody) -> str:

@@ -82,7 +82,7 @@ def _values(file: Path, key: str, value: Any) -> list[int]:
     for one in given:
         if type(one) not in (int, float) or not (one >= 0 and one == one // 1):
             shown = json.dumps(one)[:40]
-            raise BadModelError(f"{file}: {key} is {shown}; it takes a whole number from 0")
+            raise BadModelError(f"{file}: {key} is {shown}; it must be a whole number of 0 or more")
     return given
 
 

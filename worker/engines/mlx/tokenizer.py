@@ -125,7 +125,7 @@ def _check_end_tokens(folder: Path, value: Any) -> None:
     named = [n for n in names if _read(folder / n).get("eos_token_id") == value]
     place = folder / named[0] if named else folder
     raise BadModelError(
-        f"{place}: eos_token_id takes a token id or a list of them, not {json.dumps(value)[:100]}"
+        f"{place}: eos_token_id must be a token id or a list of them, not {json.dumps(value)[:100]}"
     )
 
 
