@@ -216,6 +216,7 @@ class RowPrefill:
         total: tokens to process.
         computed: tokens that this step computed; the first pass over the last one counts here,
             even if it is the one that draws the first token.
+        known: how many of its tokens need no prefill, if that has changed since `insert`.
         logprobs: of the next tokens of the prompt, the second one first, as far as this step tells
             them, if the row asked for them.
     """
@@ -224,6 +225,7 @@ class RowPrefill:
     done: int
     total: int
     computed: int = 0
+    known: int | None = None
     logprobs: Sequence[RowLogprobs] = ()
 
 

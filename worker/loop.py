@@ -374,7 +374,7 @@ class StepLoop:
     def _send_step(self, result: StepResult) -> None:
         """Everything since the last such message, in one (one message per step)."""
         if result.prefill:
-            self._running.show_prompts(result.prefill)
+            self._running.take_prompts(result.prefill)
         rows, between_steps, leaving = self._running.take(result.tokens, self._clock())
         prefill = progress_of(result.prefill, self._running)
         self._link.send(self._leases.step(result, self._signs.steps, rows, prefill, between_steps))

@@ -69,11 +69,16 @@ class RunningRows:
         self._reading.discard(key)
         return self._rows.pop(key, None)
 
-    def show_prompts(self, prefill: Iterable[RowPrefill]) -> None:
-        """Report the log-probabilities of prompts, before the tokens of the same step."""
+    def take_prompts(self, prefill: Iterable[RowPrefill]) -> None:
+        """Note what a step has found out of prompts; report their log-probabilities, before the
+        tokens of the same step."""
         for read in prefill:
             row = self._rows.get(read.key)
-            if read.logprobs and row is not None and row.prompt is not None:
+            if row is None:
+                continue
+            if read.known is not None:
+                row.cached_tokens = read.known
+            if read.logprobs and row.prompt is not None:
                 self._ended += row.prompt.take(read.logprobs)
 
     def end(self, *deltas: RowDelta) -> None:

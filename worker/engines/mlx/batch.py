@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from .new_row import NewRow
 from .passes import Passes
 from .prefill import PrefillPacer
 from .prefix_cache import Found, PrefixCache
+from .prefix_index import Tokens, as_tokens, shared_length
 from .prompt_turns import PromptTurns
 from .sampling import make_draws
 from .shapes import SeenShapes, Shape, padded_keys, padded_tokens
@@ -36,11 +38,30 @@ MOST_TOLD = 256
 """Tokens that a step reads of each prompt at most while one wants to know how likely they are: the
 texts of 20 others at each place take the thread that steps 15 ms."""
 
+LEAST_SHARED = 256
+"""A prompt waits for another one that begins with so many of the same tokens, unless reading them
+costs less than a pass by itself."""
+
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def _warms_up(key: RequestKey) -> bool:
     return key <= WARMUP_KEY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follower:
+    """A row whose prompt waits for that of another row.
+
+    Attributes:
+        row: it.
+        leader: the other row's uid.
+        fork: how many first tokens both have.
+    """
+
+    row: Row
+    leader: int
+    fork: int
 
 
 class MlxBatch:
@@ -92,6 +113,9 @@ class MlxBatch:
         self._wanted_logprobs: dict[int, int] = {}
         self._grammars: dict[int, RowGrammar] = {}
         self._prompts: dict[int, PromptLogprobs] = {}  # of rows whose prompt is not read yet
+        self._ids: dict[int, Tokens] = {}  # that rows began with, if others may share them
+        self._followers: dict[int, Follower] = {}
+        self._lent: dict[int, int] = {}  # how many tokens followers have got, until they are read
         self._silent: set[int] = set()  # rows that end without a token
         self._stop_tokens = list(stop_tokens)
         self._spared = list(spared_tokens)
@@ -132,11 +156,12 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         self.settle()
         tokens = row.tokens + row.delivered
+        ids = as_tokens(tokens)
         with mx.stream(self._stream):
             prompt = None
             own = self._kept.take(row.key, tokens)
             if row.prompt_logprobs is None:
-                found = own or self._prefixes.find(tokens)
+                found = own or self._find(ids)
             else:  # nothing kept tells how likely tokens were
                 own, found = None, Found()
                 prompt = PromptLogprobs(row.tokens, row.prompt_logprobs)
@@ -160,11 +185,69 @@ class MlxBatch:
             self._silent.add(uid)
         self._keys[uid] = row.key
         self._turns.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
+        if prompt is None and self._prefixes.room.max_bytes and not _warms_up(row.key):
+            self._ids[uid] = ids
+            if own is None:
+                self._follow(uid, row)
         if row.top_logprobs is not None:
             self._wanted_logprobs[uid] = row.top_logprobs
         if row.grammar is not None:
             self._grammars[uid] = row.grammar
         return cached
+
+    def _find(self, ids: Tokens) -> Found:
+        """What is known of a prompt: from rows that have ended, or from one that is there, which
+        lends what it has read if its cache can be cut back to what both have."""
+        found = self._prefixes.find(ids)
+        shared = {uid: shared_length(own[:-1], ids[:-1]) for uid, own in self._ids.items()}
+        lenders = [uid for uid, count in shared.items() if self._has_read(uid, count)]
+        lender = max(lenders, key=lambda uid: shared[uid], default=None)
+        cuttable = self._prefixes.room.cuttable_tokens
+        if lender is None or cuttable == 0 or not self._is_much(shared[lender] - found.count):
+            return found
+        cache, held = self.passes.copy(lender)
+        if cuttable is None or len(held) <= cuttable:
+            self._prefixes.keep(held, cache)
+        return self._prefixes.find(ids)
+
+    def _has_read(self, uid: int, count: int) -> bool:
+        done = self._turns.read_of(uid)
+        return done is None or done >= count
+
+    def _is_much(self, shared: int) -> bool:
+        return shared >= LEAST_SHARED and not self._turns.shared_pass_s(shared)
+
+    def _follow(self, uid: int, row: Row) -> None:
+        """Let a prompt wait if one that is not read yet has much of it, which is then read once."""
+        mine, known = self._ids[uid], self._turns.read_of(uid)
+        if known is None:
+            return
+        leader, fork = uid, known
+        for other, own in self._ids.items():
+            count = 0 if other == uid else shared_length(own[:-1], mine[:-1])
+            if count > fork and not self._has_read(other, count) and not self._turns.follows(other):
+                leader, fork = other, count
+        if self._is_much(fork - known):
+            fork = self.passes.stop_at(leader, fork)
+            self._turns.follow(uid)
+            self._followers[uid] = Follower(row=row, leader=leader, fork=fork)
+
+    def _let_followers_go(self) -> None:
+        """Let prompts be read that wait for one that has read what they share, or has left."""
+        for uid, one in list(self._followers.items()):
+            if one.leader in self._ids and not self._has_read(one.leader, one.fork):
+                continue
+            del self._followers[uid]
+            ids = self._ids[uid]
+            known = self._turns.read_of(uid) or 0
+            with mx.stream(self._stream):
+                found = self._find(ids)
+            if found.cache is not None and found.count > known:
+                known = found.count
+                self._lent[uid] = min(known, len(one.row.tokens))
+                self.passes.restart(uid, ids[:known].tolist(), found.cache)
+            self._turns.lead(uid, known)
+            self._follow(uid, one.row)
 
     def _ending_of(self, row: Row) -> list[int]:
         """The ids that end this row's answer."""
@@ -243,16 +326,24 @@ class MlxBatch:
             self._grammars.pop(uid, None)
             self._prompts.pop(uid, None)
             self._silent.discard(uid)
+            self._forget_start(uid)
             if self._turns.drop(uid) and (of_warm_up or not _warms_up(key)):
                 kept.add(uid)
         caches = self.passes.remove(list(out), kept=kept) if out else {}
         return {out[uid]: held for uid, held in caches.items()}
 
+    def _forget_start(self, uid: int) -> None:
+        self._ids.pop(uid, None)
+        self._followers.pop(uid, None)
+        self._lent.pop(uid, None)
+
     def _keep(self, caches: Iterable[tuple[list[Any], list[int]]]) -> None:
-        """Keeps what rows have read for other rows with the same prefix."""
+        """Keeps what rows have read for other rows with the same prefix; these may go on then."""
         with mx.stream(self._stream):
             for cache, tokens in caches:
                 self._prefixes.keep(tokens, cache)
+        if self._followers:
+            self._let_followers_go()
 
     @judging_errors
     def settle(self) -> None:
@@ -286,9 +377,10 @@ class MlxBatch:
 
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
-        rows = (self._keys, self._uids, self._turns, self._kept)
-        books = (self._wanted_logprobs, self._grammars, self._ended, self._prompts, self._silent)
-        return tuple(len(book) for book in (*rows, *books))
+        rows = (self._keys, self._uids, self._turns, self._kept, self._silent, self._ended)
+        asked = (self._wanted_logprobs, self._grammars, self._prompts)
+        shared = (self._ids, self._followers, self._lent)
+        return tuple(len(book) for book in (*rows, *asked, *shared))
 
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
@@ -375,6 +467,8 @@ class MlxBatch:
                 reads, decode_rows=decoding, took_s=passes_s
             )
         ]
+        if self._followers:
+            self._let_followers_go()
         took_s = self.clock() - started
         return StepResult(
             tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
@@ -383,7 +477,8 @@ class MlxBatch:
     def _progress(self, uid: int, done: int, total: int, computed: int) -> RowPrefill:
         key, prompt = self._keys[uid], self._prompts.get(uid)
         if prompt is None:
-            return RowPrefill(key=key, done=done, total=total, computed=computed)
+            known = self._lent.pop(uid, None)
+            return RowPrefill(key=key, done=done, total=total, computed=computed, known=known)
         if done >= total - 1:
             del self._prompts[uid]
         found = prompt.take()
@@ -413,6 +508,7 @@ class MlxBatch:
         del self._uids[key]
         self._wanted_logprobs.pop(response.uid, None)
         self._silent.discard(response.uid)
+        self._forget_start(response.uid)
         if not _warms_up(key):
             self._ended.append((response.prompt_cache, response.all_tokens))
 

@@ -5,6 +5,7 @@ Everything here belongs to the thread that made the stream, and runs within it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
@@ -34,6 +35,9 @@ class Decode(Protocol):
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out in one change; gives the caches of some of them."""
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """Return a copy of a row's cache, and the tokens that it holds."""
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What `next` will return for those of these rows that have begun, without their step."""
@@ -87,6 +91,14 @@ class BatchDecode:
             # One change for all of them: each costs a copy for every layer.
             self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
         return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Decode.copy`."""
+        if uid in self.new:
+            _, cache, held = self.new[uid]
+            return copy.deepcopy(cache), list(held)
+        place = self.rows.uids.index(uid)
+        return self.rows.extract_cache(place), list(self.rows.tokens[place])
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
@@ -163,6 +175,14 @@ class LoneDecode:
                 _, cache, held = self.new.pop(uid)
                 removed[uid] = (cache, held)
         return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Decode.copy`."""
+        if uid in self.new:
+            _, cache, held = self.new[uid]
+        else:
+            cache, held = self.rows[uid].extract_cache(0), self.rows[uid].tokens[0]
+        return copy.deepcopy(cache), list(held)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""

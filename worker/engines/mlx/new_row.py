@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_lm.generate import StopSequences
@@ -37,3 +37,9 @@ class NewRow:
     stops: StopSequences
     checkpoints: tuple[int, ...] = ()
     prompt: PromptLogprobs | None = None
+
+    def after(self, known: list[int], cache: list[Any]) -> NewRow:
+        """Return the same row, these first tokens of which `cache` holds."""
+        tokens = (self.known + self.tokens)[len(known) :]
+        ends = tuple(count for count in self.checkpoints if count > len(known))
+        return replace(self, tokens=tokens, known=known, cache=cache, checkpoints=ends)

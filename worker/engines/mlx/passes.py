@@ -23,6 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
+from .checkpoints import LEAST_GAIN
 from .decode import BatchDecode, Decode, LoneDecode
 from .draws import Draw, draw_by_share
 from .logprobs import pass_tokens
@@ -46,6 +47,16 @@ class Passes(Protocol):
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out at any stage, in one change; returns the caches of some of them."""
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """Return a copy of a row's cache, and the tokens that it holds."""
+
+    def stop_at(self, uid: int, count: int) -> int:
+        """Let a pass over a prompt end after that many tokens, or a few less if one ends there in
+        any case; return after how many. A copy of the row's cache is taken there."""
+
+    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
+        """Let a prompt of which nothing was read begin after these tokens, which `cache` holds."""
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What the next step will return for those of these rows that decode, without that step;
@@ -134,6 +145,25 @@ class TogetherPasses:
                 if place is not None and uid in kept and place.row.cache is not None:
                     removed[uid] = (place.row.cache, place.row.known)
             return removed | self.decode.remove(uids, kept=kept)
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Passes.copy`."""
+        with mx.stream(self._stream):
+            for batch in self.batches:
+                if uid in batch.uids:
+                    nth = batch.uids.index(uid)
+                    return batch.extract_cache(nth), list(batch.tokens[nth])
+            if uid in self.waiting:
+                return [], []
+            return self.decode.copy(uid)
+
+    def stop_at(self, uid: int, count: int) -> int:
+        """See `Passes.stop_at`."""
+        return self.waiting[uid].stop_at(count)
+
+    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
+        """See `Passes.restart`."""
+        self.waiting[uid] = PromptPlace(self.waiting[uid].row.after(known, cache))
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
@@ -247,6 +277,22 @@ class SerialPasses:
                 uid: (prompt.cache, prompt.held) for uid, prompt in waiting.items() if uid in kept
             }
 
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Passes.copy`."""
+        with mx.stream(self._stream):
+            if uid in self.waiting:
+                prompt = self.waiting[uid]
+                return copy.deepcopy(prompt.cache), prompt.held
+            return self.decode.copy(uid)
+
+    def stop_at(self, uid: int, count: int) -> int:
+        """See `Passes.stop_at`."""
+        return self.waiting[uid].stop_at(count)
+
+    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
+        """See `Passes.restart`."""
+        self.waiting[uid] = WaitingPrompt(self.waiting[uid].row.after(known, cache), cache)
+
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Passes.ahead`."""
         return self.decode.ahead(uids)
@@ -318,6 +364,16 @@ class PromptPlace:
     def held(self) -> list[int]:
         """The tokens in the cache."""
         return self.row.known + self.row.tokens[: self.done]
+
+    def stop_at(self, count: int) -> int:
+        """See `Passes.stop_at`."""
+        known = len(self.row.known)
+        place = count - known
+        near = [end for end in self._ends if max(place - LEAST_GAIN, self.done) < end <= place]
+        if near:
+            return known + max(near)
+        self._ends.append(place)
+        return count
 
     def take(self, size: int) -> list[int]:
         """Return the tokens of the next pass, at most that many, which is as good as over."""

@@ -88,7 +88,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._used)
 
-    def find(self, tokens: Sequence[int]) -> Found:
+    def find(self, tokens: Sequence[int] | Tokens) -> Found:
         """A copy of the cache of the longest known prefix.
 
         Never of all tokens: the last one must be computed, because its logits are needed.

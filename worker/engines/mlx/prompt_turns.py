@@ -46,7 +46,8 @@ class PromptRead:
 @dataclass(slots=True)
 class _Prompt:
     """A row that does not decode yet; `known` of its tokens were read before it came, and `own` of
-    these are kept nowhere else; `batch` is shared with those it is read with, once it is read."""
+    these are kept nowhere else; `batch` is shared with those it is read with, once it is read. One
+    that `follows` is not read until another prompt has read what both begin with."""
 
     total: int
     known: int
@@ -54,6 +55,7 @@ class _Prompt:
     done: int
     batch: int | None = None
     passed_over: int = 0
+    follows: bool = False
 
     @property
     def rest(self) -> int:
@@ -95,6 +97,27 @@ class PromptTurns(ABC):
         self._prompts[uid] = _Prompt(total=total, known=known, own=own, done=known)
         self._pacer.begins_deep(known)
 
+    def read_of(self, uid: int) -> int | None:
+        """Return how many first tokens of a prompt are read or known; None if it is no longer here:
+        all of them."""
+        prompt = self._prompts.get(uid)
+        return None if prompt is None else prompt.done
+
+    def follows(self, uid: int) -> bool:
+        """True if a prompt waits for another one."""
+        return self._prompts[uid].follows
+
+    def follow(self, uid: int) -> None:
+        """Keep a prompt, of which nothing was read, from being read until `lead`."""
+        self._prompts[uid].follows = True
+
+    def lead(self, uid: int, known: int) -> None:
+        """Let a prompt be read again, so many tokens of which are known now."""
+        prompt = self._prompts[uid]
+        prompt.follows = False
+        prompt.known = prompt.done = known
+        self._pacer.begins_deep(known)
+
     def drop(self, uid: int) -> bool:
         """Removes a row; returns whether it holds anything that is kept nowhere else."""
         self._due.discard(uid)
@@ -113,6 +136,7 @@ class PromptTurns(ABC):
         return any(
             prompt.rest > chunk or (prompt.rest > 0 and prompt.done > prompt.known)
             for prompt in self._prompts.values()
+            if not prompt.follows
         )
 
     @abstractmethod
@@ -122,7 +146,7 @@ class PromptTurns(ABC):
     @property
     def has_read(self) -> bool:
         """Whether a prompt needs no more reading: it joins those that decode with the next step."""
-        return any(not prompt.rest for prompt in self._prompts.values())
+        return bool(self.hold())
 
     @abstractmethod
     def shared_pass_s(self, tokens: int) -> float:
@@ -130,7 +154,11 @@ class PromptTurns(ABC):
 
     def hold(self) -> dict[int, int]:
         """The plan of a step that reads nothing: the prompts that need no more reading."""
-        return {uid: 0 for uid, prompt in self._prompts.items() if not prompt.rest}
+        return {
+            uid: 0
+            for uid, prompt in self._prompts.items()
+            if not prompt.rest and not prompt.follows
+        }
 
     def plan(self, *, decode_rows: int) -> dict[int, int]:
         """How many tokens to read of which prompts in the next step, by uid, in this order."""
@@ -208,7 +236,7 @@ class PromptTurns(ABC):
                 prompt.passed_over = 0
                 if prompt.batch is None:
                     prompt.batch = new_batch
-            else:
+            elif not prompt.follows:
                 prompt.passed_over += 1
 
     def _account(self, *, decode_rows: int, took_s: float, has_read: bool) -> None:
@@ -264,7 +292,7 @@ class TogetherTurns(PromptTurns):
         batches: dict[int, list[int]] = {}
         new: list[int] = []
         for uid, prompt in self._prompts.items():
-            if not prompt.rest:
+            if not prompt.rest or prompt.follows:
                 continue
             if prompt.batch is None:
                 new.append(uid)
@@ -356,6 +384,8 @@ class SerialTurns(PromptTurns):
         left_s = self._pacer.target_s(decode_rows=decode_rows)
         turns: dict[int, int] = {}
         for uid, prompt in self._prompts.items():
+            if prompt.follows:
+                continue
             if self._due and prompt.rest > chunk:
                 break
             size = min(prompt.rest, chunk)

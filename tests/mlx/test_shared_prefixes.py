@@ -1,0 +1,147 @@
+"""Prompts that begin alike: what they share is read once, and no answer changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engine import Row
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.prefill import PassCost
+
+from support.model_types.build import make_model
+from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_rows import (
+    check_no_row_is_left,
+    known_as,
+    loaded_engine,
+    make_row,
+    run_rows,
+    solo,
+    token_ids,
+)
+
+pytestmark = pytest.mark.mlx
+
+BYTES = 256 << 20
+SHARED = [(7 * n + n // 13) % 250 for n in range(900)]
+
+
+@pytest.fixture(scope="module", params=["together", "serial", "state", "window"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    parent = tmp_path_factory.mktemp(request.param)
+    types = {"state": "mamba2", "window": "gemma3_text"}
+    if request.param in types:
+        return make_model(parent, types[request.param])
+    folder = make_tiny_model(parent)
+    (folder / "way").write_text("serial_prefill" if request.param == "serial" else "together")
+    return folder
+
+
+@pytest.fixture
+def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlxEngine]:
+    monkeypatch.setattr(PassCost, "worthwhile", 0)  # no pass costs more than 256 tokens do
+    way = folder / "way"
+    known = known_as(folder, Batching(way.read_text())) if way.exists() else None
+    with loaded_engine(folder, prefix_cache_bytes=BYTES, known_batching=known) as engine:
+        yield engine
+
+
+def rows_of(forks: list[int], *, tail: int = 20) -> list[Row]:
+    """Rows that have so many first tokens of `SHARED`, and a tail of their own."""
+    return [
+        make_row(n + 1, SHARED[:fork] + [(n * 31 + i) % 250 for i in range(tail)], max_tokens=6)
+        for n, fork in enumerate(forks)
+    ]
+
+
+def run(
+    engine: MlxEngine, rows: list[Row]
+) -> tuple[dict[int, list[int]], Counter[int], dict[int, int]]:
+    """Return what each row got, how many tokens each had computed, and what each was lent."""
+    cached = {int(row.key): engine.insert(row) for row in rows}
+    got: dict[int, list[int]] = {int(row.key): [] for row in rows}
+    computed: Counter[int] = Counter()
+    while engine.has_rows():
+        result = engine.step()
+        for token in result.tokens:
+            if token.token is not None:
+                got[int(token.key)].append(token.token)
+        for read in result.prefill:
+            computed[int(read.key)] += read.computed
+            if read.known is not None:
+                cached[int(read.key)] = read.known
+        engine.settle()
+    return got, computed, cached
+
+
+def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine: MlxEngine) -> None:
+    rows = rows_of([900] * 6)
+    with loaded_engine(folder) as plain:
+        expected = {int(row.key): solo(plain, row) for row in rows}
+    got, computed, cached = run(engine, rows)
+    assert got == expected
+    assert computed[1] == 920
+    for key in range(2, 7):
+        assert computed[key] + cached[key] == 920
+        assert cached[key] > 800, "the first one has read it"
+    check_no_row_is_left(engine)
+
+
+def test_rows_that_fork_at_different_places_wait_for_one_another(engine: MlxEngine) -> None:
+    rows = rows_of([600, 900, 900, 300, 605, 100])
+    _, computed, cached = run(engine, rows)
+    assert computed[1] == 620
+    assert cached[6] == 0, "so little is read sooner than waited for"
+    for key, shared in ((2, 600), (3, 900), (4, 300), (5, 600)):
+        assert shared - 40 < cached[key] <= shared
+    check_no_row_is_left(engine)
+
+
+def test_late_row_continues_from_one_that_still_answers(engine: MlxEngine) -> None:
+    first, second = rows_of([900, 880])
+    engine.insert(make_row(1, first.tokens, max_tokens=60))
+    for _ in range(200):
+        if any(token.token is not None for token in engine.step().tokens):
+            break
+    known = engine.insert(second)
+    can_cut = engine.prefixes is not None and engine.prefixes.room.cuttable_tokens is None
+    assert (known > 850) if can_cut else known <= 880
+    run_rows(engine)
+    check_no_row_is_left(engine)
+
+
+@pytest.mark.parametrize("leaves", ["is cancelled", "is set aside"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_rows_that_wait_go_on_when_the_one_that_reads_leaves(
+    engine: MlxEngine, leaves: str, steps: int
+) -> None:
+    rows = rows_of([900, 900, 900])
+    alone = solo(engine, rows[2])
+    engine.give_back()
+    for row in rows:
+        engine.insert(row)
+    for _ in range(steps):
+        engine.step()
+    if leaves == "is cancelled":
+        engine.remove(RequestKey(1))
+    else:
+        engine.set_aside(RequestKey(1), keep=False)
+    assert token_ids(run_rows(engine)[3]) == alone
+    check_no_row_is_left(engine)
+
+
+def test_rows_that_wait_can_leave(engine: MlxEngine) -> None:
+    for row in rows_of([900, 900, 900]):
+        engine.insert(row)
+    engine.step()
+    engine.remove(RequestKey(2))
+    [left] = engine.set_aside(RequestKey(3), keep=True)
+    assert not left.is_kept, "nothing was read of it"
+    run_rows(engine)
+    check_no_row_is_left(engine)
