@@ -246,7 +246,8 @@ def test_memory_for_reuse_is_given_back_every_512_steps(monkeypatch: pytest.Monk
     assert given_back_in == [512, 1024]
 
 
-def test_padded_passes_change_no_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan_s", [0.0, 1.0], ids=["exact shapes", "shapes that have run"])
+def test_padded_passes_change_no_answer(tmp_path: Path, plan_s: float) -> None:
     """What pads the tokens is cut off again, and what pads the keys is masked."""
     folder = make_tiny_model(tmp_path)
     prompts = {1: 300, 2: 9, 3: 10, 4: 41, 5: 1, 6: 30}
@@ -258,7 +259,7 @@ def test_padded_passes_change_no_answer(tmp_path: Path) -> None:
     with chunks_of(64), loaded_engine(folder, known_batching=known) as engine:
         alone = {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
         assert engine.batch is not None
-        engine.batch.pad()
+        engine.batch.pad(plan_s)
         for row in rows:
             engine.insert(row)
             engine.step()

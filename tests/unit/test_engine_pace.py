@@ -473,3 +473,28 @@ def test_a_shape_is_new_until_one_of_its_class_has_run(
     assert shapes.saw(shape, [(1, 8, 256)]), "a padded pass of a shape of its own"
     assert not shapes.saw(shape, [(1, 8, 256)])
     assert shapes.has_pass((1, 8, 256))
+
+
+@pytest.mark.parametrize(
+    ("ran", "rows", "tokens", "held", "width"),
+    [
+        ([], 1, 100, 0, 128),
+        ([(1, 128, 256)], 1, 100, 0, 128),
+        ([(1, 192, 256)], 1, 100, 0, 192),
+        ([(1, 512, 512)], 1, 100, 0, 512),
+        ([(1, 640, 640)], 1, 100, 0, 128),  # 512 tokens more are dearer than a new shape
+        ([(1, 192, 256), (1, 512, 512)], 1, 100, 0, 192),
+        ([(4, 192, 256)], 1, 100, 0, 128),
+        ([(4, 192, 256)], 4, 100, 0, 192),
+        ([(4, 256, 256)], 4, 100, 0, 128),
+        ([(1, 192, 256)], 1, 100, 300, 128),
+        ([(1, 192, 512)], 1, 100, 300, 192),
+        ([(1, 4096, 4096)], 1, 3000, 0, 3072),
+    ],
+)
+def test_pass_is_padded_to_a_shape_that_has_run_if_that_is_cheaper_than_a_new_one(
+    ran: list[tuple[int, int, int]], rows: int, tokens: int, held: int, width: int
+) -> None:
+    shapes = SeenShapes()
+    shapes.saw((1, 1, 1), ran)
+    assert shapes.width_for(rows, tokens, held, plan_s=0.4, token_s=0.001) == width

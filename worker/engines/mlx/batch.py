@@ -105,6 +105,7 @@ class MlxBatch:
         self._pacer = pacer
         self._prefixes = prefixes
         self._shapes = shapes
+        self._plan_s = 0.0
         self.clock = clock
         self._kept = KeptRows()
         self._ended: list[tuple[list[Any], list[int]]] = []  # in the last step: caches, tokens
@@ -123,9 +124,21 @@ class MlxBatch:
         self.logits_width: int | None = None
         self.gives_numbers = True
 
-    def pad(self) -> None:
-        """From now on passes over prompts are padded to few shapes."""
-        self._turns.pads = self.passes.pads = True
+    def pad(self, plan_s: float) -> None:
+        """Pad passes over prompts to few shapes from now on, the first pass of each of which takes
+        so many seconds longer than others."""
+        self._plan_s = plan_s
+        self._shapes = self._shapes or SeenShapes()
+        self._turns.pads = True
+        self.passes.width_of = self._width_of
+
+    def _width_of(self, rows: int, tokens: int, held: int) -> int:
+        """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""
+        assert self._shapes is not None
+        is_warm_up = _warms_up(next(iter(self._uids), WARMUP_KEY))
+        plan_s = 0.0 if is_warm_up else self._plan_s
+        token_s = self._pacer.token_s
+        return self._shapes.width_for(rows, tokens, held, plan_s=plan_s, token_s=token_s)
 
     @property
     def is_padded(self) -> bool:
@@ -444,8 +457,9 @@ class MlxBatch:
         passes_s = self.clock() - started
         if checkpoints := self.passes.take_checkpoints():
             self._keep(checkpoints)
+        passes = self.passes.take_shapes()
         if self._shapes is not None:
-            self._pacer.is_first = self._shapes.saw(shape, self.passes.take_shapes())
+            self._pacer.is_first = self._shapes.saw(shape, passes)
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
@@ -464,7 +478,10 @@ class MlxBatch:
         progress = [
             self._progress(uid, done, total, computed)
             for uid, done, total, computed in self._turns.take(
-                reads, decode_rows=decoding, took_s=passes_s
+                reads,
+                decode_rows=decoding,
+                took_s=passes_s,
+                width=max((width for _, width, _ in passes), default=0),
             )
         ]
         if self._followers:

@@ -28,7 +28,7 @@ from .decode import BatchDecode, Decode, LoneDecode
 from .draws import Draw, draw_by_share
 from .logprobs import pass_tokens
 from .new_row import KeptCaches, NewRow
-from .prompt_batch import PassShape, PromptBatch
+from .prompt_batch import PassShape, PromptBatch, WidthOf
 from .prompt_turns import PromptRead
 
 
@@ -36,11 +36,11 @@ class Passes(Protocol):
     """A way of running rows; after an exception in `step` it can only be closed.
 
     Attributes:
-        pads: whether passes over several prompts are padded to few shapes, because the device makes
-            a new one dear.
+        width_of: gives the size that a pass over several prompts is padded to, if the device makes
+            a new shape dear.
     """
 
-    pads: bool
+    width_of: WidthOf | None
 
     def insert(self, row: NewRow) -> int:
         """Adds a row, and gives its uid."""
@@ -97,7 +97,7 @@ class TogetherPasses:
     """Reads prompts in batches, each as long as it takes, and decodes all rows in one.
 
     Attributes:
-        pads: see `Passes`.
+        width_of: see `Passes`.
         waiting: rows that do not decode yet, by uid.
         batches: those of them that were read.
         decode: decodes the others.
@@ -110,7 +110,7 @@ class TogetherPasses:
     """
 
     def __init__(self, model: Any, *, stream: mx.Stream, decode: BatchDecode, draw: Draw) -> None:
-        self.pads = False
+        self.width_of: WidthOf | None = None
         self._model = model
         self._stream = stream
         self._draw = draw
@@ -202,7 +202,7 @@ class TogetherPasses:
         batched = {uid for batch in self.batches for uid in batch.uids}
         new = {uid: self.waiting[uid].row for uid in sizes if uid not in batched}
         if new:
-            self.batches.append(PromptBatch(self._model, new, self._draw, pads=self.pads))
+            self.batches.append(PromptBatch(self._model, new, self._draw, width_of=self.width_of))
         reads = []
         for batch in self.batches:
             if not any(uid in sizes for uid in batch.uids):
@@ -251,7 +251,7 @@ class SerialPasses:
     """
 
     def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
-        self.pads = False
+        self.width_of: WidthOf | None = None
         self._model = model
         self._stream = stream
         self._next_uid = 0

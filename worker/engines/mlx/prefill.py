@@ -253,6 +253,11 @@ class PrefillPacer:
         """How long a chunk should take at most; 0 when unknown."""
         return self._cost.predict_s(prefill_rows * longest)
 
+    @property
+    def token_s(self) -> float:
+        """Seconds that each token of a row takes; 0 when unknown."""
+        return self._cost.unit_s or 0.0
+
     def shared_pass_s(self, tokens: int) -> float:
         """Seconds that a pass over one prompt takes besides its tokens; 0 if those take longer, or
         nothing was measured.

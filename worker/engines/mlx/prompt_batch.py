@@ -13,7 +13,7 @@ So caches are handed over if all rows of the batch begin to answer at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,10 +25,13 @@ from .draws import Draw
 from .logprobs import pass_tokens
 from .new_row import NewRow
 from .prefill import LARGEST_CHUNK
-from .shapes import padded_keys, padded_tokens
+from .shapes import padded_keys
 
 PassShape = tuple[int, int, int]
 """Of a pass over prompts: rows, tokens of each, keys of each."""
+
+WidthOf = Callable[[int, int, int], int]
+"""Returns the tokens of a pass for its rows, the tokens of the longest, and the keys before it."""
 
 
 class PaddedKeys(BatchKVCache):  # type: ignore[misc]
@@ -79,20 +82,21 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
     Attributes:
         uids: of the rows.
         last_shape: of the last pass.
-        is_padded: whether its passes are padded to few shapes.
 
     Args:
         model: materialised.
         rows: by uid.
         draw: the way that the tokens of the answers are drawn.
-        pads: whether the device makes a new shape dear.
+        width_of: gives the size that a pass is padded to; None: the device makes no shape dear.
     """
 
     uids: list[int]
     tokens: list[list[int]]
     prompt_cache: list[Any]
 
-    def __init__(self, model: Any, rows: Mapping[int, NewRow], draw: Draw, *, pads: bool) -> None:
+    def __init__(
+        self, model: Any, rows: Mapping[int, NewRow], draw: Draw, *, width_of: WidthOf | None
+    ) -> None:
         super().__init__(
             model,
             list(rows),
@@ -106,7 +110,8 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         )
         self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
         self.last_shape: PassShape = (0, 0, 0)
-        self.is_padded = pads and all(type(layer) is BatchKVCache for layer in self.prompt_cache)
+        is_plain = all(type(layer) is BatchKVCache for layer in self.prompt_cache)
+        self._width_of = width_of if is_plain else None
         if self.is_padded:
             self.prompt_cache = [PaddedKeys.of(layer) for layer in self.prompt_cache]
 
@@ -118,7 +123,9 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         """
         lengths = [len(chunk) for chunk in tokens]
         longest = max(lengths)
-        width = padded_tokens(longest) if self.is_padded else longest
+        width = longest
+        if self._width_of is not None:
+            width = self._width_of(len(lengths), longest, self._held)
         padding = [longest - length for length in lengths]
         if any(padding):
             for layer in self.prompt_cache:
@@ -151,6 +158,11 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
             mx.eval([layer.state for layer in self.prompt_cache])
             mx.clear_cache()
+
+    @property
+    def is_padded(self) -> bool:
+        """True if its passes are padded to few shapes."""
+        return self._width_of is not None
 
     @property
     def _held(self) -> int:

@@ -183,6 +183,7 @@ class PromptTurns(ABC):
         *,
         decode_rows: int,
         took_s: float,
+        width: int,
     ) -> None:
         """Teaches the pacer what a step took.
 
@@ -192,12 +193,19 @@ class PromptTurns(ABC):
             depths: how many tokens were before those, by uid.
             decode_rows: rows that decoded in it.
             took_s: the whole step.
+            width: see `take`.
         """
 
     def take(
-        self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float
+        self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float, width: int = 0
     ) -> list[tuple[int, int, int, int]]:
         """Records what a step has read.
+
+        Args:
+            reads: of the step.
+            decode_rows: rows that decoded in it.
+            took_s: the whole step.
+            width: tokens that its longest pass was padded to; 0: it was not.
 
         Returns:
             The uid of each prompt that it has read a piece of, the tokens done and in all, and how
@@ -222,7 +230,7 @@ class PromptTurns(ABC):
         has_read = any(sizes.values())
         if has_read:
             self._pass_over(sizes)
-            self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s)
+            self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s, width=width)
         elif decode_rows and not reads:
             self._pacer.saw_decode(rows=decode_rows, took_s=took_s)
         self._account(decode_rows=decode_rows, took_s=took_s, has_read=has_read)
@@ -348,14 +356,14 @@ class TogetherTurns(PromptTurns):
         *,
         decode_rows: int,
         took_s: float,
+        width: int,
     ) -> None:
         """One pass of that many rows, padded to the longest."""
         begun = sum(read.is_over for read in reads)
         read_sizes = [size for size in sizes.values() if size]
-        longest = max(read_sizes)
         self._pacer.saw_chunk(
             prefill_rows=len(read_sizes),
-            longest=padded_tokens(longest) if self.pads else longest,
+            longest=width or max(read_sizes),
             decode_rows=decode_rows + begun,
             took_s=took_s,
             depth=min(depths[uid] for uid, size in sizes.items() if size),
@@ -413,6 +421,7 @@ class SerialTurns(PromptTurns):
         *,
         decode_rows: int,
         took_s: float,
+        width: int,
     ) -> None:
         """Each pass by itself; the first has waited for the decode step that was under way."""
         for read in reads:

@@ -16,6 +16,9 @@ COMPILE_S = 15.0
 SMALL = 256
 """Up to this many tokens a pass takes a GPU the same time, so few sizes are enough for them."""
 
+LARGEST = 2048
+"""No pass is padded to more tokens than this."""
+
 LEAST_TOKENS = 8
 LEAST_KEYS = 256
 
@@ -68,6 +71,24 @@ class SeenShapes:
     def has_pass(self, shape: Shape) -> bool:
         """True if a padded pass of this shape has ended: rows, tokens and keys of each."""
         return shape in self._passes
+
+    def width_for(self, rows: int, tokens: int, held: int, *, plan_s: float, token_s: float) -> int:
+        """Return how many tokens a pass has that reads so many of each row: the next size, or the
+        next one that has run, if reading what pads it takes less time than a new shape.
+
+        Args:
+            rows: of the pass.
+            tokens: of the longest row.
+            held: keys of each row before the pass.
+            plan_s: seconds that the first pass of a shape takes longer than others.
+            token_s: seconds that a token of a row takes.
+        """
+        width = exact = padded_tokens(tokens)
+        while width <= LARGEST and (width - exact) * rows * token_s <= plan_s:
+            if self.has_pass((rows, width, padded_keys(held + width))):
+                return width
+            width = padded_tokens(width + 1)
+        return exact
 
     def saw(self, shape: Shape, passes: Sequence[Shape]) -> bool:
         """Note that a step has ended; return whether it was the first of a shape.

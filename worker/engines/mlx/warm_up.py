@@ -46,6 +46,10 @@ COMPILED = (32, 128, 512, 1024, 2048)
 BURST_TOKENS = 32
 """Of each prompt of the passes over many of them: a burst of short requests."""
 
+USUAL_BURSTS = ((2, 128), (4, 128), (2, 512), (8, 128), (4, 512))
+"""Prompts and their tokens of more passes, if a new shape is dear: with these, what the first
+traffic brings can be padded to a shape that has run."""
+
 COMPILE_LIMIT_S = 120.0
 """Nothing more is compiled before READY after this long; what is left compiles when it is needed,
 under the longer limit of a new shape."""
@@ -170,14 +174,14 @@ class WarmUp:
             return True
         return False
 
-    def _shapes_are_dear(self, tried: Sequence[int]) -> bool:
-        """Measure whether the first pass of a shape takes longer than its second one.
+    def _time_shapes(self, tried: Sequence[int]) -> float:
+        """Return how many seconds the first pass of a shape takes longer than its second one.
 
         Args:
             tried: tokens of passes that were not run yet.
         """
         extra_s = (self._time(tokens) - self._time(tokens) for tokens in tried)
-        return min(extra_s, default=0.0) > DEAR_S
+        return min(extra_s, default=0.0)
 
     def _time(self, tokens: int) -> float:
         began = self._batch.clock()
@@ -202,8 +206,9 @@ class WarmUp:
         """
         self._read(FIRST_CHUNK)
         if compiles:
-            if reads_together and self._shapes_are_dear(TRIED[:1] if is_again else TRIED):
-                self._batch.pad()
+            plan_s = self._time_shapes(TRIED[:1] if is_again else TRIED) if reads_together else 0.0
+            if plan_s > DEAR_S:
+                self._batch.pad(plan_s)
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
@@ -230,6 +235,9 @@ class WarmUp:
                 return
             self._batch.pacer.shows_chunk(tokens, math.inf)
             self._read(tokens, ends_at=ends_at)
+        for count, tokens in USUAL_BURSTS if self._batch.is_padded else ():
+            if count <= most_rows and self._batch.clock() < ends_at:
+                self._read_burst(count, tokens, ends_at)
 
     def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
         """Read several prompts in one pass if they fit; return whether it did.
