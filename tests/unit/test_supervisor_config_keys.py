@@ -25,9 +25,9 @@ preload = false  # later
 path = "/a"
 aliases = ["ay"]  # short
 # the second
-[models."b.c"]
+[models."a.c"]
 path = "/b"
-[models."b.c".sampling]
+[models."a.c".sampling]
 top_k = 4
 
 [clients.x]
@@ -73,14 +73,14 @@ SET = {
     ),
     "a new table": ("models.a.sampling.top_p", ".5", ("models", "a", "sampling", "top_p"), 0.5),
     "a name with a dot": (
-        "models.b.c.sampling.top_k",
+        "models.a.c.sampling.top_k",
         "9",
-        ("models", "b.c", "sampling", "top_k"),
+        ("models", "a.c", "sampling", "top_k"),
         9,
     ),
-    "a quoted name": ('models."b.c".preload', "true", ("models", "b.c", "preload"), True),
+    "a quoted name": ('models."a.c".preload', "true", ("models", "a.c", "preload"), True),
     "a preset": ("models.a.presets.p.top_k", "1", ("models", "a", "presets", "p", "top_k"), 1),
-    "a new client": ("clients.al@b.c.weight", "3", ("clients", "al@b.c", "weight"), 3),
+    "a new client": ("clients.al@a.c.weight", "3", ("clients", "al@a.c", "weight"), 3),
     "everybody": ("clients.*.max_queue", "3", ("clients", "*", "max_queue"), 3),
     "a new section": ("supervisor.max_queue", "7", ("supervisor", "max_queue"), 7),
     "a foreign name": ("gateway.names.gpt-4.1", "a", ("gateway", "names", "gpt-4.1"), "a"),
@@ -100,7 +100,7 @@ def test_key_is_set_among_lines_that_stay_and_taken_out_again(
         line for line in comments if "aliases" not in line
     ]
     assert "  # short\n" in after
-    assert after.index("# the second\n") + 13 == after.index('[models."b.c"]'), (
+    assert after.index("# the second\n") + 13 == after.index('[models."a.c"]'), (
         "stays with its table"
     )
     before = at(BEFORE, *place)
@@ -113,7 +113,7 @@ REFUSED = {
     "more than a value": ("defaults.preload", "true\npinned = true", "usage", "true or false"),
     "nested without end": ("models.a.aliases", "[" * 4000, "usage", "must have names"),
     "a value beyond the rules": ("models.a.revision", "v2", "usage", "needs repo"),
-    "a name that is taken": ("models.a.aliases", "b.c", "usage", "already means"),
+    "a name that is taken": ("models.a.aliases", "a.c", "usage", "already means"),
     "an unknown key": ("models.a.pined", "true", "usage", "did you mean pinned"),
     "a key of another table": ("models.a.weight", "1", "usage", r"belongs to \[clients.NAME\]"),
     "a bare key": ("pinned", "true", "usage", r"belongs to \[models.NAME\] or \[defaults\]"),
@@ -127,7 +127,7 @@ REFUSED = {
     "no text": ("models.a.pinned", True, "usage", "must be text"),
     "too much text": ("models.a.path", "x" * 5000, "usage", "at most 4096"),
     "an alias": ("models.ay.pinned", "true", "is_alias", "another name of a"),
-    "no such model": ("models.aa.pinned", "true", "unknown_model", "configured: a, b.c"),
+    "no such model": ("models.aa.pinned", "true", "unknown_model", "configured: a, a.c"),
 }
 
 
@@ -174,10 +174,10 @@ def test_each_form_of_a_file_takes_a_key(tmp_path: Path, text: str) -> None:
 def test_settings_of_a_model_can_be_given_back_as_they_are_shown(tmp_path: Path) -> None:
     file = written(tmp_path)
     given = {"idle_unload_s": "90s", "pinned": "true", "sampling.top_p": "0.5", "aliases": "p, q"}
-    change(file, {f"models.b.c.{key}": text for key, text in given.items()})
+    change(file, {f"models.a.c.{key}": text for key, text in given.items()})
     change(file, {"defaults.max_concurrency": "3", "defaults.sampling.min_p": "0.1"})
     shown = {
-        one["key"].partition('"b.c".')[2]: one for one in settings_of(read_text(file), file, "b.c")
+        one["key"].partition('"a.c".')[2]: one for one in settings_of(read_text(file), file, "a.c")
     }
     assert {key: shown[key]["value"] for key in (*given, "sampling.top_k", "memory")} == {
         **given, "sampling.top_k": "4", "memory": ""
