@@ -306,6 +306,10 @@ def progress_text(notice: Notice) -> str:
             return f"loading, {float(detail.get('fraction') or 0.0):.0%}"
         case NoticeKind.PREFILLING:
             return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
+        case NoticeKind.PAUSED:
+            return f"paused, {detail.get('reason')}"
+        case NoticeKind.RESUMED if detail.get("after") == "pause":
+            return "continues"
     return ""
 
 

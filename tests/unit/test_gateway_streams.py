@@ -252,7 +252,12 @@ async def comments_of(*notices: Notice) -> list[str]:
     return response.comments()
 
 
-ALL_COMMENTS = ["queued, place 3", "loading, 50%", "reading the prompt, 10 of 90 tokens"]
+CRASHED = Notice(kind=NoticeKind.RESUMED, detail={"times": 1, "after": "crash"})
+GOES_ON = Notice(kind=NoticeKind.RESUMED, detail={"times": 1, "after": "pause"})
+ALL_COMMENTS = [
+    "queued, place 3", "paused, swap", "continues", "loading, 50%",
+    "reading the prompt, 10 of 90 tokens",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -269,7 +274,7 @@ def test_waiting_stream_gets_comments_on_its_progress(
 ) -> None:
     for name, value in changed.items():
         monkeypatch.setattr(limits, name, value)
-    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == comments
+    assert asyncio.run(comments_of(QUEUED, PAUSED, CRASHED, GOES_ON, LOADING, READING)) == comments
 
 
 def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:
