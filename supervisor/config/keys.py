@@ -212,7 +212,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     values = tomllib.loads(read.text)
     own, defaults = values.get("models", {}).get(model, {}), values.get("defaults", {})
     settings = []
-    for way, name, field, label in _labelled():
+    for way, name, field, (label, does) in _on_page():
         mine, common = own, defaults
         for outer in way:
             mine, common = mine.get(outer, {}), common.get(outer, {})
@@ -221,7 +221,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
             {
                 "key": written_key(("models", model, *way, name)),
                 "label": label,
-                "does": field.title,
+                "does": does[:1].upper() + does[1:],
                 "takes": field.description,
                 "value": shown(mine[name]) if name in mine else "",
                 "default": shown(default),
@@ -231,7 +231,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     return settings
 
 
-def _labelled() -> Iterator[tuple[Place, str, Any, str]]:
+def _on_page() -> Iterator[tuple[Place, str, Any, tuple[str, str]]]:
     tables: tuple[tuple[Place, type[Table]], ...] = (
         ((), ModelTable),
         (("sampling",), SamplingTable),
@@ -239,5 +239,5 @@ def _labelled() -> Iterator[tuple[Place, str, Any, str]]:
     for way, table in tables:
         for name, field in table.model_fields.items():
             more = field.json_schema_extra
-            if isinstance(more, dict) and (label := more.get("label")):
-                yield way, name, field, str(label)
+            if isinstance(more, dict) and isinstance(page := more.get("page"), tuple):
+                yield way, name, field, page

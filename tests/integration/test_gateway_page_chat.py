@@ -318,7 +318,7 @@ def test_settings_go_with_the_request_and_stay_with_the_chat(browser: Browser) -
     ]  # fmt: skip
     assert (body["max_tokens"], "temperature" in body) == (7, False)
     assert browser.text(f"{ANSWER} .figures").startswith("7 tokens")
-    browser.until(shows(f"{ANSWER} .end", "The longest answer is reached."))
+    browser.until(shows(f"{ANSWER} .end", "has reached its length limit"))
     click(browser, "New chat")
     assert browser.evaluate("document.querySelector('#system').value") == "be brief"
 
@@ -477,6 +477,30 @@ def test_answer_outlives_its_worker_says_so_once_and_has_the_same_text(
     assert said()[-4:] == ["Answering", CRASHED, "Answering", "Answered"]
     assert said().count(CRASHED) == 1
     assert "continued after a break" in browser.text(f"{ANSWER} .figures")
+    assert browser.problems == []
+
+
+def test_answer_that_is_paused_says_so_and_that_it_continues(
+    browser: Browser, daemon: HttpDaemon
+) -> None:
+    said = recorded(browser)
+    say(browser, "without end")
+    begun(browser)
+    with daemon.client() as client:
+        (request,) = client.requests()["requests"]
+        client.pause(request["id"])
+        browser.until(shows("#doing", "Paused, until it is resumed"))
+        client.resume(request["id"])
+    browser.until("document.querySelector('#doing').textContent === 'Answering'")
+    browser.press("Escape")
+    browser.until(shows(f"{ANSWER} .end", "Stopped."))
+    heard = [text.partition(",")[0] for text in said()]
+    assert heard[heard.index("Answering") :][:4] == [
+        "Answering",
+        "Paused",
+        "Continuing",
+        "Answering",
+    ]
     assert browser.problems == []
 
 
