@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.text import size_text
 from mlxsup.store.references import EXAMPLE
 
 from support.daemon.daemon import fake, row, wait_for_state
@@ -19,6 +21,7 @@ from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
 from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
@@ -472,3 +475,60 @@ def test_the_house_has_no_accessibility_problem(
         check("logs")
         stream.cancel()
     assert browser.problems == []
+
+
+def test_sizes_are_written_as_by_the_command_line(browser: Browser) -> None:
+    counts = [0, 1, 1025, 104858, 2**20 + 1, 631_984_128, 2**30, 2**30 + 1, 3 * 2**40]
+    script = f"import('/page/view.js').then(({{size}}) => {counts}.map(size))"
+    assert browser.evaluate(script) == [size_text(count) for count in counts]
+
+
+def test_the_page_has_a_dark_theme(daemon: HttpDaemon, browser: Browser) -> None:
+    shade = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
+        ".reduce((sum, one) => sum + Number(one), 0)"
+    )
+    browser.scheme("light")
+    assert browser.evaluate(shade) > 600
+    browser.scheme("dark")
+    assert browser.evaluate(shade) < 150
+
+
+# ---------------------------------------------------------------- the texts of others
+
+
+MARKUP = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>\u202e"
+
+
+def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P31() -> None:
+    models = {"m": fake(), "wrong": {"path": "wrong", "preload": True}}
+    daemon = HttpDaemon(models)
+    make_tiny_model(daemon.folder / "wrong", config={"model_type": MARKUP})
+    with daemon, daemon.client() as client, Browser() as browser:
+        wait_for_state(client, "wrong", "FAILED")
+        stream = client.generate("m", prompt="[[fault slow=0.05]]", client=MARKUP, max_tokens=3000)
+        browser.size(*DESKTOP)
+        browser.open(f"{daemon.url}/#models")
+        browser.until(shows(card("wrong", ".note"), MARKUP))
+        browser.until(shows("#crashes li", MARKUP))
+        browser.click("#crashes summary")
+        browser.until(shows("#crashes pre", "<script>"))
+        view(browser, "requests")
+        browser.until("document.querySelector('#open li .about')")
+        view(browser, "logs")
+        browser.until(shows("#log", "<script>window.pwned=1</script>"))
+        view(browser, "chat")
+        browser.click("#message")
+        browser.type(f"[[say {MARKUP}]]")
+        browser.press("Enter")
+        browser.until(shows("#said .turn:last-child .text", MARKUP.replace("\u202e", "[U+202E]")))
+        assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        # Should a text become markup after all, the browser still runs nothing of it.
+        browser.evaluate(
+            "new Promise((blocked) => { document.addEventListener('securitypolicyviolation',"
+            " (one) => one.violatedDirective.startsWith('script-src') && blocked(1));"
+            f" document.body.insertAdjacentHTML('beforeend', {json.dumps(MARKUP)}); }})"
+        )
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        stream.cancel()

@@ -19,7 +19,7 @@ from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
 from mlxsup.gateway.answers import Progress
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.background import background
+from mlxsup.gateway.changes import background
 from mlxsup.gateway.connection import write_piece
 from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
 from mlxsup.gateway.openai.logprobs import (
