@@ -263,11 +263,11 @@ ALL_COMMENTS = [
 @pytest.mark.parametrize(
     ("changed", "comments"),
     [
-        ({}, []),
-        ({"HOLD_S": 0.0}, ALL_COMMENTS[:1]),
+        ({}, ALL_COMMENTS[1:3]),
+        ({"HOLD_S": 0.0}, ALL_COMMENTS[:3]),
         ({"HOLD_S": 0.0, "COMMENT_INTERVAL_S": 0.0}, ALL_COMMENTS),
     ],
-    ids=["not at first", "at a distance", "each"],
+    ids=["only pauses at first", "at a distance", "each"],
 )
 def test_waiting_stream_gets_comments_on_its_progress(
     changed: dict[str, float], comments: list[str], monkeypatch: pytest.MonkeyPatch

@@ -143,8 +143,10 @@ export class Answer {
     const [, percent] = comment.match(/^loading, (\d+)%/) ?? [];
     const [, done, total] = comment.match(/^reading the prompt, (\d+) of (\d+)/) ?? [];
     const [, reason] = comment.match(/^paused, (\w+)/) ?? [];
+    if (reason) this.waits = { kind: "paused", reason };
+    // The next word may have come before it.
+    else if (comment === "continues" && this.waits?.kind === "paused") this.waits = { kind: "continues" };
     if (reason || comment === "continues") {
-      this.waits = reason ? { kind: "paused", reason } : { kind: "continues" };
       this.onState();
       return;
     }

@@ -89,7 +89,7 @@ const LOCKS = {
 
 function trouble(error) {
   const isLocked = needsKey(error);
-  const again = "This page tries again by itself.";
+  const again = "Trying again…";
   if (!(error instanceof Refused)) write(byId("alert"), `mlxsup cannot be reached. ${again}`);
   else write(byId("alert"), isLocked ? (LOCKS[error.code] ?? error.message) : `${sentence(error.message)} ${again}`);
   byId("enter").hidden = !isLocked;
