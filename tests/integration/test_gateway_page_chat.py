@@ -489,12 +489,12 @@ def test_answer_that_is_paused_says_so_and_that_it_continues(
     with daemon.client() as client:
         (request,) = client.requests()["requests"]
         client.pause(request["id"])
-        browser.until(shows("#doing", "Paused, until it is resumed"))
+        browser.until(shows("#doing", "Paused. It continues once"))
         client.resume(request["id"])
     browser.until("document.querySelector('#doing').textContent === 'Answering'")
     browser.press("Escape")
     browser.until(shows(f"{ANSWER} .end", "Stopped."))
-    heard = [text.partition(",")[0] for text in said() if text != "Continuing"]
+    heard = [text.partition(".")[0] for text in said() if text != "Continuing"]
     assert heard[heard.index("Answering") :][:3] == ["Answering", "Paused", "Answering"]
     assert browser.problems == []
 

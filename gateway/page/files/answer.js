@@ -7,7 +7,7 @@ import { chat, isAway, needsKey, Refused } from "./api.js";
 const LOST = ["BACKOFF", "PENDING", "LOADING"];
 
 const PAUSED = {
-  user: "Paused, until it is resumed under Requests or with `mlxsup resume`.",
+  user: "Paused. It continues once it is resumed under Requests.",
   class: "Paused for a request with a higher priority. It continues by itself.",
   turn: "Paused for another request. It continues by itself.",
   swap: "Paused while another model has its turn in memory. It continues by itself.",

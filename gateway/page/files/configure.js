@@ -11,7 +11,7 @@ import { make, sentence, write } from "./view.js";
  */
 export async function configured(name) {
   const { settings, config_path: path } = await get("/page/settings", { model: name });
-  if (!path) return "mlxsup runs without a configuration file, so settings cannot be kept. `mlxsup init` writes one.";
+  if (!path) return "mlxsup runs without a configuration file, so settings cannot be kept. Run mlxsup init to write one, and start mlxsup again.";
   const inputs = new Map();
   const field = (one) => {
     inputs.set(one, inputOf(one, `setting-${inputs.size}`));

@@ -32,7 +32,7 @@ const BUTTONS = {
 
 const FIGURES = {
   used: "Memory used", needed: "Needs at least", grows: "May grow to", speed: "Tokens/s",
-  rows: "Answering", queue: "Waiting", context: "Context (tokens)", since: "In this state for",
+  rows: "Answering", queue: "Waiting", context: "Context", since: "In this state for",
 };
 
 /** For how long a card tells of a crash. */
@@ -259,7 +259,7 @@ function figuresOf(row) {
     speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
     rows: isLoaded ? String(row.running.length) : null,
     queue: known(row.queued, String),
-    context: known(row.context_length, (length) => length.toLocaleString("en")),
+    context: known(row.context_length, (length) => `${length.toLocaleString("en")} tokens`),
     since: known(row.since_s, duration),
   };
 }
