@@ -50,7 +50,7 @@ GROUPS = {
     "Daemon": {
         "stop": "Stop the daemon and every worker.",
         "reload": "Apply changes of the configuration file.",
-        "config": "Check configuration files and show which one is used.",
+        "config": "Change and check the configuration file.",
         "key": "Create and revoke API keys of the HTTP gateway.",
         "service": "Run the daemon as a service of systemd or launchd.",
         "log-level": "Change how much is logged.",
@@ -102,7 +102,8 @@ HABITS = {
     "check": "doctor", "complete": "generate MODEL PROMPT", "cp": "add MODEL --as NAME",
     "create": "add FOLDER", "daemon": "start --detach", "debug": "doctor", "del": "rm MODEL",
     "delete": "rm MODEL", "describe": "show MODEL", "disable": "service uninstall",
-    "download": "pull OWNER/NAME", "down": "stop", "edit": "config path", "eject": "unload MODEL",
+    "download": "pull OWNER/NAME", "down": "stop", "edit": "config set KEY VALUE",
+    "eject": "unload MODEL",
     "enable": "service install", "estimate": "plan", "exit": "stop", "explain": "why MODEL",
     "fetch": "pull OWNER/NAME", "gateway": "start --http", "get": "add OWNER/NAME",
     "health": "status --check", "images": "models", "import": "add FOLDER", "info": "show MODEL",

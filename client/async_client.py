@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -12,6 +13,7 @@ from mlxsup.protocol.client_messages import (
     Reload,
     RemoveModel,
     Restart,
+    SettingsQuery,
     StatusQuery,
     Stop,
     Subscribe,
@@ -31,6 +33,7 @@ from .parameters import (
     check_limit,
     check_model,
     check_request,
+    configure,
     encode_command,
     load,
     prioritize,
@@ -210,6 +213,14 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
     async def remove(self, model: str) -> dict[str, Any]:
         """As `Client.remove`."""
         return await self._call(RemoveModel(id=self._ids.next(), model=check_model(model)))
+
+    async def configure(self, changes: Mapping[str, str | None]) -> dict[str, Any]:
+        """As `Client.configure`."""
+        return await self._call(configure(self._ids.next(), changes))
+
+    async def settings(self, model: str) -> dict[str, Any]:
+        """As `Client.settings`."""
+        return await self._call(SettingsQuery(id=self._ids.next(), model=check_model(model)))
 
     async def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -12,6 +12,7 @@ from mlxsup.protocol.client_messages import (
     Reload,
     RemoveModel,
     Restart,
+    SettingsQuery,
     StatusQuery,
     Stop,
     Subscribe,
@@ -30,6 +31,7 @@ from .parameters import (
     check_limit,
     check_model,
     check_request,
+    configure,
     encode_command,
     load,
     prioritize,
@@ -311,6 +313,38 @@ class Client(RequestCommands[Stream]):
             RequestError: as `add` does.
         """
         return self._call(RemoveModel(id=self._ids.next(), model=check_model(model)))
+
+    def configure(self, changes: Mapping[str, str | None]) -> dict[str, Any]:
+        """Sets keys of the configuration file or takes them out, and has the daemon read it again.
+
+        All other lines of the file stay. Either all changes are made, or none.
+
+        Args:
+            changes: by the key's whole name, such as `models.NAME.idle_unload_s`,
+                `defaults.preload` or `clients.NAME.weight`: the value as text, as
+                `mlxsup config set` takes it; None takes the key out.
+
+        Returns:
+            What `reload` returns, with `values`, what the file has now by key, and `config_path`.
+
+        Raises:
+            RequestError: there is no such key or model, a value is wrong, or the file cannot be
+                written; nothing has changed. `detail` has `problem`, a word, and `hint`.
+        """
+        return self._call(configure(self._ids.next(), changes))
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Returns what the configuration file says about a model.
+
+        Returns:
+            `model`, `config_path`, None for a daemon without a file, and `settings`, each with its
+            `key`, as `configure` takes it, its `label`, what it `does` and `takes`, its `value`
+            and `default` as text, empty if there is none, and `choices` if there are few.
+
+        Raises:
+            RequestError: there is no such model, or the file is wrong.
+        """
+        return self._call(SettingsQuery(id=self._ids.next(), model=check_model(model)))
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """Asks the daemon to end; returns at once with the pids that will go.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mlxsup.protocol.client_messages import (
     AddModel,
+    Configure,
     Generate,
     Load,
     Ping,
     Prioritize,
     Reload,
     RemoveModel,
+    SettingsQuery,
     StatusQuery,
     Stop,
     Unload,
@@ -50,6 +53,8 @@ Command = (
     | Reload
     | AddModel
     | RemoveModel
+    | Configure
+    | SettingsQuery
 )
 """What is answered with one reply, whatever comes before it."""
 
@@ -197,6 +202,22 @@ def add_model(id: RequestId, model: str, *, name: str | None, revision: str | No
         )
     except RemoteError as error:
         raise RequestError.of(error) from None
+
+
+def configure(id: RequestId, changes: Mapping[str, str | None]) -> Configure:
+    """The command that changes keys of the configuration file.
+
+    Raises:
+        RequestError: `invalid_request`, naming the parameter and what it takes.
+    """
+    try:
+        for key, value in changes.items():
+            _check_name("the key", key, MAX_CLIENT_CHARACTERS)
+            if value is not None and not isinstance(value, str):
+                raise invalid("changes", "texts by key", value, subject=f"the value of {key}")
+    except RemoteError as error:
+        raise RequestError.of(error) from None
+    return Configure(id=id, changes=dict(changes))
 
 
 def load(

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import replace
 
 from mlxsup.protocol.download import (
     DownloadFailed,
@@ -61,6 +62,8 @@ def _carry_out(spec: DownloadSpec | SearchSpec) -> DownloadReport:
         report = explain(error, repository)
         if report.problem is DownloadProblem.INTERNAL:
             traceback.print_exc()
+        if isinstance(spec, SearchSpec) and report.problem is DownloadProblem.NETWORK:
+            return replace(report, hint="check the network, then search again")
         return report
 
 

@@ -19,6 +19,11 @@ MAX_FOUND = 30
 FORMAT = "mlx"
 """The hub's tag of repositories that mlx-lm loads without conversion."""
 
+LICENCE = "license:"
+"""How the tag of a repository's licence begins."""
+
+MOST_LICENCE = 64
+
 NUMBER_BYTES = {"F64": 8, "I64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2}
 """Of a number of each type in a safetensors file; of all others one byte."""
 
@@ -38,7 +43,7 @@ def search(words: str) -> RepositoriesFound:
             filter=FORMAT,
             sort="downloads",
             limit=MAX_FOUND,
-            expand=["downloads", "safetensors", "gated"],
+            expand=["downloads", "safetensors", "gated", "tags"],
         )
         return RepositoriesFound(found=list(_found(found)))
     except OfflineModeIsEnabled:
@@ -56,6 +61,7 @@ def _found(models: Any) -> Iterator[FoundRepository]:
             downloads=downloads if isinstance(downloads, int) else 0,
             size_bytes=_size_bytes(model),
             is_gated=bool(model.gated),
+            licence=_licence(model.tags),
         )
 
 
@@ -69,6 +75,13 @@ def _size_bytes(model: ModelInfo) -> int:
         for kind, count in counts.items()
         if isinstance(count, int) and count > 0
     )
+
+
+def _licence(tags: Any) -> str:
+    """Return what the tags of a repository say of its licence; empty if nothing."""
+    texts = tags if isinstance(tags, list) else ()
+    marked = (text for text in texts if isinstance(text, str) and text.startswith(LICENCE))
+    return next(marked, "").removeprefix(LICENCE)[:MOST_LICENCE]
 
 
 def _offline() -> DownloadError:

@@ -306,6 +306,10 @@ def progress_text(notice: Notice) -> str:
             return f"loading, {float(detail.get('fraction') or 0.0):.0%}"
         case NoticeKind.PREFILLING:
             return f"reading the prompt, {detail.get('done')} of {detail.get('total')} tokens"
+        case NoticeKind.PAUSED:
+            return f"paused, {detail.get('reason')}"
+        case NoticeKind.RESUMED if detail.get("after") == "pause":
+            return "continues"
     return ""
 
 
@@ -319,7 +323,8 @@ class Progress:
     """Turns the notices of a streamed answer into comments, and what was changed into a header.
 
     Nothing is sent at first, so that a refusal can still be a status. A request that stands still
-    gets no comment: its reader's own time limit is right about it.
+    gets no comment: its reader's own time limit is right about it. A pause gets one when it begins
+    and one when it ends.
 
     Args:
         clock: monotonic seconds.
@@ -352,7 +357,11 @@ class Progress:
                 self._out.add_headers(changed(self._changes))
         text, now = progress_text(notice), self._clock()
         is_busy = self._comment is not None and not self._comment.done()
-        if not text or self._out is None or self._shape is None or is_busy or now < self._next_at:
+        if not text or self._out is None or self._shape is None or is_busy:
+            return
+        # Nothing else may come for as long as a pause lasts.
+        is_pause = notice.kind in (NoticeKind.PAUSED, NoticeKind.RESUMED)
+        if now < self._next_at and not is_pause:
             return
         self._next_at = now + limits.COMMENT_INTERVAL_S
         self._comment = asyncio.create_task(self._out.write(self._shape.waits(text)))

@@ -185,7 +185,6 @@ class Gateway:
         async with (
             self._connect() as self._client,
             self._changes.watching(self._client),
-            self._page.watching(),
         ):
             try:
                 yield

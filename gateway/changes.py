@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,6 @@ from mlxsup.protocol.errors import ErrorCode
 
 from . import limits
 from .answers import OpenAnswers
-from .background import background
 from .body import Receive, gone
 from .errors import failure_of, interrupted, openai_body
 from .failure import Failure
@@ -30,6 +30,8 @@ from .openai.models import status_of
 from .sse import EventStream, Send, comment, event
 
 Item = dict[str, Any] | Failure
+
+logger = logging.getLogger(__name__)
 
 
 class Follower:
@@ -221,3 +223,25 @@ def _failure_in(task: asyncio.Task[None]) -> Failure:
     except asyncio.CancelledError:
         pass
     return interrupted()
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None], *, lost: str) -> AsyncIterator[None]:
+    """Run something until the block is left.
+
+    Args:
+        work: may end by itself; whatever it raises is a bug, and is logged at once.
+        lost: what no longer happens then, for the log.
+    """
+
+    def report(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error(lost, exc_info=error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -232,6 +232,33 @@ class RemoveModel(Message):
     v: int = PROTOCOL_VERSION
 
 
+@record
+class Configure(Message):
+    """Client → supervisor: set keys of the configuration file or take them out, and do as for
+    `Reload`; answered as `Reload` is, with the `values` by key and `config_path`.
+
+    Attributes:
+        changes: by the key's whole name (`models.NAME.KEY`, `defaults.KEY`, `clients.NAME.KEY`),
+            the value as a text of the command line; nil takes the key out.
+    """
+
+    TYPE: ClassVar[str] = "configure"
+    id: RequestId
+    changes: dict[str, Any]
+    v: int = PROTOCOL_VERSION
+
+
+@record
+class SettingsQuery(Message):
+    """Client → supervisor: tell the `settings` of a model in the configuration file, each with
+    `key`, `label`, `does`, `takes`, `value`, `default` and `choices`."""
+
+    TYPE: ClassVar[str] = "settings"
+    id: RequestId
+    model: ModelName
+    v: int = PROTOCOL_VERSION
+
+
 ClientMessage = (
     Generate
     | Cancel
@@ -252,6 +279,8 @@ ClientMessage = (
     | Reload
     | AddModel
     | RemoveModel
+    | Configure
+    | SettingsQuery
 )
 """What a client may send."""
 

@@ -202,12 +202,14 @@ class FoundRepository:
         downloads: of the last month.
         size_bytes: of its weights; 0 if the hub does not say it.
         is_gated: its terms have to be accepted first.
+        licence: as the hub names it; empty if it does not say it.
     """
 
     repo: str
     downloads: int
     size_bytes: int
     is_gated: bool
+    licence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

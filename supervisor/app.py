@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mlxsup.protocol.client_messages import AddModel, RemoveModel
+from mlxsup.protocol.client_messages import AddModel, Configure, RemoveModel, SettingsQuery
 from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -24,6 +24,7 @@ from mlxsup.store.references import RefusedModelError, find_source, servable
 
 from .announcements import Announcer
 from .config.entries import Edit, adding, parsed, planned, removing, still_written, write_text
+from .config.keys import changing, settings_of
 from .config.load import ConfigError, DaemonConfig, changed_for_later, read_text
 from .core.actions import (
     Abandon,
@@ -36,6 +37,7 @@ from .core.actions import (
     CloseListener,
     EndDownload,
     EndSpare,
+    FileMessage,
     Finish,
     ForgetModel,
     KillGateway,
@@ -64,6 +66,7 @@ from .core.events import (
     Reloaded,
     ReloadRefused,
     Sampled,
+    SettingsRead,
     ShutdownAsked,
     Started,
     Tick,
@@ -119,12 +122,12 @@ class _Asked(NamedTuple):
     Attributes:
         caller: who.
         is_dry: whether nothing may change because of it.
-        change: of the file, which comes first.
+        change: of the file, which comes first; or a question about it.
     """
 
     caller: Caller | None
     is_dry: bool = False
-    change: AddModel | RemoveModel | None = None
+    change: FileMessage | None = None
 
 
 class _Edited(NamedTuple):
@@ -474,7 +477,9 @@ class App:
             while not self._asked.empty():
                 asked.append(self._asked.get_nowait())
             for one in asked:
-                if one.change is not None:
+                if isinstance(one.change, SettingsQuery):
+                    await self._tell_settings(one, one.change)
+                elif one.change is not None:
                     await self._change(one, one.change)
             reloads = [one for one in asked if one.change is None]
             if not reloads:
@@ -486,7 +491,25 @@ class App:
             else:
                 self._loop.call_soon(self._adopt, reloads, read)
 
-    async def _change(self, asked: _Asked, change: AddModel | RemoveModel) -> None:
+    async def _tell_settings(self, asked: _Asked, query: SettingsQuery) -> None:
+        """Reads what the file says about a model, as it is now."""
+        path, caller = self._config.config_path, asked.caller
+        if caller is None:
+            return
+        settings: list[dict[str, Any]] = []
+        try:
+            if path is not None:
+                text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+                tell = partial(settings_of, text, path, query.model)
+                settings = await self._in_thread(path, tell, PARSE_LIMIT_S)
+        except ConfigError as error:
+            self._loop.call_soon(self._answer_refused, [asked], _refusal(error))
+        else:
+            answer = _placed({"model": query.model, "settings": settings}, path)
+            read = SettingsRead(now=self._clock.now(), answer=answer, caller=caller)
+            self._loop.call_soon(self.dispatch, read)
+
+    async def _change(self, asked: _Asked, change: AddModel | RemoveModel | Configure) -> None:
         """Changes the file and does what a reload does, or answers why neither was done."""
         try:
             done = await self._edited(partial(_edit, change))
@@ -509,7 +532,7 @@ class App:
             read = await self._memory.read(replace(self._config, models=edit.models))
             self._check(read)
             self._config = read.config
-            return _Edited(read, _answer(edit, None))
+            return _Edited(read, _placed(edit.answer, None))
         for _ in range(MAX_READS):
             text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
             done = await self._planned(partial(planned, text, path, plan))
@@ -519,7 +542,7 @@ class App:
                 await asyncio.sleep(SETTLE_S)
             write = partial(write_text, path, text.raw, done.raw)
             if await self._in_thread(path, write, WRITE_LIMIT_S):
-                return _Edited(read, _answer(done.edit, path))
+                return _Edited(read, _placed(done.edit.answer, path))
         raise still_written(path)
 
     async def _planned(self, plan: Callable[[], Value]) -> Value:
@@ -637,7 +660,7 @@ class App:
         self._finished.set()
 
 
-def _edit(change: AddModel | RemoveModel, config: DaemonConfig) -> Edit:
+def _edit(change: AddModel | RemoveModel | Configure, config: DaemonConfig) -> Edit:
     """Return what a client wants changed in a configuration.
 
     Raises:
@@ -645,14 +668,15 @@ def _edit(change: AddModel | RemoveModel, config: DaemonConfig) -> Edit:
     """
     if isinstance(change, RemoveModel):
         return removing(config, change.model)
+    if isinstance(change, Configure):
+        return changing(config, change.changes)
     find = partial(find_source, change.model, change.revision, is_here=False)
     return adding(config, change.model, change.name, find=find, ready=servable)
 
 
-def _answer(edit: Edit, path: Path | None) -> dict[str, Any]:
-    """Return what a client is told about a change, beside what it did to the models."""
-    config_path = str(path) if path is not None else None
-    return {"model": edit.name, "files": edit.files, "config_path": config_path}
+def _placed(answer: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Return what a client is told, with the file that it is about."""
+    return {**answer, "config_path": str(path) if path is not None else None}
 
 
 def _refusal(error: ConfigError | RefusedModelError) -> RemoteError:

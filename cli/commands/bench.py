@@ -277,8 +277,8 @@ def cells_of(
         raise CliError(
             f"{model} runs at most {rows} requests at once, but you asked for {max(streams)}",
             code="too_many_requests",
-            hint=f"use --concurrency {rows} or less, or raise max_concurrency in the configuration "
-            "and run `mlxsup reload`",
+            hint=f"use --concurrency {rows} or less, or run `mlxsup config set "
+            f"models.{model}.max_concurrency {max(streams)}`",
         )
     cells = [Cell(prompt, size, number) for prompt in prompts for size in outputs
              for number in streams]  # fmt: skip

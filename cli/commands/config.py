@@ -1,4 +1,4 @@
-"""`mlxsup config`: checks configuration files, and says which one counts."""
+"""`mlxsup config`: checks and changes configuration files, and says which one counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from mlxsup.protocol.places import config_places, find_config
+from mlxsup.protocol.states import State
 
 from ..configuration import (
     configuration_errors,
@@ -16,17 +17,85 @@ from ..configuration import (
     read_configuration,
     schema_text,
 )
-from ..connection import Target, daemon_options, output_options
+from ..connection import (
+    Target,
+    connect,
+    daemon_options,
+    output_options,
+    status_of_daemon,
+)
 from ..terminal.output import Output
+from .add import refusals
+from .settings import bad_configurations, note_consequences
 from .start import warn_of_keys
 
 
 @click.group()
 def config() -> None:
-    """Example: mlxsup config check mlxsup.toml
+    """Example: mlxsup config set models.qwen3.idle_unload_s 30m
 
-    Checks configuration files and shows which one is used.
+    Changes and checks configuration files, and shows which one is used.
     """
+
+
+@config.command(
+    "set",
+    short_help="Set a key, in the file and in the daemon that runs.",
+    context_settings={"ignore_unknown_options": True},  # -1 is a value
+)
+@click.argument("key")
+@click.argument("value")
+@daemon_options
+def set_(key: str, value: str, target: Target, output: Output) -> None:
+    """Example: mlxsup config set models.qwen3.idle_unload_s 30m
+
+    Sets KEY in the configuration file, whose other lines stay, and in the daemon that runs, as
+    `mlxsup reload` would. KEY is models.NAME.KEY, defaults.KEY (for all models), clients.NAME.KEY,
+    supervisor.KEY or gateway.KEY. VALUE is as in the file, without quotes; names of a list stand
+    between commas. A wrong VALUE changes nothing.
+    """
+    _change(key, value, target, output)
+
+
+@config.command(short_help="Take a key out, so that its default counts.")
+@click.argument("key")
+@daemon_options
+def unset(key: str, target: Target, output: Output) -> None:
+    """Example: mlxsup config unset models.qwen3.idle_unload_s
+
+    Takes KEY out of the configuration file, so that its default counts again, in the daemon that
+    runs, too. `mlxsup config set` explains KEY.
+    """
+    _change(key, None, target, output)
+
+
+def _change(key: str, value: str | None, target: Target, output: Output) -> None:
+    """Change a key by the daemon that runs, or else in the file that it would read."""
+    if status_of_daemon(target) is not None:
+        with connect(target) as client:
+            with bad_configurations("see `mlxsup config check`"):
+                done = client.configure({key: value})
+            rows = {row["name"]: row for row in client.status()["models"]}
+        restart = [name for name in done["changed"] if rows[name]["state"] in RESTARTS]
+    else:
+        from mlxsup.supervisor.config.entries import change_file
+        from mlxsup.supervisor.config.keys import changing
+
+        file, restart = find_configuration(target.config), []
+        with refusals(file):
+            edit = change_file(file, lambda read: changing(read, {key: value}))
+        done = {**edit.answer, "config_path": str(file)}
+    written, is_now = next(iter(done["values"].items()))
+    said = "is not set" if is_now is None else f"= {json.dumps(is_now, ensure_ascii=False)}"
+    output.result({**done, "restarts": restart}, f"{written} {said} in {done['config_path']}")
+    if "later" in done:
+        note_consequences(done, output)
+    for name in restart:
+        output.note(f"{name} restarts with it; running requests finish first")
+
+
+RESTARTS = (State.DRAINING, State.STOPPING, State.PENDING, State.LOADING)
+"""States of a model that is given a new process because of a change."""
 
 
 @config.command(short_help="List the errors in a file.")

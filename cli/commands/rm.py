@@ -99,7 +99,7 @@ def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, A
         raise unknown_model(name, ())
     with refusals(path):
         edit = change_file(path, lambda config: removing(config, name))
-    return {"name": name, "path": str(path), "files": edit.files}
+    return {"name": name, "path": str(path), "files": edit.answer["files"]}
 
 
 def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_sure: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,27 +47,12 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
     Makes the daemon read its configuration file again, and shows what changed. A file with errors
     changes nothing; --dry-run only shows what would change.
     """
-    from mlxsup.client import RequestError
-
-    try:
+    with bad_configurations("correct the file, then run `mlxsup reload`"):
         value = client.reload(dry_run=is_dry)
-    except RequestError as error:
-        if "problems" not in error.detail:
-            raise
-        raise CliError(
-            error.message,
-            hint="correct the file, then run `mlxsup reload`",
-            status=ExitStatus.BAD_CONFIGURATION,
-        ) from None
     status = client.status()
     touched = {*value["added"], *value["changed"], *value["removed"]}
     rows = [row for row in status["models"] if row["name"] in touched]
-    if value["later"]:
-        output.note(f"takes effect at the next start: {', '.join(value['later'])}")
-    if value["over_budget_bytes"]:
-        over = format_bytes(value["over_budget_bytes"])
-        what = _freed(value) if is_dry else f"idle models are unloaded now, busy ones {LATER}"
-        output.note(f"models may grow to {over} more than the new memory budget: {what}")
+    note_consequences(value, output, is_dry=is_dry)
     for refused in value.get("refuses", ()):
         output.note(f"{refused['model']} could not be loaded: it {refused['reason']}")
     for name, cause in value["unread"].items():
@@ -80,6 +66,30 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
     if value["settings"] and rows:
         changed = ", ".join(value["settings"])
         output.note(f"settings {'that change' if is_dry else 'changed'}: {changed}")
+
+
+@contextmanager
+def bad_configurations(hint: str) -> Iterator[None]:
+    """Raise a daemon's refusal of a whole configuration with the exit code that it has here."""
+    from mlxsup.client import RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        if "problems" not in error.detail:
+            raise
+        status = ExitStatus.BAD_CONFIGURATION
+        raise CliError(error.message, hint=hint, status=status) from None
+
+
+def note_consequences(value: Mapping[str, Any], output: Output, *, is_dry: bool = False) -> None:
+    """Say what of a reload takes effect later, and whom it takes memory from."""
+    if value["later"]:
+        output.note(f"takes effect at the next start: {', '.join(value['later'])}")
+    if value["over_budget_bytes"]:
+        over = format_bytes(value["over_budget_bytes"])
+        what = _freed(value) if is_dry else f"idle models are unloaded now, busy ones {LATER}"
+        output.note(f"models may grow to {over} more than the new memory budget: {what}")
 
 
 def _freed(value: Mapping[str, Any]) -> str:

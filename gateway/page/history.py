@@ -1,57 +1,38 @@
-"""The last hour of a daemon in samples, for the charts: kept here, because only the page asks.
+"""The last hour of a daemon in samples, for the charts: of each status that a page asks for.
 
-A daemon without HTTP pays nothing for it, and an idle one a status every five seconds.
+While no page is open nothing is asked and nothing is kept; the charts have a gap there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from ..failure import Failure
 
 INTERVAL_S = 5.0
 SPAN_S = 3600.0
 MOST_MODELS = 32
 """A sample has at most this many models, those that use the most memory."""
 
-logger = logging.getLogger(__name__)
-
 
 class History:
     """Samples, oldest first, each with its time and as the page gets it.
 
     Args:
-        status: asks the daemon for its status; raises `Failure`.
         wall: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._status = status
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._samples: deque[tuple[float, bytes]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
 
-    async def watch(self) -> None:
-        """Take a sample every five seconds; a daemon that does not answer leaves a gap."""
-        while True:
-            try:
-                self.take(await self._status())
-            except Failure as failure:
-                logger.info("no sample of the daemon: %s", failure.message)
-            await asyncio.sleep(INTERVAL_S)
-
     def take(self, status: Mapping[str, Any]) -> None:
-        """Add a sample of this status."""
+        """Add a sample of this status, unless the last one is younger than five seconds."""
         at = round(self._wall(), 1)
+        if self._samples and 0 <= at - self._samples[-1][0] < INTERVAL_S:
+            return
         sample = {"at": at, **sample_of(status)}
         # Encoded once: an hour of them is asked for by each page that opens.
         self._samples.append((at, json.dumps(sample, separators=(",", ":")).encode()))

@@ -7,31 +7,40 @@ There is no cookie, which a browser would send for pages of other sites, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import asdict
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.protocol.download import (
+    DownloadFailed,
+    FoundRepository,
+    RepositoriesFound,
+    SearchSpec,
+    download_argv,
+    read_report,
+)
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.states import Priority
 from mlxsup.store.references import EXAMPLE
+from mlxsup.store.search import find_models
 
 from .. import limits
-from ..background import background
 from ..body import read_json
 from ..errors import failure_of
 from ..failure import Failure, bad_field
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
 from ..operator import Operator, daemon_silent
-from .found import Found, find
 from .history import History
 from .logs import OWN_LOGS, end_of, lines_of, read_part
 from .recorded import Recorder
@@ -59,6 +68,14 @@ MOST_READERS = 2
 FIND_LIMIT_S = 20.0
 """For the models on this machine, which may be on several disks."""
 
+MOST_FOUND = 500
+
+SEARCH_LIMIT_S = 30.0
+"""For the hub, and for starting the process that asks it."""
+
+MOST_ANSWER_BYTES = 1024 * 1024
+"""Of that process: a hub may say anything."""
+
 CHANGE_LIMIT_S = 90.0
 """For a change of the configuration: the daemon looks for the model, and at what it needs."""
 
@@ -79,6 +96,18 @@ AskStatus = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the daemon for its status; raises `Failure`."""
 
 
+class Found(NamedTuple):
+    """A model on this machine that the daemon does not serve.
+
+    Attributes:
+        reference: its repository, or its folder: what the daemon gets.
+        told: to the page, which names the model by `key` and never by a path.
+    """
+
+    reference: str
+    told: dict[str, Any]
+
+
 class Page:
     """What browsers get.
 
@@ -94,9 +123,10 @@ class Page:
         self._status = status
         self._operator = operator
         self._daemon = daemon
-        self._history = History(status)
+        self._history = History()
         self._recorder: tuple[str, Recorder] | None = None
         self._readers = asyncio.Semaphore(MOST_READERS)
+        self._search = asyncio.Lock()
         page = (FILES / INDEX).read_text("utf-8")
         self._page = page.replace(TOKEN_MARK, escape(operator.token))
         self._files = {
@@ -119,6 +149,8 @@ class Page:
             Route("/page/crashes", self.crashes, methods=["GET"]),
             Route("/page/history", self.history, methods=["GET"]),
             Route("/page/found", self.found, methods=["GET"]),
+            Route("/page/search", self.search, methods=["GET"]),
+            Route("/page/settings", self.settings, methods=["GET"]),
             Route("/page/log", self.log, methods=["GET"]),
             Route("/page/log/process", self.log_of_process, methods=["GET"]),
             Route("/page/log/file", self.log_file, methods=["GET"]),
@@ -129,12 +161,9 @@ class Page:
             Route("/page/models/add", self.add, methods=["POST"]),
             Route("/page/models/remove", self.remove, methods=["POST"]),
             Route("/page/models/keep", self.keep, methods=["POST"]),
+            Route("/page/models/configure", self.configure, methods=["POST"]),
             Route("/page/{name}", self.file, methods=["GET"]),
         ]
-
-    def watching(self) -> AbstractAsyncContextManager[None]:
-        """Keep the history of the daemon until the block is left."""
-        return background(self._history.watch(), lost="the history for the charts is not kept")
 
     # ------------------------------------------------------------ the page
 
@@ -164,6 +193,7 @@ class Page:
         if refusal is not None and not caller.has_key:
             raise refusal
         status = await self._status()
+        self._history.take(status)
         if refusal is not None:
             rows = [{key: row.get(key) for key in OPEN_KEYS} for row in status["models"]]
             status = {"version": status.get("version"), "models": rows}
@@ -197,6 +227,31 @@ class Page:
         self._operator.check(request)
         found = await self._find()
         return JSONResponse({"models": [one.told for one in found], "example": EXAMPLE})
+
+    async def search(self, request: Request) -> Response:
+        """`GET /page/search?words=WORDS`: models that the hub finds, those with most downloads
+        first."""
+        self._operator.check(request)
+        words = request.query_params.get("words", "").strip()
+        if not 0 < len(words) <= MOST_CHARACTERS or not words.isprintable():
+            raise bad_field("words", f"words must be text of 1 to {MOST_CHARACTERS} characters")
+        try:
+            async with asyncio.timeout(SEARCH_LIMIT_S), self._search:
+                found = await _asked_of_hub(words)
+        except TimeoutError:
+            raise _hub_failure("the hub does not answer") from None
+        return JSONResponse({"models": [asdict(one) for one in found]})
+
+    async def settings(self, request: Request) -> Response:
+        """`GET /page/settings?model=NAME`: what the configuration says about a model."""
+        self._operator.check(request)
+        name = request.query_params.get("model", "")
+        return JSONResponse(await self._settings(name))
+
+    async def _settings(self, name: str) -> dict[str, Any]:
+        if not 0 < len(name) <= MOST_CHARACTERS:
+            raise bad_field("model", "model must be the name of a model")
+        return await self._answered(self._daemon().settings(name), limit_s=CHANGE_LIMIT_S)
 
     async def log(self, request: Request) -> Response:
         """`GET /page/log?name=NAME&cursor=CURSOR`: lines of a log; see `logs.read_part`."""
@@ -277,6 +332,32 @@ class Page:
         body = await self._asked(request, "model")
         call = self._daemon().load(body["model"], keep_alive=FOR_EVER)
         return JSONResponse(await self._answered(call))
+
+    async def configure(self, request: Request) -> Response:
+        """`POST /page/models/configure`: change settings of a model, those that `settings` lists;
+        null takes one out.
+
+        Raises:
+            Failure: it was refused, or the request is wrong.
+        """
+        self._operator.check(request)
+        body = await read_json(request)
+        if unknown := sorted(body.keys() - {"model", "changes"}):
+            raise bad_field(unknown[0][:64], f"unknown field {unknown[0][:64]!r}")
+        model, changes = body.get("model"), body.get("changes")
+        if not isinstance(model, str):
+            raise bad_field("model", "model must be the name of a model")
+        if not isinstance(changes, dict) or not changes:
+            raise bad_field("changes", "changes must be an object of texts by key")
+        known = {one["key"] for one in (await self._settings(model))["settings"]}
+        for key, text in changes.items():
+            if key not in known:  # others, such as a folder, are for the command line
+                raise bad_field("changes", f"{key[:128]!r} cannot be set on the page")
+            if text is not None and not (isinstance(text, str) and len(text) <= MOST_CHARACTERS):
+                message = f"{key} must be text of at most {MOST_CHARACTERS} characters, or null"
+                raise bad_field("changes", message)
+        call = self._daemon().configure(changes)
+        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
 
     # ------------------------------------------------------------ inside
 
@@ -365,3 +446,65 @@ class Page:
         self._readers.release()
         if not reading.cancelled():
             reading.exception()  # it may come when nothing waits for it any longer
+
+
+def find(folders: Collection[str]) -> list[Found]:
+    """Return the models on this machine that are none of the daemon's; reads disks.
+
+    Args:
+        folders: of the daemon's models.
+    """
+    served = {os.path.realpath(folder) for folder in folders}
+    models = [one for one in find_models() if os.path.realpath(one.path) not in served]
+    return [
+        Found(
+            one.repo or str(one.path),
+            {
+                "key": hashlib.sha256(os.fsencode(one.path)).hexdigest()[:32],
+                "title": one.title,
+                "origin": one.origin,
+                "size_bytes": one.description.size_bytes,
+                "quantization": one.description.quantization,
+                "context_length": one.description.context_length,
+                "problem": one.problem.text if one.problem is not None else "",
+            },
+        )
+        for one in models[:MOST_FOUND]
+    ]
+
+
+async def _asked_of_hub(words: str) -> list[FoundRepository]:
+    """Return what the hub finds, which a process of its own asks.
+
+    Raises:
+        Failure: it cannot be asked.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *download_argv(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=MOST_ANSWER_BYTES,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(SearchSpec(words=words, parent_pid=os.getpid()).to_line())
+        await process.stdin.drain()
+        async for line in process.stdout:
+            match read_report(line):
+                case RepositoriesFound(found=found):
+                    return found
+                case DownloadFailed(message=message, hint=hint):
+                    raise _hub_failure(f"{message}; {hint}" if hint else message)
+    except (ValueError, ConnectionError):  # too much, or it has ended at once
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    raise _hub_failure("the search has failed; the log of the gateway says more")
+
+
+def _hub_failure(message: str) -> Failure:
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    return Failure(status, message, code="hub_unavailable", is_retryable=True)

@@ -199,14 +199,14 @@ class Check:
         for part in details["loc"]:  # as the file has it, not as it was converted
             value = value[part]
         where = tuple(map(str, details["loc"]))
-        table, rest = _table_around(where)
+        table, rest = table_around(where)
         if details["type"] == "extra_forbidden":
             self._wrong.add(where)
-            self._add(where, f"unknown key {_joined(where)}{_suggestion(table, rest[0])}")
+            self._add(where, f"unknown key {_joined(where)}{suggestion(table, rest[0])}")
             return
         field = table.model_fields[rest[0]]
         inside = rest[1:]
-        if not inside or _table_in(field) is not None:
+        if not inside or table_in(field) is not None:
             expected = "a table" if inside else field.description
             self._wrong.add(where)
             self._add(where, f"{_joined(where)} must be {expected}, not {_shown(value)}")
@@ -371,11 +371,11 @@ def _without(value: Any, wrong: Set[Place], where: Place = ()) -> Any:
     }
 
 
-def _table_around(where: Place) -> tuple[type[Table], Place]:
+def table_around(where: Place) -> tuple[type[Table], Place]:
     """Return the innermost table around a place, and the way from there: one of its keys, and what
     is inside the value of that key, if the place is."""
     table: type[Table] = FileTable
-    while (field := table.model_fields.get(where[0])) and (inner := _table_in(field)):
+    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
         way = 2 if get_origin(field.annotation) is dict else 1
         if len(where) <= way:
             break
@@ -383,7 +383,7 @@ def _table_around(where: Place) -> tuple[type[Table], Place]:
     return table, where
 
 
-def _table_in(field: FieldInfo) -> type[Table] | None:
+def table_in(field: FieldInfo) -> type[Table] | None:
     """Return the table that a key takes, or takes one of for each name; None if it takes none."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, Table):
@@ -391,7 +391,7 @@ def _table_in(field: FieldInfo) -> type[Table] | None:
     return None
 
 
-def _suggestion(table: type[Table], key: str) -> str:
+def suggestion(table: type[Table], key: str) -> str:
     """Return what was probably meant by a key that a table does not have."""
     for heading, other in SECTIONS.items():
         if key in other.model_fields:

@@ -1,4 +1,4 @@
-"""The entries of a configuration file, as `add` and `rm` change them: all other lines stay.
+"""Changes of a configuration file, of its models and of single keys: all other lines stay.
 
 A change is planned on the text, checked as a whole, and then written at once, so that a crash, a
 full disk or a mistake leaves the file as it was.
@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,21 +41,25 @@ MAX_TRIES = 10
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
+Tables = MutableMapping[str, Any]
+"""A file or a table of it: plain, or with comments and line ends as tomlkit has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A change of the models of a configuration.
+    """A change of a configuration.
 
     Attributes:
-        name: the model that it is about.
-        change: puts it into the tables of the models; None if the model is there already.
+        name: what it is about.
+        change: makes it in the tables of the file; None if there is nothing to change.
         models: the entries that follow, for a daemon that has no file.
-        files: OWNER/NAME or the folder of the model.
+        answer: what the client that asked for it is told.
     """
 
     name: str
-    change: Callable[[MutableMapping[str, Any]], object] | None
+    change: Callable[[Tables], object] | None
     models: tuple[ModelSettings, ...]
-    files: str
+    answer: Mapping[str, Any]
 
 
 def adding(
@@ -97,15 +101,18 @@ def adding(
         new = replace(new, revision=source.revision)
     return Edit(
         name=called,
-        change=lambda models: models.update({called: entry}),
+        change=lambda tables: inner(tables, "models").update({called: entry}),
         models=(*config.models, new),
-        files=source.repo or str(source.folder),
+        answer={"model": called, "files": source.repo or str(source.folder)},
     )
 
 
 def _unchanged(config: DaemonConfig, one: ModelSettings) -> Edit:
-    files = one.repo or one.launch.path
-    return Edit(name=str(one.name), change=None, models=config.models, files=files)
+    return Edit(name=str(one.name), change=None, models=config.models, answer=_of(one))
+
+
+def _of(one: ModelSettings) -> dict[str, Any]:
+    return {"model": str(one.name), "files": one.repo or one.launch.path}
 
 
 def removing(config: DaemonConfig, name: str) -> Edit:
@@ -117,9 +124,11 @@ def removing(config: DaemonConfig, name: str) -> Edit:
     for one in config.models:
         if one.name == name:
             models = tuple(other for other in config.models if other is not one)
-            files = one.repo or one.launch.path
             return Edit(
-                name=name, change=lambda tables: pop(name, tables), models=models, files=files
+                name=name,
+                change=lambda tables: pop(name, tables["models"]),
+                models=models,
+                answer=_of(one),
             )
     owner = next((str(one.name) for one in config.models if name in one.aliases), None)
     if owner is not None:
@@ -176,15 +185,14 @@ def edited(text: str, edit: Edit) -> str:
     if "\r" in text.replace("\r\n", ""):  # old Macs' line ends, which TOML does not have
         text = normal_lines(text)
     expected = tomllib.loads(normal_lines(text))
-    edit.change(expected.setdefault("models", {}))
+    edit.change(expected)
     try:
         document = tomlkit.parse(text)
-        if "models" not in document:
-            document.append("models", tomlkit.table(is_super_table=True))
-        edit.change(cast(MutableMapping[str, Any], document["models"]))
+        edit.change(document)
         changed = tomlkit.dumps(document)
+        changed += "" if changed.endswith("\n") else "\n"
         found = tomllib.loads(normal_lines(changed))
-        is_sound = {"models": {}, **found} == expected
+        is_sound = {"models": {}, **found} == {"models": {}, **expected}
     except (TOMLKitError, tomllib.TOMLDecodeError):
         is_sound = False
     if not is_sound:
@@ -194,7 +202,43 @@ def edited(text: str, edit: Edit) -> str:
     return changed
 
 
-def pop(name: str, models: MutableMapping[str, Any]) -> None:
+def inner(tables: Tables, name: str) -> Tables:
+    """Return a table within others, which is made if it is not there."""
+    if name not in tables:
+        put(tables, name, _empty_within(tables))
+    return cast(Tables, tables[name])
+
+
+def _empty_within(tables: Tables) -> Tables:
+    if type(tables) is dict:
+        return {}
+    import tomlkit
+    from tomlkit.items import InlineTable
+
+    if isinstance(tables, InlineTable):
+        return cast(Tables, tomlkit.inline_table())
+    return cast(Tables, tomlkit.table(is_super_table=True))
+
+
+def put(table: Tables, name: str, value: Any) -> None:
+    """Set a key; a new one stands above the comments that are about the table that follows."""
+    if name in table or type(table) is dict:
+        table[name] = value
+        return
+    from tomlkit.items import Comment, Table, Whitespace
+
+    held: list[Any] = []
+    if isinstance(table, Table):
+        body = table.value.body
+        for kind in (Comment, Whitespace):
+            while body and isinstance(body[-1][1], kind):
+                held.insert(0, body.pop()[1])
+    table[name] = value
+    for item in held:
+        cast("Table", table).add(item)
+
+
+def pop(name: str, models: Tables) -> None:
     """Remove a table; comments that follow its last line are about the next one, and stay."""
     from tomlkit.items import Table
 
@@ -229,7 +273,7 @@ def change_file(path: Path, plan: Callable[[DaemonConfig], Edit]) -> Edit:
         plan: what to change, of what it says.
 
     Raises:
-        ConfigError: the file is wrong, or would be; it is as it was.
+        ConfigError: the file is wrong; it is as it was.
         RefusedModelError: the change is refused, or cannot be written; the file is as it was.
     """
     for _ in range(MAX_TRIES):
@@ -252,12 +296,16 @@ def planned(read: ConfigText, path: Path, plan: Callable[[DaemonConfig], Edit]) 
     """Plan a change of a file.
 
     Raises:
-        ConfigError: the file is wrong, or would be.
-        RefusedModelError: the change is refused.
+        ConfigError: the file is wrong.
+        RefusedModelError: the change is refused, or what it puts into the file is wrong.
     """
     edit = plan(parsed(read, path))
     raw = edited(read.raw, edit)
-    return Planned(edit, raw, parsed(replace(read, raw=raw), path))
+    try:
+        return Planned(edit, raw, parsed(replace(read, raw=raw), path))
+    except ConfigError as error:  # as the file was right before, this is about the change
+        problems = [one.removeprefix(f"{path}:").partition(": ")[2] for one in error.problems]
+        raise RefusedModelError("usage", "; ".join(problems), "nothing was changed") from None
 
 
 def parsed(read: ConfigText, path: Path) -> DaemonConfig:

@@ -53,8 +53,12 @@ _CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
 _LAUNCH = LaunchSettings()
 _MODEL = ModelSettings(name=ModelName(""), launch=_LAUNCH)
 
+OnPage = tuple[str, str] | None
 
-def key(default: Any, does: str, more: str = "", *, unit: str = "", **others: Any) -> Any:
+
+def key(
+    default: Any, does: str, more: str = "", *, unit: str = "", page: OnPage = None, **others: Any
+) -> Any:
     """Declare a key.
 
     Args:
@@ -62,9 +66,12 @@ def key(default: Any, does: str, more: str = "", *, unit: str = "", **others: An
         does: says what the key does, in a phrase that fits behind it in the example file.
         more: is added in the reference.
         unit: of its values, if neither its name nor its type says so.
+        page: its label in the settings of a model on the web page, and a sentence or two that need
+            no other knowledge; None if it is not there.
         others: further arguments of pydantic's `Field`.
     """
-    return Field(default, title=does, json_schema_extra={"more": more, "unit": unit}, **others)
+    extra: dict[str, Any] = {"more": more, "unit": unit, "page": page}
+    return Field(default, title=does, json_schema_extra=extra, **others)
 
 
 def table(does: str, takes: str = "a table", **schema: Any) -> Any:
@@ -81,7 +88,7 @@ def _for_editors(schema: dict[str, Any], shown: type[BaseModel]) -> None:
             del entry["default"]
             for choice in entry.pop("anyOf"):
                 entry |= choice if choice != {"type": "null"} else {}
-        for ours in ("title", "more", "unit"):
+        for ours in ("title", "more", "unit", "page"):
             entry.pop(ours, None)
         does = field.title or name
         entry["description"] = f"{does[:1].upper()}{does[1:]}. Takes {field.description}."
@@ -329,11 +336,13 @@ class RestartTable(Table):
     backoff_max_s: Duration = key(_RESTART.backoff_max_s, "the delay doubles up to this")
 
 
-def _number(number: NumberParameter, default: float | None, does: str, unit: str) -> Any:
+def _number(
+    number: NumberParameter, default: float | None, does: str, unit: str, page: OnPage = None
+) -> Any:
     """Declare a parameter of requests, with the range it has there."""
     kind = int if number.is_integer else float
     limits: dict[str, Any] = {"gt" if number.is_low_open else "ge": number.low, "le": number.high}
-    declared = key(default, does, unit=unit, description=number.expected, **limits)
+    declared = key(default, does, unit=unit, page=page, description=number.expected, **limits)
     return kind if default is not None else kind | None, declared
 
 
@@ -345,7 +354,12 @@ else:
         "SamplingTable",
         __base__=Table,
         __doc__="`[models.NAME.sampling]`: the parameters of requests that leave them out.",
-        **{name: _number(n, n.default, n.says, n.unit) for name, n in SAMPLING.items()},
+        **{
+            name: _number(
+                n, n.default, n.says, n.unit, (name.replace("_", " ").capitalize(), f"{n.says}.")
+            )
+            for name, n in SAMPLING.items()
+        },
     )
     PresetTable = create_model(
         "PresetTable",
@@ -397,27 +411,40 @@ class ModelTable(Table):
         "other names for it, in requests and commands",
         "; the status shows it under its name",
         unit="names",
+        page=("Other names", "Programs can use these names, too. Put commas between them."),
         description="an array of names",
     )
     preload: Flag = key(
         _MODEL.preload,
         "load at startup; otherwise on the first request",
         ". At startup nothing is evicted: what does not fit into `memory_budget` stays PENDING",
+        page=("Load when mlxsup starts", "Otherwise the first request loads it."),
     )
     pinned: Flag = key(
-        _MODEL.pinned, "never evicted; its memory is reserved even while it is not loaded"
+        _MODEL.pinned,
+        "never evicted; its memory is reserved even while it is not loaded",
+        page=("Always keep room for it", "Other models never get the memory that it needs."),
     )
     max_concurrency: int = key(
         _LAUNCH.max_concurrency,
         "requests that run at the same time, as rows of one batch",
         f"; up to {MAX_CONCURRENCY}",
         unit="requests",
+        page=(
+            "Answers at the same time",
+            "Further requests wait. More at a time need more memory.",
+        ),
         ge=1,
         le=MAX_CONCURRENCY,
         description=f"an integer from 1 to {MAX_CONCURRENCY}",
     )
     idle_unload_s: Duration = key(
-        _MODEL.idle_unload_s, "unload after this long without a request; 0: never"
+        _MODEL.idle_unload_s,
+        "unload after this long without a request; 0: never",
+        page=(
+            "Keep loaded for",
+            "Time without a request, such as 30m or 2h. 0: until you unload it.",
+        ),
     )
     load_stall_timeout_s: DurationAboveZero = key(
         _MODEL.load_stall_timeout_s,
@@ -444,6 +471,7 @@ class ModelTable(Table):
         ", or 4,096 with a warning if config.json declares none. It is capped at what the model"
         " declares, with a warning",
         unit="tokens",
+        page=("Context length, in tokens", "Prompt and answer together. 0: as much as it can."),
     )
     deterministic: Flag = key(
         _LAUNCH.deterministic,
@@ -458,6 +486,7 @@ class ModelTable(Table):
         " weights, the process and a request of 256 tokens take: exit code 78 if the files show it,"
         " otherwise FAILED after the load; more than 0.8 of it in use before the first request: a"
         " warning",
+        page=("Memory", "The most it may use, such as 6GiB. auto: mlxsup decides."),
     )
     cache_limit: SizeOrAuto = key(
         "auto",

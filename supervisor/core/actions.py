@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mlxsup.protocol.client_messages import AddModel, MessageToClient, RemoveModel
+from mlxsup.protocol.client_messages import (
+    AddModel,
+    Configure,
+    MessageToClient,
+    RemoveModel,
+    SettingsQuery,
+)
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
@@ -192,10 +198,14 @@ class ReadConfiguration:
     is_dry: bool = False
 
 
+FileMessage = AddModel | RemoveModel | Configure | SettingsQuery
+"""What clients ask of the configuration file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeConfiguration:
-    """Write a model into the configuration file or take it out, and then do as for
-    `ReadConfiguration`.
+    """Write a change into the configuration file, and then do as for `ReadConfiguration`; or
+    only read the settings of a model, answered by `SettingsRead`.
 
     Attributes:
         caller: who asked; handed back with the answer.
@@ -203,7 +213,7 @@ class ChangeConfiguration:
     """
 
     caller: Caller
-    change: AddModel | RemoveModel
+    change: FileMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

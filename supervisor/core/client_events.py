@@ -9,6 +9,7 @@ from mlxsup.protocol.client_messages import (
     AddModel,
     Cancel,
     ClientMessage,
+    Configure,
     Generate,
     Load,
     Ping,
@@ -16,6 +17,7 @@ from mlxsup.protocol.client_messages import (
     Reload,
     RemoveModel,
     Restart,
+    SettingsQuery,
     StatusQuery,
     Stop,
     Subscribe,
@@ -38,6 +40,7 @@ from .actions import (
     AdoptLaunch,
     AppraiseLaunch,
     ChangeConfiguration,
+    FileMessage,
     ReadConfiguration,
     RequestRefused,
 )
@@ -172,7 +175,10 @@ class ClientEvents:
             case ChangeLogLevel():
                 self._log_level.change(message.level, self._fleet)
                 self._outbox.reply(caller, {"level": message.level})
-            case Reload() | AddModel() | RemoveModel():
+            case SettingsQuery():
+                name = self._model(message.model).name  # it may be named by an alias
+                self._on_reload(caller, replace(message, model=name))
+            case Reload() | AddModel() | RemoveModel() | Configure():
                 self._on_reload(caller, message)
             case Stop():
                 self._on_stop(caller, message, now)
@@ -314,7 +320,7 @@ class ClientEvents:
         drain_s = self._fleet.settings.drain_timeout_s
         self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
 
-    def _on_reload(self, caller: Caller, message: Reload | AddModel | RemoveModel) -> None:
+    def _on_reload(self, caller: Caller, message: Reload | FileMessage) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         self.readers.append(caller)

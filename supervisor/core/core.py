@@ -36,6 +36,7 @@ from .events import (
     Reloaded,
     ReloadRefused,
     Sampled,
+    SettingsRead,
     ShutdownAsked,
     SpareEnded,
     SpareReady,
@@ -247,6 +248,9 @@ class Core:
             case ReloadRefused(caller=caller, error=error):
                 if self._clients.has_read_for(caller):
                     self.outbox.fail(caller, error)
+            case SettingsRead(caller=caller, answer=answer):
+                if self._clients.has_read_for(caller):
+                    self.outbox.reply(caller, dict(answer))
             case _:
                 assert_never(event)
 

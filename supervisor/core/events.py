@@ -336,6 +336,19 @@ class ReloadRefused(_Event):
     caller: Caller
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsRead(_Event):
+    """The settings of a model were read from the configuration file.
+
+    Attributes:
+        answer: what the caller is told.
+        caller: who asked for them.
+    """
+
+    answer: Mapping[str, Any]
+    caller: Caller
+
+
 Event = (
     Started
     | Tick
@@ -362,5 +375,6 @@ Event = (
     | ShutdownAsked
     | Reloaded
     | ReloadRefused
+    | SettingsRead
 )
 """Everything that the shell reports to the core."""

@@ -1,4 +1,4 @@
-"""`add` and `rm` of an entry, with real daemons."""
+"""`add`, `rm` and `config set`: changes of the file, with real daemons."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from mlxsup.client import ConnectionLost, RequestError
 
-from support.cli.cli import Terminal
+from support.cli.cli import Terminal, run_cli
 from support.cli.scripted_daemon import ScriptedDaemon
-from support.daemon.daemon import Daemon, fake
+from support.daemon.daemon import Daemon, fake, row
 from support.eventually import eventually
 from support.models.tiny_model import make_tiny_model
 
@@ -48,6 +48,38 @@ def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
             eventually(lambda: client.status()["models"] == [])
             assert client.add(str(folder), name="again")["added"] == ["again"]
         assert (folder / "config.json").exists()
+
+
+def test_key_is_set_in_a_daemon_that_runs_and_in_the_file_without_one() -> None:
+    with Daemon({"m": fake(), "n.1": fake(preload=False)}) as daemon, daemon.client() as client:
+        stream = client.generate("m", prompt="[[fault slow=0.1]]", max_tokens=40)
+        next(stream)
+        done = daemon.run("config", "set", "models.n.1.aliases", "a, b/c")
+        assert (done.returncode, '= ["a", "b/c"] in ' in done.stdout) == (0, True)
+        assert client.complete("b/c", prompt="a", max_tokens=1).finish_reason == "length"
+        done = daemon.run("config", "set", "models.m.max_concurrency", "3")
+        assert (done.returncode, "m restarts with it" in done.stderr) == (0, True)
+        done = daemon.run("config", "set", "supervisor.log_format", "json", "--json")
+        assert json.loads(done.stdout)["later"] == ["log_format"]
+        for key, value, code in (
+            ("models.m.max_concurrency", "-1", 64), ("models.m.memory", "1MiB", 78),
+            ("models.m.pined", "1", 64), ("models.zz.pinned", "1", 1),
+        ):  # fmt: skip
+            before = daemon.config.read_text()
+            done = daemon.run("config", "set", key, value)
+            assert (done.returncode, daemon.config.read_text()) == (code, before), done.stderr
+        assert len([*stream]) > 0
+        assert stream.result.finish_reason == "length", "running answers end first"
+        eventually(lambda: row(client, "m")["generation"] == 2)
+        shown = {one["key"]: one["value"] for one in client.settings("a")["settings"]}
+        assert shown['models."n.1".aliases'] == "a, b/c"
+        daemon.run("stop", "--now")
+        file = ["--config", str(daemon.config)]
+        done = run_cli("config", "unset", "models.m.max_concurrency", *file)
+        assert (done.returncode, "is not set in" in done.stdout) == (0, True), done.stderr
+        assert "max_concurrency" not in tomllib.loads(daemon.config.read_text())["models"]["m"]
+        done = run_cli("config", "set", "defaults.preload", "never", "--json", *file)
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (64, "usage")
 
 
 WRONG = {

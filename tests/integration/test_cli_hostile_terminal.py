@@ -131,6 +131,11 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("key", "revoke"): (once("key", "revoke", "EVIL"),),
     ("key", "off"): (once("key", "off", "--yes", shows=False),),
     ("config", "check"): (once("config", "check", "WRONG"), once("config", "check", "EVIL")),
+    ("config", "set"): (
+        once("config", "set", "defaults.preload", "EVIL", "--config", "OTHER"),
+        once("config", "set", "EVIL", "1", "--config", "OTHER"),
+    ),
+    ("config", "unset"): (once("config", "unset", "EVIL", "--config", "OTHER"),),
     ("config", "path"): (once("config", "path", "--config", "EVIL"),),
     ("config", "schema"): (once("config", "schema", shows=False), once("config", "schema", "EVIL")),
     ("service", "install"): (once("service", "install", "--config", "WRONG"),),

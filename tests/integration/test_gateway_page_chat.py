@@ -318,7 +318,7 @@ def test_settings_go_with_the_request_and_stay_with_the_chat(browser: Browser) -
     ]  # fmt: skip
     assert (body["max_tokens"], "temperature" in body) == (7, False)
     assert browser.text(f"{ANSWER} .figures").startswith("7 tokens")
-    browser.until(shows(f"{ANSWER} .end", "The longest answer is reached."))
+    browser.until(shows(f"{ANSWER} .end", "has reached its length limit"))
     click(browser, "New chat")
     assert browser.evaluate("document.querySelector('#system').value") == "be brief"
 
@@ -480,6 +480,25 @@ def test_answer_outlives_its_worker_says_so_once_and_has_the_same_text(
     assert browser.problems == []
 
 
+def test_answer_that_is_paused_says_so_and_that_it_continues(
+    browser: Browser, daemon: HttpDaemon
+) -> None:
+    said = recorded(browser)
+    say(browser, "without end")
+    begun(browser)
+    with daemon.client() as client:
+        (request,) = client.requests()["requests"]
+        client.pause(request["id"])
+        browser.until(shows("#doing", "Paused. It continues once"))
+        client.resume(request["id"])
+    browser.until("document.querySelector('#doing').textContent === 'Answering'")
+    browser.press("Escape")
+    browser.until(shows(f"{ANSWER} .end", "Stopped."))
+    heard = [text.partition(".")[0] for text in said() if text != "Continuing"]
+    assert heard[heard.index("Answering") :][:3] == ["Answering", "Paused", "Answering"]
+    assert browser.problems == []
+
+
 def kill_gateway(daemon: HttpDaemon, browser: Browser) -> None:
     with daemon.client() as client:
         first = gateway_of(client)["pid"]
@@ -490,7 +509,7 @@ def kill_gateway(daemon: HttpDaemon, browser: Browser) -> None:
 def restart_daemon(daemon: HttpDaemon, browser: Browser) -> None:
     daemon.listen = f"{daemon.address[0]}:{daemon.address[1]}"
     daemon.kill()
-    browser.until(shows("#alert", "mlxsup cannot be reached. This page tries again by itself."))
+    browser.until(shows("#alert", "mlxsup cannot be reached. Trying again"))
     browser.until(shows("#doing", "The answer broke off. It continues once mlxsup is back."))
     daemon.start()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxsup.protocol.text import size_text
 from mlxsup.store.references import EXAMPLE
 
 from support.daemon.daemon import fake, row, wait_for_state
@@ -18,6 +21,7 @@ from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
 from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
+from support.models.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
@@ -132,7 +136,7 @@ def test_unload_and_restart_ask_first_and_say_what_they_interrupt(
         browser.until(shows(card("m", '[data-figure="rows"]'), "1"))
         browser.evaluate(f"document.querySelector({restart!r}).focus()")
         browser.press(" ")
-        browser.until(shows("dialog", "1 answer may end first"))
+        browser.until(shows("dialog", "1 answer may finish first"))
         browser.press("Tab")
         browser.press("Tab")
         browser.evaluate("document.querySelector('dialog [type=submit]').focus()")
@@ -162,8 +166,11 @@ def test_charts_are_there_at_once_for_a_visitor_who_comes_later(daemon: HttpDaem
     with daemon.client() as client:
         stream = client.generate("m", prompt="a", max_tokens=3000)
         eventually(lambda: (row(client, "m")["tokens_per_s"] or 0) > 1)
-        stream.cancel()
         with Browser() as browser:
+            browser.open(f"{daemon.url}/#chat")  # one who looks at something else
+            browser.until("document.querySelector('#model').value")
+            stream.cancel()
+            browser.other_tab()
             browser.open(f"{daemon.url}/#models")
             browser.until("document.querySelectorAll('#memory .line')[0]?.getAttribute('d')")
             names = [name for role, name in browser.spoken() if role == "image"]
@@ -172,6 +179,45 @@ def test_charts_are_there_at_once_for_a_visitor_who_comes_later(daemon: HttpDaem
             ]  # fmt: skip
             assert "m: " in names[1]
             assert browser.problems == []
+
+
+def test_settings_of_a_model_are_changed_and_a_mistake_is_named_by_its_label(
+    daemon: HttpDaemon, browser: Browser
+) -> None:
+    before = daemon.config.read_text()
+    browser.click(card("m", '[data-action="settings"]'))
+    browser.until(shows("dialog", "Keep loaded for"))
+    enter_setting(browser, "Answers at the same time", "lots")
+    enter_setting(browser, "Keep loaded for", "2h")
+    browser.click('dialog [type="submit"]')
+    browser.until(shows("dialog [role=alert]", "Answers at the same time must be an integer"))
+    assert daemon.config.read_text() == before
+    enter_setting(browser, "Answers at the same time", "3")
+    enter_setting(browser, "Other names", "big, best/one")
+    enter_setting(browser, "Temperature", "0.5")
+    browser.click('dialog [type="submit"]')
+    browser.until(shows(card("m", ".answer"), "Saved in "))
+    assert browser.evaluate(FOCUS) == "Settings m", "the focus is back where it was"
+    model = tomllib.loads(daemon.config.read_text())["models"]["m"]
+    assert (model["max_concurrency"], model["idle_unload_s"]) == (3, "2h")
+    assert (model["aliases"], model["sampling"]) == (["big", "best/one"], {"temperature": 0.5})
+    browser.until(shows(card("m", ".note"), "Unloads in 1h 59m"))
+    browser.click(card("m", '[data-action="settings"]'))
+    browser.until(shows("dialog", "Keep loaded for"))
+    enter_setting(browser, "Keep loaded for", "")
+    browser.click('dialog [type="submit"]')
+    browser.until("!document.querySelector('dialog')")
+    assert "idle_unload_s" not in tomllib.loads(daemon.config.read_text())["models"]["m"]
+    assert [one for one in browser.problems if "/page/models/configure" not in one] == []
+
+
+def enter_setting(browser: Browser, label: str, text: str) -> None:
+    find = (
+        f"[...document.querySelectorAll('dialog label')].find((one) => one.innerText === {label!r})"
+    )
+    browser.evaluate("document.querySelector('dialog details').open = true")
+    browser.evaluate(f"{find}.control.select()")
+    browser.type(text) if text else browser.evaluate(f"{find}.control.value = ''")
 
 
 class HubDaemon(HttpDaemon):
@@ -194,8 +240,17 @@ def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_
             browser.open(f"{daemon.url}/#models")
             browser.until(shows("#empty", "No model yet"))
             browser.until(shows("#add", "There is no other model on this machine."))
-            browser.click("#empty button")
-            browser.until(shows("#add-answer", "smollm2-135m was added. It is loading."))
+            browser.click("#wanted")
+            browser.type("zzz")
+            browser.press("Enter")
+            browser.until(shows("#add", "Hugging Face has no other model for MLX called zzz."))
+            browser.evaluate("document.querySelector('#wanted').select()")
+            browser.type("smol")
+            browser.press("Enter")
+            browser.until(shows("#found", f"{EXAMPLE}\n"))
+            browser.until(shows("#found", "licence: apache-2.0 · 7 downloads last month"))
+            browser.click(f'#found button[aria-label="Add {EXAMPLE}"]')
+            browser.until(shows("#add-answer", "Added smollm2-135m."))
             cancel = card("smollm2-135m", '[data-action="unload"]')
             browser.until(shows(card("smollm2-135m", ".note"), "Downloading, "))
             browser.until(shows(cancel, "Cancel download"))
@@ -206,6 +261,9 @@ def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_
             browser.click('dialog [type="submit"]')
             browser.until(shows("#empty", "No model yet"))
             assert client.status()["models"] == []
+            browser.click("#empty button")
+            browser.until(shows(card("smollm2-135m", ".note"), "Downloading, "))
+            client.remove("smollm2-135m")
             browser.click("#wanted")
             browser.type("/etc")
             browser.until(shows("#add", "No other model on this machine"))
@@ -236,7 +294,7 @@ def test_requests_are_paused_resumed_cancelled_and_moved_in_the_line(
         choose(browser, line(3, "select"), "interactive")
         eventually(lambda: priority_of(client, waits.request_id) == "interactive")
         browser.click(line(1, '[data-action="pause"]'))
-        browser.until(shows(line(1, ".what"), "paused until it is resumed"))
+        browser.until(shows(line(1, ".what"), "paused until you resume it"))
         browser.until(shows(line(3, ".what"), "answers"))
         browser.click(line(2, '[data-action="cancel"]'))
         browser.until(shows("dialog", "Cancel request #2 to m?"))
@@ -346,13 +404,19 @@ def test_a_guest_sees_the_models_an_operator_all_and_a_revoked_key_nothing_more(
         )
         enter(browser, "#key", guest)
         browser.until(shows(card("m", ".word"), "ready"))
-        browser.until(shows("#models .locked", "Your key is not an operator's"))
+        browser.until(shows("#models .locked", "use the key of an operator"))
         assert browser.evaluate("[...document.querySelectorAll('.card button')]"
                                 ".every((one) => !one.checkVisibility())")  # fmt: skip
-        for name in ("requests", "logs"):
-            view(browser, name)
-            browser.until(shows(f"#{name} .locked", "are not shown"))
-        enter(browser, "#logs .locked input", boss)
+        assert [name for role, name in browser.spoken() if role == "link"][1:] == ["Chat", "Models"]
+        view(browser, "chat")
+        browser.click("#message")
+        browser.type("[[say hello]]")
+        browser.press("Enter")
+        browser.until(shows(".turn.assistant .text", "hello"))
+        view(browser, "models")
+        enter(browser, "#models .locked input", boss)
+        browser.until("document.querySelector('nav a[href=\"#logs\"]').checkVisibility()")
+        view(browser, "logs")
         browser.until(shows("#log", "listening"))
         view(browser, "models")
         browser.click(card("other", '[data-action="load"]'))
@@ -397,6 +461,11 @@ def test_the_house_has_no_accessibility_problem(
         browser.until(shows("dialog", "Unload m?"))
         check("a question")
         browser.press("Escape")
+        browser.click(card("m", '[data-action="settings"]'))
+        browser.until(shows("dialog", "Keep loaded for"))
+        browser.evaluate("document.querySelector('dialog details').open = true")
+        check("settings")
+        browser.click('dialog [type="button"]')
         view(browser, "requests")
         browser.until(shows("#open", "answers"))
         browser.until(shows("#ended", "Complete"))
@@ -406,3 +475,60 @@ def test_the_house_has_no_accessibility_problem(
         check("logs")
         stream.cancel()
     assert browser.problems == []
+
+
+def test_sizes_are_written_as_by_the_command_line(browser: Browser) -> None:
+    counts = [0, 1, 1025, 104858, 2**20 + 1, 631_984_128, 2**30, 2**30 + 1, 3 * 2**40]
+    script = f"import('/page/view.js').then(({{size}}) => {counts}.map(size))"
+    assert browser.evaluate(script) == [size_text(count) for count in counts]
+
+
+def test_the_page_has_a_dark_theme(daemon: HttpDaemon, browser: Browser) -> None:
+    shade = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
+        ".reduce((sum, one) => sum + Number(one), 0)"
+    )
+    browser.scheme("light")
+    assert browser.evaluate(shade) > 600
+    browser.scheme("dark")
+    assert browser.evaluate(shade) < 150
+
+
+# ---------------------------------------------------------------- the texts of others
+
+
+MARKUP = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>\u202e"
+
+
+def test_texts_of_a_hostile_model_client_and_answer_are_shown_and_run_nothing_P31() -> None:
+    models = {"m": fake(), "wrong": {"path": "wrong", "preload": True}}
+    daemon = HttpDaemon(models)
+    make_tiny_model(daemon.folder / "wrong", config={"model_type": MARKUP})
+    with daemon, daemon.client() as client, Browser() as browser:
+        wait_for_state(client, "wrong", "FAILED")
+        stream = client.generate("m", prompt="[[fault slow=0.05]]", client=MARKUP, max_tokens=3000)
+        browser.size(*DESKTOP)
+        browser.open(f"{daemon.url}/#models")
+        browser.until(shows(card("wrong", ".note"), MARKUP))
+        browser.until(shows("#crashes li", MARKUP))
+        browser.click("#crashes summary")
+        browser.until(shows("#crashes pre", "<script>"))
+        view(browser, "requests")
+        browser.until("document.querySelector('#open li .about')")
+        view(browser, "logs")
+        browser.until(shows("#log", "<script>window.pwned=1</script>"))
+        view(browser, "chat")
+        browser.click("#message")
+        browser.type(f"[[say {MARKUP}]]")
+        browser.press("Enter")
+        browser.until(shows("#said .turn:last-child .text", MARKUP.replace("\u202e", "[U+202E]")))
+        assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        # Should a text become markup after all, the browser still runs nothing of it.
+        browser.evaluate(
+            "new Promise((blocked) => { document.addEventListener('securitypolicyviolation',"
+            " (one) => one.violatedDirective.startsWith('script-src') && blocked(1));"
+            f" document.body.insertAdjacentHTML('beforeend', {json.dumps(MARKUP)}); }})"
+        )
+        assert browser.evaluate("typeof window.pwned") == "undefined"
+        stream.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import AddModel, Failed, Reload, RemoveModel, Reply
+from mlxsup.protocol.client_messages import AddModel, Configure, Failed, Reload, RemoveModel, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
@@ -171,12 +171,13 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
 OF_THE_FILE = {
     "add": AddModel(id=RequestId("x"), model="o/n"),
     "remove": RemoveModel(id=RequestId("x"), model=ModelName("a")),
+    "configure": Configure(id=RequestId("x"), changes={"defaults.preload": "true"}),
 }
 
 
 @pytest.mark.parametrize("change", OF_THE_FILE.values(), ids=OF_THE_FILE)
 def test_a_change_of_the_file_is_answered_as_a_reload_with_more(
-    change: AddModel | RemoveModel,
+    change: AddModel | RemoveModel | Configure,
 ) -> None:
     driver = in_state(State.READY)
     driver.say(change)

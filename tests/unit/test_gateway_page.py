@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,21 @@ from urllib.parse import quote
 import pytest
 
 from mlxsup.gateway import limits
-from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Keys
-from mlxsup.gateway.operator import TOKEN_HEADER, daemon_silent
+from mlxsup.gateway.operator import TOKEN_HEADER
 from mlxsup.gateway.page import logs, page
-from mlxsup.gateway.page.history import SPAN_S, History
+from mlxsup.gateway.page.history import INTERVAL_S, SPAN_S, History
 from mlxsup.gateway.page.logs import MOST_LINES, MOST_PART_BYTES, end_of, lines_of, read_part
 from mlxsup.gateway.page.page import FILES
 from mlxsup.gateway.page.recorded import MOST_CRASHES, MOST_ENDED, Recorder
 from mlxsup.protocol.client_messages import Timings, Usage
+from mlxsup.protocol.download import (
+    DownloadFailed,
+    DownloadProblem,
+    FoundRepository,
+    RepositoriesFound,
+    report_line,
+)
 from mlxsup.protocol.flight import (
     MODELS_FILE_NAME,
     PAUSED,
@@ -121,12 +128,12 @@ def test_page_makes_no_markup_of_texts() -> None:
 
 GETS = (
     "/page/state", "/page/requests", "/page/crashes", "/page/history", "/page/log",
-    "/page/log/file", "/page/log/process", "/page/found",
+    "/page/log/file", "/page/log/process", "/page/found", "/page/search", "/page/settings",
 )  # fmt: skip
 POSTS = (
     "/models/load", "/models/unload", "/models/restart", "/page/requests/cancel",
     "/page/requests/pause", "/page/requests/resume", "/page/requests/prioritize",
-    "/page/models/add", "/page/models/remove", "/page/models/keep",
+    "/page/models/add", "/page/models/remove", "/page/models/keep", "/page/models/configure",
 )  # fmt: skip
 
 
@@ -178,6 +185,13 @@ class HouseDaemon(PlayedDaemon):
 
     async def load(self, model: str, *, keep_alive: float | None = None) -> dict[str, Any]:
         return self._note("load", model, str(keep_alive))
+
+    async def settings(self, model: str) -> dict[str, Any]:
+        self._note("settings", model)
+        return {"settings": [{"key": f"models.{model}.preload"}]}
+
+    async def configure(self, changes: dict[str, str | None]) -> dict[str, Any]:
+        return self._note("configure", *changes)
 
     def _note(self, *words: str) -> dict[str, Any]:
         if words[1] == "gone":
@@ -373,6 +387,70 @@ def test_refusal_of_the_daemon_is_told_with_its_hint() -> None:
     )
 
 
+PRELOAD = "models.m.preload"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"model": "m", "changes": {PRELOAD: "true"}}, ""),
+        ({"model": "m", "changes": {PRELOAD: None}}, ""),
+        ({"model": "m", "changes": {PRELOAD: True}}, "changes"),
+        ({"model": "m", "changes": {PRELOAD: "x" * 513}}, "changes"),
+        ({"model": "m", "changes": {PRELOAD: "true", "models.m.path": "/etc"}}, "changes"),
+        ({"model": "m", "changes": {"models.n.preload": "true"}}, "changes"),
+        ({"model": "m", "changes": {}}, "changes"),
+        ({"model": "m", "changes": [PRELOAD]}, "changes"),
+        ({"model": "m"}, "changes"),
+        ({"changes": {PRELOAD: "true"}}, "model"),
+        ({"model": "", "changes": {PRELOAD: "true"}}, "model"),
+        ({"model": "m", "changes": {PRELOAD: "true"}, "all": True}, "all"),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_settings_that_the_page_lists_are_changed_and_no_others(
+    body: dict[str, Any], field: str
+) -> None:
+    daemon = HouseDaemon()
+    response = House(daemon).post("/page/models/configure", body)
+    if field:
+        assert (response.status, response.error["param"]) == (400, field)
+    assert (("configure", PRELOAD) in daemon.commands) == (response.status == 200) == (not field)
+
+
+@pytest.mark.parametrize("words", ["", "%20", "a%00b", "x" * 513])
+def test_search_needs_words(words: str) -> None:
+    response = House(HouseDaemon()).get(f"/page/search?words={words}")
+    assert (response.status, response.error["param"]) == (400, "words")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("print(report)", 200, '"licence":"mit"'),
+        ("print('noise'); print(report)", 200, '"licence":"mit"'),
+        ("print(failure)", 503, "no hub; look"),
+        ("print('x' * 2_000_000)", 503, "the search has failed"),
+        ("raise SystemExit(1)", 503, "the search has failed"),
+        ("import time; time.sleep(600)", 503, "does not answer"),
+    ],
+    ids=["found", "noise before", "a failure", "too much", "nothing", "silence"],
+)
+def test_search_says_what_a_process_of_its_own_has_found(
+    script: str, status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = FoundRepository(repo="o/m", downloads=1, size_bytes=2, is_gated=False, licence="mit")
+    failed = DownloadFailed(problem=DownloadProblem.NETWORK, message="no hub", hint="look")
+    given = (
+        f"report, failure = {report_line(RepositoriesFound(found=[found]))!r},"
+        f" {report_line(failed)!r}; "
+    )
+    monkeypatch.setattr(page, "download_argv", lambda: [sys.executable, "-c", given + script])
+    monkeypatch.setattr(page, "SEARCH_LIMIT_S", 2.0 if "sleep" in script else TIMEOUT_S)
+    response = House(HouseDaemon()).get("/page/search?words=m")
+    assert (response.status, says in response.body.decode()) == (status, True), response.body
+
+
 def write_entries(path: Path, *entries: Entry) -> None:
     """Add entries to a file of the flight recorder."""
     with path.open("ab") as file:
@@ -471,7 +549,7 @@ def status_with(**speeds: float) -> dict[str, Any]:
 
 def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:
     times = iter(range(10_000))
-    history = History(HouseDaemon().status, wall=lambda: float(next(times)))
+    history = History(wall=lambda: INTERVAL_S * next(times))
     history.take(status_with(m=1.25, stopped=0.0))
     (sample,) = json.loads(history.after(-1.0))["samples"]
     assert sample == {
@@ -486,29 +564,17 @@ def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:
     told = json.loads(history.after(-1.0))
     assert len(told["samples"]) == SPAN_S / told["interval_s"]
     newest = told["samples"][-1]["at"]
-    assert [one["at"] for one in json.loads(history.after(newest - 2.0))["samples"]] == [
-        newest - 1,
-        newest,
-    ]
+    later = json.loads(history.after(newest - 2 * INTERVAL_S))["samples"]
+    assert [one["at"] for one in later] == [newest - INTERVAL_S, newest]
 
 
-def test_daemon_that_does_not_answer_leaves_a_gap_in_the_history(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers: list[dict[str, Any] | Failure] = [daemon_silent(), status_with(m=1.0)]
-
-    async def status() -> dict[str, Any]:
-        if not answers:
-            raise asyncio.CancelledError
-        if isinstance(answer := answers.pop(0), Failure):
-            raise answer
-        return answer
-
-    history = History(status, wall=lambda: 1.0)
-    monkeypatch.setattr("mlxsup.gateway.page.history.INTERVAL_S", 0.0)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(history.watch())
-    assert json.loads(history.after(0.0))["samples"][0]["models"] == {"m": [1.0, 100]}
+def test_samples_are_of_what_pages_ask_for_and_seconds_apart() -> None:
+    daemon = HouseDaemon()
+    daemon.row = {**daemon.row, **status_with(m=1.0)["models"][0]}
+    house = House(daemon)
+    for _ in range(3):
+        assert house.get("/page/state").status == 200
+    assert len(house.get("/page/history").json()["samples"]) == 1
 
 
 @pytest.mark.parametrize(("after", "status"), [("", 400), ("x", 400), ("-1", 200), ("nan", 200)])

@@ -19,7 +19,7 @@ from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
 from mlxsup.gateway.answers import Progress
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.background import background
+from mlxsup.gateway.changes import background
 from mlxsup.gateway.connection import write_piece
 from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
 from mlxsup.gateway.openai.logprobs import (
@@ -252,24 +252,29 @@ async def comments_of(*notices: Notice) -> list[str]:
     return response.comments()
 
 
-ALL_COMMENTS = ["queued, place 3", "loading, 50%", "reading the prompt, 10 of 90 tokens"]
+CRASHED = Notice(kind=NoticeKind.RESUMED, detail={"times": 1, "after": "crash"})
+GOES_ON = Notice(kind=NoticeKind.RESUMED, detail={"times": 1, "after": "pause"})
+ALL_COMMENTS = [
+    "queued, place 3", "paused, swap", "continues", "loading, 50%",
+    "reading the prompt, 10 of 90 tokens",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changed", "comments"),
     [
-        ({}, []),
-        ({"HOLD_S": 0.0}, ALL_COMMENTS[:1]),
+        ({}, ALL_COMMENTS[1:3]),
+        ({"HOLD_S": 0.0}, ALL_COMMENTS[:3]),
         ({"HOLD_S": 0.0, "COMMENT_INTERVAL_S": 0.0}, ALL_COMMENTS),
     ],
-    ids=["not at first", "at a distance", "each"],
+    ids=["only pauses at first", "at a distance", "each"],
 )
 def test_waiting_stream_gets_comments_on_its_progress(
     changed: dict[str, float], comments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in changed.items():
         monkeypatch.setattr(limits, name, value)
-    assert asyncio.run(comments_of(QUEUED, PAUSED, LOADING, READING)) == comments
+    assert asyncio.run(comments_of(QUEUED, PAUSED, CRASHED, GOES_ON, LOADING, READING)) == comments
 
 
 def test_stream_of_anthropic_that_waits_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:

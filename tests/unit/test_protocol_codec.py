@@ -54,8 +54,9 @@ def pack(value: object) -> bytes:
 PING = {"type": "ping", "id": "a"}
 GENERATE = {"type": "generate", "id": "a", "model": "m"}
 UNKNOWN = (
-    "; known are add_model, attach, cancel, cancel_request, generate, load, log_level, pause, ping,"
-    " prioritize, reload, remove_model, requests, restart, resume, status, stop, subscribe, unload"
+    "; known are add_model, attach, cancel, cancel_request, configure, generate, load, log_level,"
+    " pause, ping, prioritize, reload, remove_model, requests, restart, resume, settings, status,"
+    " stop, subscribe, unload"
 )
 NOT_MSGPACK = "the header is not msgpack within the limits: "
 # At each limit and beyond it, beside the table of the bad input that a daemon is sent: how the

@@ -80,6 +80,8 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             client_messages.Reload(id=ID),
             client_messages.AddModel(id=ID, model="org/m", name="m", revision="v2"),
             client_messages.RemoveModel(id=ID, model=MODEL),
+            client_messages.Configure(id=ID, changes={"defaults.preload": "true", "a": None}),
+            client_messages.SettingsQuery(id=ID, model=MODEL),
         ],
     ),
     "supervisor to client": (

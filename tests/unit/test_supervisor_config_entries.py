@@ -13,7 +13,7 @@ import pytest
 
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
-from mlxsup.supervisor.config.load import ConfigError, DaemonConfig
+from mlxsup.supervisor.config.load import DaemonConfig
 
 WRITTEN = """\
 # mine
@@ -76,9 +76,9 @@ def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
     wrong = Edit(
-        name="a", change=lambda models: models.update({"a": {"repo": 3}}), models=(), files=""
+        name="a", change=lambda t: t["models"].update({"a": {"repo": 3}}), models=(), answer={}
     )
-    with pytest.raises(ConfigError, match="must be"):
+    with pytest.raises(RefusedModelError, match=r"^models\.a\.repo must be"):
         change_file(file, lambda _: wrong)
     assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])
 
@@ -86,7 +86,7 @@ def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
 def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('# mine\r\n[models.a]\r\npath = "/a"\r\n')
-    assert change_file(file, partial(removing, name="a")).files == "/a"
+    assert change_file(file, partial(removing, name="a")).answer["files"] == "/a"
     assert tomllib.loads(file.read_text()) == {}
     assert change_file(file, partial(with_one, name=None)).name == "n"
     assert tomllib.loads(file.read_text()) == {"models": {"n": {"repo": "o/n"}}}

@@ -5,15 +5,18 @@ import { count, keep, make, size, write } from "./view.js";
 
 const MOST_SHOWN = 50;
 
+/** What a model needs at least, as a multiple of its weights. */
+const BESIDE_WEIGHTS = 1.1;
+
 /** What a short text may be: OWNER/NAME, an address, or a short name. */
 const NAMED = /^(https?:\/\/)?[\w.:-]+(\/[\w.@-]+)*\/?$/;
 
 export class Add {
   constructor() {
-    this.begin = make("button", { type: "submit" }, "Begin with a small model");
+    this.begin = make("button", { type: "submit" }, "Try a small model");
     this.intro = make("div", { id: "empty" }, make("h3", {}, "No model yet"),
-      make("p", {}, "Add one that is on this machine or on Hugging Face, below. Or begin with SmolLM2: it has"
-        + " 135 million parameters, is a download of 260 MiB, and runs on any machine."),
+      make("p", {}, "Add one from this machine or from Hugging Face below. Or try SmolLM2: it has 135 million"
+        + " parameters, is a download of 260 MiB, and runs on any machine."),
       make("p", {}, this.begin));
     this.intro.hidden = true;
     this.begin.addEventListener("click", () => this.add({ model: this.example }, this.example));
@@ -22,19 +25,24 @@ export class Add {
     this.list = make("ul", { id: "found", class: "requests", role: "list", "aria-label": "Models to add" });
     this.note = make("p", { class: "quiet" });
     this.answer = make("p", { id: "add-answer", role: "status" });
+    this.ask = make("button", { type: "submit" }, "Search Hugging Face");
     const form = make("form", { role: "search" }, make("p", { class: "row" },
-      make("label", { for: "wanted" }, "Search this machine, or name a repository of Hugging Face"), this.text));
+      make("label", { for: "wanted" }, "Models on this machine and on Hugging Face"), this.text, this.ask));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.list.querySelector("button")?.focus();
+      this.search();
     });
-    this.text.addEventListener("input", () => this.draw());
+    this.text.addEventListener("input", () => {
+      this.hub = null;
+      this.draw();
+    });
     this.panel = make("details", { id: "add" }, make("summary", {}, "Add a model"), form, this.list, this.note);
     this.panel.addEventListener("toggle", () => {
       if (this.panel.open) this.look();
     });
     this.element = make("div", {}, this.intro, this.panel, this.answer);
     this.found = [];
+    this.hub = null; // what the hub has found for the text in the box
     this.example = "";
     this.isBusy = false;
   }
@@ -46,6 +54,8 @@ export class Add {
       this.intro.hidden = !isEmpty;
       if (isEmpty) this.panel.open = true;
     }
+    this.served = new Set(status.models.map(({ repo }) => repo));
+    this.budget = status.memory.effective_budget_bytes ?? status.memory.budget_bytes;
     const names = status.models.map(({ name }) => name).join("\n");
     if (names !== this.names && (this.panel.open || isEmpty)) this.look();
     this.names = names;
@@ -63,31 +73,57 @@ export class Add {
     }
   }
 
+  /** Has the hub searched for what is in the box. */
+  async search() {
+    const words = this.text.value.trim();
+    if (!words || this.ask.ariaBusy) return;
+    this.ask.ariaBusy = "true";
+    write(this.note, "Searching Hugging Face…");
+    let trouble = "";
+    try {
+      const { models } = await get("/page/search", { words });
+      if (words === this.text.value.trim()) this.hub = models;
+    } catch (error) {
+      trouble = `Hugging Face cannot be searched: ${why(error)}.`;
+    }
+    this.ask.ariaBusy = null;
+    this.draw();
+    if (trouble) write(this.note, trouble);
+  }
+
   draw() {
     const text = this.text.value.trim();
     const words = text.toLowerCase().split(/\s+/);
     const fits = ({ title, origin }) => words.every((word) => `${title} ${origin}`.toLowerCase().includes(word));
     const fitting = this.found.filter(fits);
+    const isHere = new Set([...this.served, ...this.found.map(({ title }) => title)]);
     const items = fitting.slice(0, MOST_SHOWN).map((one) => ({ ...one, body: { found: one.key } }));
-    const isThere = fitting.some(({ title }) => title.toLowerCase() === text.toLowerCase());
-    if (NAMED.test(text) && !isThere) {
+    const onHub = (this.hub ?? []).filter(({ repo }) => !isHere.has(repo));
+    items.push(...onHub.map((one) => ({ ...one, key: `hub ${one.repo}`, title: one.repo, body: { model: one.repo } })));
+    const isThere = items.some(({ title }) => title.toLowerCase() === text.toLowerCase());
+    if (NAMED.test(text) && !isThere && !this.hub) {
       const title = text;
-      items.unshift({ key: `get ${text}`, title, origin: "Hugging Face, if it has that", body: { model: text } });
+      items.unshift({ key: `get ${text}`, title, origin: "if Hugging Face has a model with this name", body: { model: text } });
     }
     keep(this.list, items, ({ key }) => key, (one) => this.line(one), () => {});
     const left = fitting.length - MOST_SHOWN;
-    if (left > 0) write(this.note, `and ${left} more: type a part of the name`);
-    else if (text) write(this.note, fitting.length ? "" : "No other model on this machine has that in its name.");
+    if (this.hub) write(this.note, onHub.length ? "" : `Hugging Face has no other model for MLX called ${text}. Try fewer words.`);
+    else if (left > 0) write(this.note, `${left} more: type a part of the name.`);
+    else if (text) write(this.note, fitting.length ? "" : "No other model on this machine has this in its name.");
     else write(this.note, this.found.length
-      ? `${count(this.found.length, "model")} on this machine ${this.found.length === 1 ? "is" : "are"} not served yet.`
-      : "There is no other model on this machine. Name one of Hugging Face, such as " + this.example + ".");
+      ? `${count(this.found.length, "model")} on this machine can be added.`
+      : "There is no other model on this machine. Search Hugging Face, for example for qwen3 4bit.");
   }
 
   line(one) {
     const parts = [];
     if (one.size_bytes) parts.push(size(one.size_bytes));
+    if (one.size_bytes * BESIDE_WEIGHTS > this.budget) parts.push("too large for this machine");
     if (one.quantization) parts.push(one.quantization);
-    parts.push(one.origin);
+    if (one.licence) parts.push(`licence: ${one.licence}`);
+    if (one.downloads) parts.push(`${one.downloads.toLocaleString("en")} downloads last month`);
+    if (one.is_gated) parts.push("accept its terms on Hugging Face first");
+    if (one.origin) parts.push(one.origin);
     const line = make("li", {}, make("div", {}, make("strong", {}, one.title),
       make("div", { class: "quiet" }, parts.join(" · "))));
     if (one.problem) line.firstChild.append(make("div", {}, `It cannot be served: ${one.problem}.`));
@@ -106,8 +142,9 @@ export class Add {
     write(this.answer, `Adding ${title}…`);
     try {
       const { model, added, config_path: path } = await post("/page/models/add", body);
-      const where = path ? `It is in ${path} now.` : "The daemon has no file, and forgets it at its end.";
-      write(this.answer, added.length ? `${model} was added. It is loading. ${where}` : `${model} was there already. It loads.`);
+      const where = path ? "" : " mlxsup has no configuration file, so it forgets the model when it stops.";
+      write(this.answer, added.length ? `Added ${model}. Its card above shows how far it is.${where}`
+        : `${model} was there already. It is loading.`);
       this.text.value = "";
       this.look();
       await post("/models/load", { model });

@@ -6,6 +6,14 @@ import { chat, isAway, needsKey, Refused } from "./api.js";
 /** States of a model after a crash, until it is loaded again. */
 const LOST = ["BACKOFF", "PENDING", "LOADING"];
 
+const PAUSED = {
+  user: "Paused. It continues once it is resumed under Requests.",
+  class: "Paused for a request with a higher priority. It continues by itself.",
+  turn: "Paused for another request. It continues by itself.",
+  swap: "Paused while another model has its turn in memory. It continues by itself.",
+  memory: "Paused until there is enough memory. It continues by itself.",
+};
+
 /** How often it is tried anew without a further word. */
 const MOST_TRIES = 5;
 
@@ -51,9 +59,10 @@ export class Answer {
     if (!row) return;
     if (row.state === "READY") {
       // The first one that is ready serves the answer; a later one continues it.
-      if (this.generation && row.generation > this.generation) this.message.breaks += 1;
+      const isOther = this.generation && row.generation > this.generation;
+      if (isOther && this.waits?.kind !== "paused") this.message.breaks += 1;
       this.generation = row.generation;
-    } else if (this.generation && LOST.includes(row.state)) {
+    } else if (this.generation && LOST.includes(row.state) && this.waits?.kind !== "paused") {
       this.isLost = true;
     }
     const loading = row.progress ? { kind: "loading", share: row.progress.fraction ?? 0 } : null;
@@ -69,10 +78,12 @@ export class Answer {
     if (this.isLost) {
       return { sentence: "The model crashed. Reloading; your answer will continue.", share: this.load?.share ?? null };
     }
-    const { kind, share, place } = this.waits ?? this.load ?? {};
+    const { kind, share, place, reason } = this.waits ?? this.load ?? {};
     switch (kind) {
       case "loading": return { sentence: `Loading ${this.message.model}`, share };
       case "queued": return { sentence: `Waiting in line, place ${place}`, share: null };
+      case "paused": return { sentence: PAUSED[reason] ?? PAUSED.user, share: null };
+      case "continues": return { sentence: "Continuing", share: null };
       case "reading": return { sentence: "Reading the conversation", share };
       case "answering": return { sentence: this.message.text ? "Answering" : "Thinking", share: null };
       default: return { sentence: "Waiting for the first word", share: null };
@@ -131,6 +142,14 @@ export class Answer {
     const [, place] = comment.match(/^queued, place (\d+)/) ?? [];
     const [, percent] = comment.match(/^loading, (\d+)%/) ?? [];
     const [, done, total] = comment.match(/^reading the prompt, (\d+) of (\d+)/) ?? [];
+    const [, reason] = comment.match(/^paused, (\w+)/) ?? [];
+    if (reason) this.waits = { kind: "paused", reason };
+    // The next word may have come before it.
+    else if (comment === "continues" && this.waits?.kind === "paused") this.waits = { kind: "continues" };
+    if (reason || comment === "continues") {
+      this.onState();
+      return;
+    }
     let waits = null;
     if (place) waits = { kind: "queued", place };
     if (percent) waits = { kind: "loading", share: percent / 100 };

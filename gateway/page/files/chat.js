@@ -64,7 +64,7 @@ export class Chat {
     this.message.value = sessionStorage.getItem(DRAFT) ?? "";
     this.fit();
     this.ready = this.store.open().catch(() => {
-      write(this.trouble, "This browser keeps no chats: they last until you close this page.");
+      write(this.trouble, "This browser cannot keep chats. They are lost when you close this page.");
     });
     this.store.follow((id) => this.changedElsewhere(id));
     // A phone may drop the page once it is out of sight.
@@ -304,7 +304,7 @@ export class Chat {
   send() {
     const text = this.message.value.trim();
     if (!text || this.answer) return;
-    write(this.trouble, this.conversation.head.model ? "" : "There is no model to ask yet.");
+    write(this.trouble, this.conversation.head.model ? "" : "There is no model yet. Add one under Models.");
     if (!this.conversation.head.model) return;
     this.message.value = "";
     sessionStorage.removeItem(DRAFT);
@@ -370,7 +370,7 @@ export class Chat {
       await this.store.keep({ ...conversation.head }, messages.map((one) => ({ ...one })));
       await this.chats.refresh(this.conversation.head.id);
     } catch (error) {
-      write(this.trouble, `This chat could not be kept: ${error.message}`);
+      write(this.trouble, `This chat could not be saved: ${error.message}`);
     }
   }
 

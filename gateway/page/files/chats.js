@@ -91,7 +91,7 @@ export class Chats {
       mark(link, "aria-current", isCurrent ? "true" : null);
       item.querySelector(".tools").hidden = !isCurrent || this.renaming === head.id;
     });
-    const none = words ? "Nothing is found." : "No chats yet.";
+    const none = words ? "No matching chats." : "No chats yet.";
     write(this.none, shown.length ? "" : none);
   }
 

@@ -55,7 +55,7 @@ function create(one) {
   if (one.continue) parts.push(`${count(one.continue, "answer")} continued in the next process.`);
   if (one.lost) parts.push(`${count(one.lost, "answer")} did not.`);
   const lines = make("pre", { tabindex: "0", role: "region", "aria-label": `Last lines of ${one.model}` });
-  const details = make("details", {}, make("summary", {}, "What helps, and its last lines"),
+  const details = make("details", {}, make("summary", {}, "What helps, and the last log lines"),
     make("ul", {}, ...one.advice.map((text) => make("li", {}, ...sentence(text)))), lines);
   details.addEventListener("toggle", () => {
     if (details.open) read(one, lines);
@@ -68,8 +68,8 @@ async function read(one, lines) {
   write(lines, "…");
   try {
     const found = await get("/page/log/process", { name: one.model, generation: one.generation });
-    write(lines, found.lines.join("\n") || "It printed nothing, or its output is no longer in the log.");
+    write(lines, found.lines.join("\n") || "It printed nothing, or the log no longer has it.");
   } catch (error) {
-    write(lines, `They cannot be read: ${why(error)}`);
+    write(lines, `The log cannot be read: ${why(error)}.`);
   }
 }

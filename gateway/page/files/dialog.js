@@ -1,7 +1,7 @@
-// Questions before anything that takes something away, and the form for an operator's key.
+// Questions before anything that takes something away, and the form for the key of an operator.
 
 import { useKey } from "./api.js";
-import { make, write } from "./view.js";
+import { make } from "./view.js";
 
 /**
  * Asks a question in a window of its own; the answer is no unless its button is pressed.
@@ -30,11 +30,9 @@ export function confirmed(question, follows, verb) {
   });
 }
 
-/** What a view shows to a viewer who is no operator, instead of what is missing. */
+/** What the models show to a viewer whose key is no operator's. */
 export class Locked {
-  constructor(section, what) {
-    this.what = what;
-    this.reason = make("p");
+  constructor(section, reason) {
     const id = `${section.id}-key`;
     const key = make("input", { id, type: "password", autocomplete: "off", spellcheck: "false" });
     const form = make("form", { class: "row" }, make("label", { for: id }, "Key of an operator"), key,
@@ -44,14 +42,12 @@ export class Locked {
       if (key.value.trim()) useKey(key.value.trim());
       key.value = "";
     });
-    this.element = make("div", { class: "locked" }, this.reason, form);
+    this.element = make("div", { class: "locked" }, make("p", {}, reason), form);
     this.element.hidden = true;
     section.append(this.element);
   }
 
-  /** Shows why something is missing; with an empty reason nothing is. */
   show(missing) {
     this.element.hidden = !missing;
-    if (missing) write(this.reason, `Your key is not an operator's, so ${this.what}.`);
   }
 }

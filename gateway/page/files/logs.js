@@ -1,7 +1,6 @@
 // The logs of the daemon, of the gateway and of each model: followed, filtered, and kept short.
 
 import { get, getFile, why } from "./api.js";
-import { Locked } from "./dialog.js";
 import { keep, make, write } from "./view.js";
 
 const MOST_LINES = 2000;
@@ -24,7 +23,6 @@ export function rankOf(line) {
 export class Logs {
   constructor(section) {
     this.section = section;
-    this.locked = new Locked(section, "logs are not shown");
     this.name = make("select", { id: "log-name", "aria-label": "Log" });
     this.level = make("select", { id: "log-level", "aria-label": "Lines to show" },
       ...Object.entries(LEVELS).map(([value, word]) => make("option", { value }, word)));
@@ -57,12 +55,10 @@ export class Logs {
       // It was typed by hand, and names no log.
     }
     if (name && name !== this.wanted) this.choose(name);
-    if (!this.content.hidden) this.read();
+    this.read();
   }
 
   show({ status, missing }) {
-    this.locked.show(missing);
-    this.content.hidden = Boolean(missing);
     if (missing) return;
     const names = [...Object.keys(OWN), ...status.models.map(({ name }) => name)];
     keep(this.name, names, (name) => name, (value) => make("option", { value }), (option, name) => {
@@ -91,7 +87,7 @@ export class Logs {
         { name: reading.name, cursor: reading.cursor });
       if (reading !== this.reading) return;
       reading.cursor = cursor;
-      if (hasGap) this.add("--- lines are left out here: they came too fast to be shown");
+      if (hasGap) this.add("--- some lines are missing here: they came too fast to be shown");
       lines.forEach((line) => this.add(line));
       while (this.lines.childElementCount > MOST_LINES) this.lines.firstElementChild.remove();
       if (lines.length) this.scroll();

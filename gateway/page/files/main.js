@@ -21,16 +21,20 @@ const views = {
   requests: new Requests(byId("requests")),
   logs: new Logs(byId("logs")),
 };
+/** Views for operators only. */
+const OPERATORS = ["requests", "logs"];
 const before = new Map();
 let timer = null;
 let isAsking = false;
+let isGuest = false;
 
 // ---------------------------------------------------------------- views
 
 /** Shows the view that the address names. */
 function navigate(isFirst = false) {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  const chosen = Object.hasOwn(views, name) ? name : "chat";
+  const isOpen = Object.hasOwn(views, name) && !(isGuest && OPERATORS.includes(name));
+  const chosen = isOpen ? name : "chat";
   const isOther = document.body.dataset.view !== chosen;
   document.body.dataset.view = chosen;
   for (const key of Object.keys(views)) byId(key).hidden = key !== chosen;
@@ -62,10 +66,19 @@ function news(status) {
   if (said.length) write(byId("news"), said.join("; "));
 }
 
+/** Leaves out the views that are of no use without an operator's key. */
+function limit(missing) {
+  if (isGuest === Boolean(missing)) return;
+  isGuest = Boolean(missing);
+  for (const name of OPERATORS) document.querySelector(`nav a[href="#${name}"]`).hidden = isGuest;
+  navigate();
+}
+
 function show(snapshot) {
   write(byId("alert"), "");
   byId("enter").hidden = true;
   news(snapshot.status);
+  limit(snapshot.missing);
   for (const view of Object.values(views)) view.show(snapshot);
 }
 
@@ -76,7 +89,7 @@ const LOCKS = {
 
 function trouble(error) {
   const isLocked = needsKey(error);
-  const again = "This page tries again by itself.";
+  const again = "Trying again…";
   if (!(error instanceof Refused)) write(byId("alert"), `mlxsup cannot be reached. ${again}`);
   else write(byId("alert"), isLocked ? (LOCKS[error.code] ?? error.message) : `${sentence(error.message)} ${again}`);
   byId("enter").hidden = !isLocked;

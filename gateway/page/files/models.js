@@ -3,6 +3,7 @@
 import { Add } from "./add.js";
 import { get, post, why } from "./api.js";
 import { Charts } from "./charts.js";
+import { configured } from "./configure.js";
 import { Crashes } from "./crashes.js";
 import { confirmed, Locked } from "./dialog.js";
 import { count, duration, keep, make, mark, size, write } from "./view.js";
@@ -25,12 +26,13 @@ const BUTTONS = {
   unload: { word: "Unload", fits: (row) => !["STOPPED", "FAILED"].includes(row.state) },
   restart: { word: "Restart", fits: (row) => ["READY", "LOADING", "DRAINING"].includes(row.state) },
   keep: { word: "Keep loaded", fits: (row) => row.state === "READY" && unloadsSoon(row) },
+  settings: { word: "Settings", fits: () => true },
   remove: { word: "Remove", fits: () => true },
 };
 
 const FIGURES = {
   used: "Memory used", needed: "Needs at least", grows: "May grow to", speed: "Tokens/s",
-  rows: "Answering", queue: "Waiting", context: "Tokens of context", since: "In this state",
+  rows: "Answering", queue: "Waiting", context: "Context", since: "In this state for",
 };
 
 /** For how long a card tells of a crash. */
@@ -46,7 +48,7 @@ export class Models {
     this.crashes = new Crashes();
     this.add = new Add();
     section.append(this.facts, this.memory, this.cards, this.add.element);
-    this.locked = new Locked(section, "only the state of the models is shown, and you cannot change it");
+    this.locked = new Locked(section, "You can chat. To change models, use the key of an operator.");
     this.more = make("div", {}, make("h3", {}, "The last hour"), this.charts.element, this.crashes.element);
     section.append(this.more);
     this.described = new Map();
@@ -162,8 +164,8 @@ export class Models {
     else if (isAgain(row)) parts.push(row.cause);
     else if (crash && crash.ago_s < RECENT_S) parts.push(`crashed ${duration(crash.ago_s)} ago: ${crash.what}`);
     if (row.paused?.length) parts.push(`${count(row.paused.length, "answer")} paused`);
-    if (row.pinned) parts.push("pinned: it is never unloaded for others");
-    if (unloadsSoon(row)) parts.push(`unloads in ${duration(row.unloads_in_s)} if it is not used`);
+    if (row.pinned) parts.push("its memory is kept for it");
+    if (unloadsSoon(row)) parts.push(`unloads in ${duration(row.unloads_in_s)} unless it is used`);
     const text = parts.filter(Boolean).join(" · ");
     return text.charAt(0).toUpperCase() + text.slice(1);
   }
@@ -186,13 +188,18 @@ export class Models {
     const { row } = card;
     const word = button.textContent;
     const answer = card.querySelector(".answer");
+    if (action === "settings") {
+      write(answer, await configured(row.name).catch((error) => `The settings cannot be shown: ${why(error)}.`));
+      button.focus();
+      return;
+    }
     const asks = ["unload", "restart", "remove"].includes(action) && !(action === "unload" && isDownload(row));
     if (asks && !(await confirmed(`${word} ${row.name}?`, follows(row, action), word))) return;
     mark(button, "aria-busy", "true");
-    write(answer, `${word}: asked for`);
+    write(answer, `${word} requested.`);
     try {
       await post(["keep", "remove"].includes(action) ? `/page/models/${action}` : `/models/${action}`, { model: row.name });
-      if (action === "keep") write(answer, "It stays loaded until it is unloaded, or a request says otherwise.");
+      if (action === "keep") write(answer, "It now stays loaded until you unload it.");
       else card.asked = `${row.state} ${row.generation}`;
     } catch (error) {
       write(answer, why(error));
@@ -252,7 +259,7 @@ function figuresOf(row) {
     speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
     rows: isLoaded ? String(row.running.length) : null,
     queue: known(row.queued, String),
-    context: known(row.context_length, (length) => length.toLocaleString("en")),
+    context: known(row.context_length, (length) => `${length.toLocaleString("en")} tokens`),
     since: known(row.since_s, duration),
   };
 }
@@ -276,16 +283,18 @@ function follows(row, action) {
   const running = row.running.length;
   const parts = [];
   if (running) {
-    parts.push(`${count(running, "answer")} may end first, for a limited time. What is not complete then `
-      + (action === "restart" ? "continues in the new process." : "breaks off."));
-  } else parts.push("It answers nothing now.");
+    parts.push(`${count(running, "answer")} may finish first, within a time limit. After that `
+      + (action === "restart" ? "the rest comes from the new process." : "the rest is cut off."));
+  } else parts.push("It is not answering anything now.");
   if (row.queued) {
-    parts.push(`${count(row.queued, "request")} in its line ${action === "restart" ? "wait until it is back." : "end."}`);
+    const each = row.queued === 1;
+    const fate = action === "restart" ? `${each ? "waits" : "wait"} until it is back` : `${each ? "is" : "are"} refused`;
+    parts.push(`${count(row.queued, "waiting request")} ${fate}.`);
   }
   if (action === "restart") parts.push("It loads again at once.");
   if (action === "unload") parts.push("The next request for it loads it again.");
   if (action === "remove") {
-    parts.push("It is taken out of the configuration. Its files stay on this machine, so that it can be added again.");
+    parts.push("It is removed from the configuration. Its files stay on this machine, so you can add it again.");
   }
   return parts;
 }

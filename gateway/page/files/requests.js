@@ -1,13 +1,13 @@
 // The requests: those that wait and run, with what can be done to them, and the last that have ended.
 
 import { get, post, why } from "./api.js";
-import { confirmed, Locked } from "./dialog.js";
+import { confirmed } from "./dialog.js";
 import { count, duration, keep, make, mark, write } from "./view.js";
 
 const WAITS = {
-  rows: "", load: "its model is loading", turn: "another one has its turn",
-  limit: "as many as its account may have are running", memory: "its model waits for memory",
-  swap: "its model waits for its next turn in memory", restart: "its model restarts",
+  rows: "", load: "its model is loading", turn: "it is another request's turn",
+  limit: "its account has reached its limit", memory: "its model waits for memory",
+  swap: "its model takes turns in memory with another", restart: "its model restarts",
   backoff: "its model restarts after a crash", download: "its model cannot be downloaded right now",
 };
 
@@ -20,19 +20,18 @@ const PRIORITIES = { interactive: "High", normal: "Normal", batch: "Low" };
 
 const OUTCOMES = {
   stop: "Complete", length: "Complete, at its length limit", tool_calls: "Complete, with a tool call",
-  cancelled: "Cancelled", gone: "Cancelled: its program has left",
+  cancelled: "Cancelled", gone: "Cancelled: the program has disconnected",
 };
 
 export class Requests {
   constructor(section) {
     this.section = section;
-    this.locked = new Locked(section, "requests of others are not shown");
     this.summary = make("p", { id: "summary", class: "quiet" });
     this.accounts = make("ul", { id: "accounts", class: "plainlist", role: "list" });
     this.open_ = make("ul", { id: "open", class: "requests", role: "list" });
     this.answer = make("p", { id: "request-answer", role: "status" });
     this.ended = make("ul", { id: "ended", class: "requests", role: "list" });
-    this.last = make("h3", {}, "Ended lately");
+    this.last = make("h3", {}, "Recent requests");
     this.content = make("div", {}, this.summary, this.answer, this.open_, this.accounts, this.last, this.ended);
     section.append(this.content);
     this.status = null;
@@ -44,8 +43,6 @@ export class Requests {
   }
 
   show({ status, missing }) {
-    this.locked.show(missing);
-    this.content.hidden = Boolean(missing);
     this.status = missing ? null : status;
     if (this.status && !this.section.hidden) this.refresh();
   }
@@ -132,13 +129,13 @@ export class Requests {
 
 function summary(requests, more) {
   if (!requests.length) {
-    return "No request is open. Ask something in the chat, or from a program, and it shows up here.";
+    return "No request is open. Ask something in the chat or from a program, and it appears here.";
   }
   const waiting = requests.filter(({ state }) => state === "waiting").length;
   const paused = requests.filter(({ state }) => state === "paused" || state === "pausing").length;
   const parts = [`${requests.length - waiting - paused} running`, `${waiting} waiting`];
   if (paused) parts.push(`${paused} paused`);
-  if (more) parts.push(`and ${more} more that are not listed`);
+  if (more) parts.push(`${more} more not listed`);
   return parts.join(", ");
 }
 
@@ -155,9 +152,9 @@ function stage(one) {
       return `reads the prompt${share}${expected}`;
     }
     case "pausing":
-      return "is about to pause";
+      return "pausing";
     case "paused":
-      return "paused until it is resumed";
+      return "paused until you resume it";
     default:
       return "answers";
   }

@@ -2,7 +2,7 @@
 
 import { make } from "./view.js";
 
-const HINT = "Empty: as its makers suggest.";
+const HINT = "Empty: the model's own value.";
 
 const MAIN = [
   { name: "temperature", label: "Creativity (temperature)", max: "2", step: "0.1",
@@ -14,7 +14,7 @@ const MORE = [
   { name: "top_p", label: "Share of likely words (top-p)", max: "1", step: "0.05", hint: "1 takes all words." },
   { name: "top_k", label: "Number of likely words (top-k)", step: "1", hint: "0 takes all words." },
   { name: "min_p", label: "Least likelihood (min-p)", max: "1", step: "0.01", hint: "Compared with the likeliest word." },
-  { name: "repetition_penalty", label: "Against repetition", max: "2", step: "0.05", hint: "1 is off, 1.1 is mild." },
+  { name: "repetition_penalty", label: "Repetition penalty", max: "2", step: "0.05", hint: "1 is off, 1.1 is mild." },
   { name: "seed", label: "Seed", step: "1", hint: "The same number gives the same answer." },
 ];
 
@@ -23,10 +23,10 @@ export class Settings {
   constructor(onChange) {
     this.system = make("textarea", { id: "system", rows: "3",
       placeholder: "For example: Answer briefly, and in German." });
-    this.thinking = make("select", { id: "thinking" }, make("option", { value: "" }, "As the model likes"),
-      make("option", { value: "none" }, "Answer at once"));
+    this.thinking = make("select", { id: "thinking" }, make("option", { value: "" }, "Up to the model"),
+      make("option", { value: "none" }, "Off"));
     this.numbers = new Map();
-    const reset = make("button", { type: "button" }, "Leave all to the model");
+    const reset = make("button", { type: "button" }, "Reset");
     reset.addEventListener("click", () => {
       this.show({});
       onChange(this.read());
@@ -34,9 +34,9 @@ export class Settings {
     const more = make("details", {}, make("summary", {}, "More"),
       make("div", { class: "fields" }, ...MORE.map((one) => this.number(one))));
     this.element = make("div", { id: "settings", class: "settings", role: "region", "aria-label": "Chat settings" },
-      field("Instructions for the model", this.system, "It reads them before your messages."),
+      field("Instructions for the model", this.system, "Sent before your messages."),
       make("div", { class: "fields" }, ...MAIN.map((one) => this.number(one)),
-        field("Thinking before the answer", this.thinking, "Not every model can.")),
+        field("Thinking before the answer", this.thinking, "Not every model thinks first.")),
       more, make("p", {}, reset));
     this.element.addEventListener("input", () => onChange(this.read()));
   }

@@ -63,7 +63,7 @@ export class Turn {
     const state = isUnderWay ? "" : (end ?? message.state);
     const isShort = state === "whole" && message.finish === "length";
     const why = state === "failed" ? sentence(visible(message.why)) : (ENDS[state] ?? "");
-    write(this.end, isShort ? "The longest answer is reached." : why);
+    write(this.end, isShort ? "The answer has reached its length limit." : why);
     mark(this.end, "data-state", state);
     const canGoOn = isLast && !isBusy && (isShort || ["stopped", "cut", "failed"].includes(state));
     this.goOn.hidden = !canGoOn || !message.text;

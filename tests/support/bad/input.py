@@ -149,7 +149,7 @@ CONFIGURATION_KEYS = ("path", "repo", "engine", "fake", "context_length", "alias
 
 HEADERS = (
     _sent("no type", [pack({"id": "x"})], "unknown type"),
-    _sent("an unknown type", [header("pong")], "known are add_model, attach, cancel, cancel_req"),
+    _sent("an unknown type", [header("pong")], "known are add_model, attach, cancel"),
     _sent("a type that is no text", [pack({"type": ["ping"], "id": "x"})], "unknown type"),
     _sent("a message of the supervisor", [header("done", seq=0)], "unknown type 'done'"),
     _sent("a message of the worker link", [header("dispatch", key=1), b""], "unknown type"),

@@ -140,7 +140,8 @@ class LocalHub:
         files = list(self._commits[repo].values())[-1]
         count = sum(len(content) for name, content in files.items() if is_large(name)) // 2
         numbers = {"parameters": {"BF16": count}, "total": count}
-        return {"id": repo, "downloads": 7, "gated": False, "safetensors": numbers}
+        return {"id": repo, "downloads": 7, "gated": False, "safetensors": numbers,
+                "tags": ["mlx", "license:apache-2.0"]}  # fmt: skip
 
     def content(self, path: str, *, is_sent: bool) -> tuple[bytes, dict[str, str]] | None:
         """The file at an address, and what its headers say of it; None if there is none."""
