@@ -80,12 +80,13 @@ def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
         "configuration": installed.check_configuration,
         "models": installed.check_models,
         "downloads": installed.check_downloads,
+        "token": installed.check_token,
         "folders": installed.check_folders,
         "open files": installed.check_open_files,
         "memory": installed.check_memory,
         "daemon": running.check_daemon,
         "service": running.check_services,
-        "machine": running.check_machine,
+        "sleep": running.check_sleep,
     }
     return {name: partial(check, setting) for name, check in checks.items()}
 

@@ -13,7 +13,6 @@ import stat
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,9 +59,9 @@ class Machine:
         (home / "mlxsup.toml").write_text("")
         config = ConfigPlace(home / "mlxsup.toml", "./mlxsup.toml", False)
         self.setting: dict[str, Any] = {
-            "places": (config,), "counting": config, "problems": (), "loaded": None,
-            "endpoint": f"ipc://{home}/run/client.sock", "runtime_dir": home / "run",
-            "log_dir": home / "logs", "listen": "", "key_need": "",
+            "places": (config,), "counting": config, "config": config.path, "problems": (),
+            "loaded": None, "endpoint": f"ipc://{home}/run/client.sock",
+            "runtime_dir": home / "run", "log_dir": home / "logs", "listen": "", "key_need": "",
             "keys": KeyPlace.beside(config.path, home / "run"),
         }  # fmt: skip
         patch.setenv("HOME", str(home))
@@ -140,8 +139,7 @@ class Machine:
     def job(self, **changes: Any) -> None:
         """Install a job of launchd; None leaves a key out."""
         config = str(self.home / "mlxsup.toml")
-        job: dict[str, Any] = {"ProgramArguments": ["/bin/sh", "start", "--config", config]}
-        job |= {"ProcessType": "Interactive"} | changes
+        job = {"ProgramArguments": ["/bin/sh", "start", "--config", config]} | changes
         path = self.home / "Library/LaunchAgents/mlxsup.plist"
         path.parent.mkdir(parents=True)
         self.patch(shutil, "which", lambda _: "/bin/sh")
@@ -163,9 +161,9 @@ class Machine:
         setting = Setting(**self.setting)
         checks = (
             installed.check_software, installed.check_configuration, installed.check_models,
-            installed.check_downloads, installed.check_folders, installed.check_open_files,
-            installed.check_memory, running.check_daemon, running.check_services,
-            running.check_machine,
+            installed.check_downloads, installed.check_token, installed.check_folders,
+            installed.check_open_files, installed.check_memory, running.check_daemon,
+            running.check_services, running.check_sleep,
         )  # fmt: skip
         return [one for check in checks for one in check(setting)]
 
@@ -198,10 +196,6 @@ def has_a_shadowed_file(machine: Machine) -> None:
     machine.has(places=(*machine.setting["places"], other))
 
 
-def clock_is_wrong(machine: Machine) -> None:
-    machine.patch(time, "time", lambda: 0.0)
-
-
 def lock_names(machine: Machine, pid: int) -> None:
     (machine.home / "run" / "lock").write_text(f"{pid} x\n")
 
@@ -231,8 +225,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "an idle GPU": (
         lambda m: m.is_linux("numpy", "mlx-cpu", has_gpu=True), "note", "has an NVIDIA GPU",
         "'mlxsup[cuda]'"),
-    "not installed": (
-        lambda m: m.is_linux("mlx-cpu"), "note", "not installed as a package", ""),
     "a package is gone": (
         lambda m: m.needs(None), "problem", "mlx is not installed", "'mlx<0.33,>=0.32.2'"),
     "a package of another version": (
@@ -308,8 +300,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "no key": (
         lambda m: m.gateway(None, key_need="gateway.keys asks for them"), "problem",
         "gateway.keys asks for them, but there is no API key", "mlxsup key new laptop"),
-    "a job of a Mac in the background": (
-        lambda m: m.job(ProcessType=None), "note", "has no ProcessType Interactive", ""),
     "a job without a program": (
         lambda m: m.job(ProgramArguments=None), "problem", "names no program to start", ""),
     "a job of a program that is gone": (
@@ -327,8 +317,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.patch(
             subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep  10 (by x)\n")),
         "note", "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
-    "the clock of a Mac": (
-        clock_is_wrong, "problem", "shows 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
 }  # fmt: skip
 
 
