@@ -371,7 +371,7 @@ def value_of(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         "answers_that_waited": run.waited,
         "cached_tokens": run.cached_tokens,
         "other_requests": run.other_requests,
-        "other_models": list(run.other_models),
+        "other_models": sorted(run.other_models),
         "remarks": [*facts["left_out"], *run.remarks()],
         "comparison": None,
     }
