@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis
 import pytest
@@ -224,8 +224,9 @@ SITUATIONS = {
         goes={"b": "a"},
         change="and a is the largest with 5.25 GiB: set a smaller context_length for a, or set",
     ),
-    "no context is short enough: one waits for requests": Situation(
-        models=[candidate("a", need(2 * GIB)), candidate("b", need(2 * GIB))], budget_bytes=4 * GIB,
+    "a budget that the machine cannot raise far enough": Situation(
+        models=[candidate("a", need(2 * GIB)), candidate("b", need(2 * GIB))],
+        budget_bytes=4 * GIB, automatic=6 * GIB,
         loaded="a", contexts={"a": 1024, "b": 1024}, goes={"b": "a"},
         change="they need 6.50 GiB, but the budget is 4.00 GiB, and a is",
     ),
@@ -311,8 +312,11 @@ def test_plan_never_exceeds_the_budget(models: list[Candidate], size: int) -> No
 
 
 @hypothesis.settings(max_examples=40)
-@given(models=configurations())
-def test_the_required_budget_is_enough_and_a_byte_less_is_not(models: list[Candidate]) -> None:
+@given(models=configurations(), pinned=st.sets(st.sampled_from("abc")))
+def test_the_required_budget_is_enough_and_a_byte_less_is_not(
+    models: list[Candidate], pinned: set[str]
+) -> None:
+    models = [replace(one, is_pinned=one.model in pinned) for one in models]
     required = required_bytes(models)
     assert make_plan(models, required).fits
     assert required == 0 or not make_plan(models, required - 1).fits
