@@ -17,7 +17,15 @@ from mlxsup.cli.why.recording import Recording, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.death_causes import CAUSES, QUARANTINE, explain
-from mlxsup.protocol.flight import WorkerDied
+from mlxsup.protocol.flight import (
+    MODELS_FILE_NAME,
+    REQUESTS_FILE_NAME,
+    DaemonStarted,
+    Entry,
+    Recorded,
+    RequestEnded,
+    WorkerDied,
+)
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
@@ -277,6 +285,21 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     ]
     lines = lines_of(run.entries)
     assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+
+
+def test_a_request_whose_daemon_s_start_was_rotated_away_belongs_to_the_daemon_of_its_time(
+    tmp_path: Path,
+) -> None:
+    def line(at: float, entry: Entry) -> bytes:
+        return Recorded(number=1, at=at, entry=entry).to_line()
+
+    starts = [line(at, DaemonStarted(pid=int(at), version="1")) for at in (10.0, 20.0, 30.0)]
+    ended = RequestEnded(id="r", number=1, model="m", outcome="stop")
+    (tmp_path / MODELS_FILE_NAME).write_bytes(b"".join(starts))
+    requests = [line(5.0, ended), line(25.0, ended), starts[-1], line(35.0, ended)]
+    (tmp_path / REQUESTS_FILE_NAME).write_bytes(b"".join(requests))
+    found = read_recording(tmp_path, None, 0.0).runs
+    assert [(run.pid, len(run.entries)) for run in found] == [(None, 1), (10, 0), (20, 1), (30, 1)]
 
 
 def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
