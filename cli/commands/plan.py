@@ -137,7 +137,7 @@ def _plan_of(
 
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
-    """Return what to change in a configuration whose models do not fit."""
+    """Return what to change in a configuration whose models do not fit, and after a colon why."""
     from mlxsup.supervisor.core.memory.plan import required_bytes
 
     required = required_bytes(candidates)
@@ -152,11 +152,11 @@ def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
         less = f'set memory = "auto" for {name}, or ' if is_too_much else ""
     if need.needed_bytes > budget.size_bytes:
         less = "" if need.fixed_bytes > budget.size_bytes else less
-        return f"{name} alone needs {needed}, but the budget is {whole}: {less}remove {name}"
+        return f"{less}remove {name}: it alone needs {needed}, but the budget is {whole}"
     pinned = " and pinned = false" if any(one.is_pinned for one in candidates) else ""
     return (
-        f"they need {format_bytes(required)}, but the budget is {whole}, and {name} is the largest "
-        f"with {needed}: {less}set preload = false{pinned} for some, which then take turns"
+        f"{less}set preload = false{pinned} for some, which then take turns: they need "
+        f"{format_bytes(required)}, but the budget is {whole}; {name} is the largest with {needed}"
     )
 
 

@@ -537,7 +537,7 @@ def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding
         plan = plan_of(configuration)
     except CliError:
         return  # there is no budget, which is a finding
-    advice = plan["change"] or "use a smaller model"
+    advice = (plan["change"] or "use a smaller model").partition(": ")[0]
     rows = [row for row in plan["models"] if not row["problem"]]
     too_large = [row["name"] for row in rows if row["missing_bytes"]]
     for name in too_large:

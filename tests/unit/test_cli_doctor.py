@@ -22,11 +22,13 @@ import psutil
 import pytest
 
 from mlxsup.cli import port
+from mlxsup.cli.commands import doctor as commands_doctor
 from mlxsup.cli.commands import plan
 from mlxsup.cli.doctor import installed, running
 from mlxsup.cli.doctor.finding import Finding, Level, examine
 from mlxsup.cli.doctor.installed import Setting
 from mlxsup.cli.lock_holder import LockHolder
+from mlxsup.cli.terminal.output import Output
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.places import ConfigPlace
@@ -409,3 +411,12 @@ def test_only_the_mode_of_a_key_file_is_repaired_by_its_command(machine: Machine
     [finding] = [one for one in machine.findings() if one.subject == "API keys"]
     assert (finding.command, "mlxsup key new" in finding.fix) == ("", True)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_long_path_is_never_torn_apart_by_a_space() -> None:
+    path = "/a" * 30
+    found = Finding("daemon", f"another one runs at {path} (pid 9)", level=Level.NOTE)
+    lines = commands_doctor.lines_of(found, 40, Output())
+    assert lines[0].startswith("note     daemon: another one")
+    assert path in "".join(line.strip() for line in lines)
+    assert max(map(len, lines)) <= 40

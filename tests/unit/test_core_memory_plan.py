@@ -222,31 +222,31 @@ SITUATIONS = {
         budget_bytes=2 * (GIB + GROWTH) + (1024 + 2100) * MIB,
         loaded="a", contexts={"a": 4096, "b": 1024},
         goes={"b": "a"},
-        change="and a is the largest with 5.25 GiB: set a smaller context_length for a, or set",
+        change="set a smaller context_length for a, or set preload = false for some",
     ),
     "a budget that the machine cannot raise far enough": Situation(
         models=[candidate("a", need(2 * GIB)), candidate("b", need(2 * GIB))],
         budget_bytes=4 * GIB, automatic=6 * GIB,
         loaded="a", contexts={"a": 1024, "b": 1024}, goes={"b": "a"},
-        change="they need 6.50 GiB, but the budget is 4.00 GiB, and a is",
+        change="they need 6.50 GiB, but the budget is 4.00 GiB; a is the largest",
     ),
     "a memory that is larger than needed": Situation(
         models=[candidate("a", need(GIB, given=6 * GIB)), candidate("b", need(2 * GIB))],
         budget_bytes=8 * GIB,
         loaded="a", contexts={"a": 1024, "b": 1024}, goes={"b": "a"},
-        change='with 6.00 GiB: set memory = "auto" for a, or set preload = false for some',
+        change='set memory = "auto" for a, or set preload = false for some, which',
     ),
     "a model that is too large for the machine": Situation(
         models=[candidate("a", need(GIB)), candidate("b", need(9 * GIB))], budget_bytes=8 * GIB,
         loaded="a", contexts={"a": 1024, "b": 0}, missing={"b": 2 * GIB + GROWTH},
-        change="b alone needs 10.25 GiB, but the budget is 8.00 GiB: remove b",
+        change="remove b: it alone needs 10.25 GiB, but the budget is 8.00 GiB",
     ),
     "two models that are too large for the machine": Situation(
         models=[candidate("a", need(9 * GIB)), candidate("b", need(10 * GIB))],
         budget_bytes=8 * GIB,
         loaded="", contexts={"a": 0, "b": 0},
         missing={"a": 2 * GIB + GROWTH, "b": 3 * GIB + GROWTH},
-        change="b alone needs 11.25 GiB",
+        change="remove b: it alone needs 11.25 GiB",
     ),
 }  # fmt: skip
 
