@@ -61,13 +61,14 @@ def check_daemon(setting: Setting) -> Iterator[Finding]:
         yield _silent(setting.endpoint, holder, failure)
     else:
         yield _absent(setting.endpoint, folder)
-    for pid, endpoint in _other_daemons(folder):
-        end = f"mlxsup stop --endpoint {shlex.quote(endpoint)}"
+    if others := list(_other_daemons(folder)):
+        run = "another daemon runs" if len(others) == 1 else "other daemons run"
+        end = shlex.quote(others[0][1]) if len(others) == 1 else "ENDPOINT"
         yield note(
             "daemon",
-            f"another daemon runs at {endpoint} (pid {pid})",
+            f"{run} at {', '.join(f'{endpoint} (pid {pid})' for pid, endpoint in others)}",
             why="each daemon plans to use the memory of the whole machine",
-            fix=f"end it with `{end}` if you do not need it",  # no command: it may be needed
+            fix=f"`mlxsup stop --endpoint {end}` ends one that you do not need",  # it may be needed
         )
     yield from _gateway(setting, status or {}, holder)
 

@@ -207,14 +207,14 @@ def left_sockets(machine: Machine) -> None:
     (machine.home / "run" / "client.sock").touch()
 
 
-def other_daemon(machine: Machine) -> None:
+def other_daemons(machine: Machine, count: int) -> None:
     held = SimpleNamespace(path=str(machine.home / "other" / "lock"))
     info = {
         "cmdline": ["python", "/bin/mlxsup", "start"],
         "uids": SimpleNamespace(real=os.getuid()), "memory_info": None,
     }  # fmt: skip
     process = SimpleNamespace(pid=9, info=info, open_files=lambda: [held])
-    machine.patch(psutil, "process_iter", lambda _: [process])
+    machine.patch(psutil, "process_iter", lambda _: [process] * count)
 
 
 IN_USE = OSError(errno.EADDRINUSE, "in use")
@@ -293,7 +293,10 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "the pid of a daemon is another program's": (
         lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
     "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
-    "another daemon": (other_daemon, "note", "another daemon runs at ipc://", ""),
+    "another daemon": (
+        lambda m: other_daemons(m, 1), "note", "another daemon runs at ipc://", ""),
+    "two other daemons": (
+        lambda m: other_daemons(m, 2), "note", "client.sock (pid 9), ipc://", ""),
     "no such address": (
         lambda m: m.gateway(OSError(99, "Cannot assign")), "problem",
         "127.0.0.1:8484 cannot be used: Cannot assign", ""),
