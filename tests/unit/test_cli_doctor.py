@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,6 +268,8 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.patch(os, "geteuid", lambda: -2), "problem", "belongs to another user", ""),
     "a folder that others use, too": (
         holds_a_file_of_another_program, "problem", "has mode 0755", ""),
+    "a folder whose sockets no system can bind": (
+        lambda m: m.has(runtime_dir=Path("/tmp", "x" * 90)), "problem", "path is too long", ""),
     "a folder that is a file": (
         lambda m: m.has(runtime_dir=Path("/dev/null")), "problem", "is not a folder", ""),
     "few files on a Mac": (
@@ -290,6 +293,9 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "a silent daemon": (
         lambda m: m.patch(running, "lock_holder", lambda _: HOLDER), "problem",
         "process 7 of the daemon is alive but does not answer at ipc://", ""),
+    "a daemon is stopped": (
+        lambda m: m.patch(running, "lock_holder", lambda _: replace(HOLDER, is_stopped=True)),
+        "problem", "is stopped by Ctrl-Z", "kill -CONT 7"),
     "the pid of a daemon is another program's": (
         lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
     "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
