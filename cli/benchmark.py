@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlxsup.protocol.flight import RequestEnded
-
 from .arguments import row_called
 from .exit_status import CliError
-from .terminal.text import format_duration
+from .terminal.text import counted, format_duration
 
 if TYPE_CHECKING:
     from mlxsup.client import AsyncClient, Result
@@ -313,22 +311,6 @@ class Cell(NamedTuple):
         return f"{self.prompt_tokens} + {self.output_tokens} tokens × {self.concurrency}"
 
 
-class Look(NamedTuple):
-    """The daemon at one moment, as a request finds it that is sent for that alone.
-
-    Attributes:
-        number: of that request; the daemon numbers all requests that it takes.
-        open_others: requests of others that were open.
-        steps: of each model's engine so far.
-        generation: of the model's process.
-    """
-
-    number: int
-    open_others: int
-    steps: Mapping[str, int]
-    generation: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """Repeats of all sizes, in turn; an interrupted one is worth something.
@@ -343,11 +325,9 @@ class Run:
         waited: answers that waited in the queue.
         cached_tokens: tokens of prompts that needed no prefill.
         done: bursts so far, without those that warm up.
-        sent: requests so far, after the first look.
-        first: how the daemon was before the first repeat.
-        other_requests: how many requests of others there were; None before the first repeat ends.
-        other_models: other models that answered some of them.
-        has_new_process: whether the model got a new process.
+        other_requests: the most requests of others that were open at a look.
+        other_models: other models that ran some of them.
+        generations: of the model's processes.
     """
 
     model: str
@@ -359,11 +339,9 @@ class Run:
     waited: int = 0
     cached_tokens: int = 0
     done: int = 0
-    sent: int = 0
-    first: Look | None = None
-    other_requests: int | None = None
-    other_models: Sequence[str] = ()
-    has_new_process: bool = False
+    other_requests: int = 0
+    other_models: set[str] = field(default_factory=set)
+    generations: set[int] = field(default_factory=set)
 
     @property
     def bursts(self) -> int:
@@ -380,24 +358,29 @@ class Run:
         self.interrupted += burst.interrupted
         self.waited += burst.waited
         self.cached_tokens += burst.cached_tokens
-        self.sent += cell.concurrency
         self.done += 1
 
-    def look(self, now: Look) -> None:
-        """Compare the daemon with how it was before the first repeat, which the first look shows.
+    def look(self, status: Mapping[str, Any], own: int) -> int:
+        """Note which requests are open besides our own, and which process the model has.
 
-        The daemon numbers requests in their order, so whatever numbers are not those of this run
-        belong to others.
+        Returns:
+            The resident memory of that process, in bytes.
+
+        Raises:
+            CliError: a reload has removed the model.
         """
-        if self.first is None:
-            self.first = now
-            return
-        self.sent += 1  # the look itself
-        begin, before = self.first, self.first.steps
-        grown = [name for name, steps in now.steps.items() if steps > before.get(name, 0)]
-        self.other_requests = now.number - begin.number - self.sent + begin.open_others
-        self.other_models = [name for name in grown if name != self.model]
-        self.has_new_process = now.generation != begin.generation
+        row = row_called(status, self.model)
+        if row is None:
+            message = f"{self.model} is no longer configured"
+            raise CliError(message, code="unknown_model", hint="see `mlxsup status`")
+        still_open = {
+            one["name"]: len(one["running"]) + len(one["paused"]) + one["queued"]
+            for one in status["models"]
+        }
+        self.other_requests = max(self.other_requests, sum(still_open.values()) - own)
+        self.other_models |= {one for one, n in still_open.items() if n and one != self.model}
+        self.generations.add(row["generation"])
+        return int(row["footprint_bytes"])
 
     def progress(self, cell: Cell) -> str:
         """Return what is measured now, and how long the rest takes once every size was measured."""
@@ -409,34 +392,27 @@ class Run:
 
     def remarks(self) -> list[str]:
         """Return a sentence for each thing that has touched the figures."""
-        found = []
-        if self.done < self.bursts:
-            found.append(f"incomplete: only {self.done} of {self.bursts} bursts were measured")
-        if count := self.other_requests:
-            what = "another request was" if count == 1 else f"{count} other requests were"
-            where = f", some for {', '.join(self.other_models)}" if self.other_models else ""
-            found.append(
-                f"{what} sent to the daemon during the run{where}: measure again when the "
-                "daemon is idle"
-            )
-        if self.has_new_process:
-            found.append(
-                f"{self.model} was restarted during the run: see `mlxsup why {self.model}`"
-            )
-        if self.interrupted:
-            found.append(f"{_answers(self.interrupted)} interrupted and resumed")
-        if self.waited:
-            found.append(
-                f"{_answers(self.waited)} delayed in the queue by limits of this client, "
-                "memory or other requests"
-            )
-        if self.cached_tokens:
-            found.append(f"{self.cached_tokens} prompt tokens came from the cache")
-        return found
 
+        def answers(count: int) -> str:
+            return "1 answer was" if count == 1 else f"{count} answers were"
 
-def _answers(count: int) -> str:
-    return "1 answer was" if count == 1 else f"{count} answers were"
+        others = counted(self.other_requests, "other request")
+        where = f", some for {', '.join(sorted(self.other_models))}" if self.other_models else ""
+        found = {
+            f"incomplete: only {self.done} of {self.bursts} bursts were measured": (
+                self.done < self.bursts
+            ),
+            f"up to {others} ran or waited during the run{where}: measure again when the daemon is "
+            "idle": self.other_requests,
+            f"{self.model} was restarted during the run: see `mlxsup why {self.model}`": (
+                len(self.generations) > 1
+            ),
+            f"{answers(self.interrupted)} interrupted and resumed": self.interrupted,
+            f"{answers(self.waited)} delayed in the queue by limits of this client, memory or "
+            "other requests": self.waited,
+            f"{self.cached_tokens} prompt tokens came from the cache": self.cached_tokens,
+        }
+        return [sentence for sentence, is_so in found.items() if is_so]
 
 
 async def measure(
@@ -453,7 +429,7 @@ async def measure(
 
     Raises:
         AnswerError, RequestError, ConnectionLost, OSError: an answer has failed.
-        CliError: the daemon is too busy to be measured.
+        CliError: the model is gone.
     """
     from mlxsup.client import AsyncClient
 
@@ -473,81 +449,33 @@ async def measure(
         for number, cell in enumerate(run.cells, start=1):
             tell(f"warming up {number}/{len(run.cells)}: {cell}")
             await ask(cell, min(cell.output_tokens, WARM_UP_TOKENS))
-        run.look(await _look(client, run))
         for repeat in range(run.repeats):
             # Every other repeat runs backwards: what changes with time touches all sizes alike.
             for cell in run.cells if repeat % 2 == 0 else reversed(run.cells):
                 tell(run.progress(cell))
+                run.look(await client.status(), own=0)
                 begin = time.perf_counter()
-                burst, memory_bytes = await _watched(client, run, ask(cell, cell.output_tokens))
+                burst, memory_bytes = await _watched(client, run, cell, ask)
                 run.take(cell, burst, time.perf_counter() - begin, memory_bytes)
-            run.look(await _look(client, run))
 
 
-async def _watched(client: AsyncClient, run: Run, asked: Awaitable[Burst]) -> tuple[Burst, int]:
+async def _watched(
+    client: AsyncClient, run: Run, cell: Cell, ask: Callable[[Cell, int], Awaitable[Burst]]
+) -> tuple[Burst, int]:
     """Return a burst, and the most memory that the model's process took meanwhile."""
     most = 0
 
-    async def look() -> None:
-        nonlocal most
-        most = max(most, int(_row(await client.status(), run.model)["footprint_bytes"]))
-
     async def watch() -> None:
+        nonlocal most
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            await look()
+            most = max(most, run.look(await client.status(), own=cell.concurrency))
 
     watching = asyncio.create_task(watch())
     try:
-        burst = await asked
+        burst = await ask(cell, cell.output_tokens)
     finally:
         watching.cancel()
         # Its error, if it has one, is that of the burst: the daemon is gone.
         await asyncio.gather(watching, return_exceptions=True)
-    await look()
-    return burst, most
-
-
-async def _look(client: AsyncClient, run: Run) -> Look:
-    """Send a request, see what else is open and what was done, and end it.
-
-    Raises:
-        CliError: more requests are open than the daemon lists.
-    """
-    tokens = max(cell.prompt_tokens + cell.output_tokens for cell in run.cells) - 1
-    stream = client.generate(run.model, prompt_tokens=[PROMPT_IDS[0]], max_tokens=tokens, **STEADY)
-    listed = await client.requests()
-    stream.cancel()
-    async for _ in stream:
-        pass
-    numbers = {one["id"]: int(one["number"].removeprefix("#")) for one in listed["requests"]}
-    status = await client.status(debug=True)
-    # A model that is very fast has answered before the others were listed.
-    ended = {
-        one["id"]: one["number"] for one in status["flight"] if one["kind"] == RequestEnded.KIND
-    }
-    number = numbers.get(stream.request_id) or ended.get(stream.request_id)
-    if number is None:
-        count = len(numbers) + listed["more"]
-        message = f"{count} requests are open, which would distort the measurement"
-        hint = "wait until `mlxsup requests` shows none"
-        raise CliError(message, code="busy", hint=hint)
-    return Look(
-        number=number,
-        open_others=len(numbers.keys() - {stream.request_id}) + listed["more"],
-        steps={one["name"]: one["steps"] for one in status["models"]},
-        generation=_row(status, run.model)["generation"],
-    )
-
-
-def _row(status: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the model's row.
-
-    Raises:
-        CliError: a reload has removed it.
-    """
-    row = row_called(status, model)
-    if row is None:
-        message = f"{model} is no longer configured"
-        raise CliError(message, code="unknown_model", hint="see `mlxsup status`")
-    return row
+    return burst, max(most, run.look(await client.status(), own=0))

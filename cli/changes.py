@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from .arguments import check_known, row_called
@@ -240,68 +240,44 @@ def progress_shown(client: Client, model: str, output: Output) -> Iterator[None]
     On a terminal it is one line that is gone at the end, elsewhere a line for each change. The
     thread that shows it ends with the client.
     """
+    from mlxsup.client import ConnectionLost, RequestError
+
     if output.is_json:
         yield
         return
-    progress = _Progress(client, model, output)
-    try:
-        yield
-    finally:
-        progress.finish()
+    line, lock, has_finished = LiveLine(output), threading.Lock(), threading.Event()
+    changes = Changes(client)
+    # Only now, so that no change between the two is missed.
+    row = row_called(client.status(), model)
 
-
-class _Progress:
-    """Shows the changes of one model until it is finished.
-
-    Args:
-        client: where to hear them.
-        model: the model that the command waits for.
-    """
-
-    def __init__(self, client: Client, model: str, output: Output) -> None:
-        self._line = LiveLine(output)
-        self._lock = threading.Lock()
-        self._has_finished = threading.Event()
-        changes = Changes(client)
-        # Only now, so that no change between the two is missed.
-        row = row_called(client.status(), model)
-        thread = threading.Thread(
-            target=self._run, args=(changes, row), name="mlxsup-progress", daemon=True
-        )
-        thread.start()
-
-    def finish(self) -> None:
-        """Show nothing from now on."""
-        with self._lock:
-            self._has_finished.set()
-            self._line.clear()
-
-    def _run(self, changes: Changes, row: Mapping[str, Any] | None) -> None:
-        from mlxsup.client import ConnectionLost, RequestError
-
-        if row is None or self._has_finished.wait(QUIET_S):
+    def follow() -> None:
+        if row is None or has_finished.wait(QUIET_S):
             return
         facts = {name: row.get(name) for name in ("generation", "pid", "progress")}
         standing = {"model": row["name"], "from": row["state"], "to": row["state"], **facts}
-        try:
+        # The command itself meets the same errors, and reports them.
+        with suppress(ConnectionLost, RequestError):
             # Of what has changed in the quiet second, the latest says it all.
             heard = [{"at": time.time(), **standing}, *changes.wait(0.0)]
             latest = [change for change in heard if change.get("model") == row["name"]][-1:]
             while True:
                 for change in latest:
-                    self._show(change)
+                    phase = str((change.get("progress") or {}).get("phase"))
+                    words = PHASE_WORDS.get(phase, phase)
+                    with lock:
+                        if has_finished.is_set():
+                            return
+                        step = (change.get("to"), change.get("generation"), words)
+                        line.tell(change_line(change), step)
                 latest = [one for one in changes.wait() if one.get("model") == row["name"]]
-        except (ConnectionLost, RequestError):
-            # The command itself meets the same error, and reports it.
-            return
 
-    def _show(self, change: Mapping[str, Any]) -> None:
-        with self._lock:
-            if self._has_finished.is_set():
-                return
-            phase = str((change.get("progress") or {}).get("phase"))
-            step = (change.get("to"), change.get("generation"), PHASE_WORDS.get(phase, phase))
-            self._line.tell(change_line(change), step)
+    threading.Thread(target=follow, name="mlxsup-progress", daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            has_finished.set()
+            line.clear()
 
 
 Row = Mapping[str, Any]

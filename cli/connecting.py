@@ -89,10 +89,10 @@ class Settings:
         sized: the models whose context is in the file.
     """
 
-    path: Path | None
-    content: str | Callable[[Any], Any]
+    path: Path | None = None
+    content: str | Callable[[Any], Any] = ""
     usage: Sequence[str]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(default_factory=dict)
     sized: Sequence[Model] = ()
 
 
@@ -130,6 +130,16 @@ class Program:
     settings: Callable[[Site], Settings]
     start: Callable[[Site], Start] | None = None
     install: str = ""
+
+
+def _by_start(command: str, start: Callable[[Site], Start], install: str) -> Program:
+    """Return an agent without a file for its settings: it is told how to be started instead."""
+
+    def settings(site: Site) -> Settings:
+        begun = start(site)
+        return Settings(usage=[shlex.join([command, *begun.arguments])], variables=begun.variables)
+
+    return Program(settings, start, install)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -258,7 +268,7 @@ def _claude(site: Site) -> Settings:
         return old
 
     path = _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    return Settings(path=path, content=content, usage=["claude"], variables={})
+    return Settings(path=path, content=content, usage=["claude"])
 
 
 def _start_claude(site: Site) -> Start:
@@ -304,7 +314,7 @@ def _codex(site: Site) -> Settings:
     text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
-    return Settings(path=path, content=text, usage=usage, variables={}, sized=[site.model])
+    return Settings(path=path, content=text, usage=usage, sized=[site.model])
 
 
 def _start_codex(site: Site) -> Start:
@@ -339,7 +349,6 @@ def _opencode(site: Site) -> Settings:
         path=commented if commented.exists() else folder / "opencode.json",
         content=_put("provider", PROVIDER, value=_opencode_provider(site)),
         usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
-        variables={},
         sized=site.models,
     )
 
@@ -374,7 +383,6 @@ def _pi(site: Site) -> Settings:
         path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
         content=_put("providers", PROVIDER, value=_pi_provider(site, site.key)),
         usage=[shlex.join(_pi_choice(site))],
-        variables={},
         sized=site.models,
     )
 
@@ -394,12 +402,6 @@ def _start_pi(site: Site) -> Start:
     )
 
 
-def _aider(site: Site) -> Settings:
-    start = _start_aider(site)
-    usage = [shlex.join(["aider", *start.arguments])]
-    return Settings(path=None, content="", usage=usage, variables=start.variables)
-
-
 def _start_aider(site: Site) -> Start:
     # Arguments, because a file .env of the project wins over the environment.
     where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
@@ -408,21 +410,10 @@ def _start_aider(site: Site) -> Start:
     )
 
 
-def _qwen(site: Site) -> Settings:
-    start = _start_qwen(site)
-    usage = [shlex.join(["qwen", *start.arguments])]
-    return Settings(path=None, content="", usage=usage, variables=start.variables)
-
-
 def _start_qwen(site: Site) -> Start:
     model = ["--model", site.model.name]
     where = ["--auth-type", "openai", "--openai-base-url", site.base]
     return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
-
-
-def _copilot(site: Site) -> Settings:
-    variables = _start_copilot(site).variables
-    return Settings(path=None, content="", usage=["copilot"], variables=variables)
 
 
 def _start_copilot(site: Site) -> Start:
@@ -462,7 +453,7 @@ models:
 """
     path = _home("CONTINUE_GLOBAL_DIR", ".continue") / "agents" / f"{PROVIDER}.yaml"
     usage = [f"choose {PROVIDER} in Continue's list of agents"]
-    return Settings(path=path, content=text, usage=usage, variables={}, sized=site.models)
+    return Settings(path=path, content=text, usage=usage, sized=site.models)
 
 
 def _vscode(site: Site) -> Settings:
@@ -493,7 +484,7 @@ def _vscode(site: Site) -> Settings:
     folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
     path = folder / "Code" / "User" / "chatLanguageModels.json"
     usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
-    return Settings(path=path, content=content, usage=usage, variables={}, sized=site.models)
+    return Settings(path=path, content=content, usage=usage, sized=site.models)
 
 
 def _zed(site: Site) -> Settings:
@@ -521,8 +512,6 @@ def _zed(site: Site) -> Settings:
 def _open_webui(site: Site) -> Settings:
     then = "if it has run before: Admin Panel, Settings, Connections, OpenAI API, add "
     return Settings(
-        path=None,
-        content="",
         usage=["open-webui serve", f"{then}{site.base}"],
         variables={"OPENAI_API_BASE_URL": site.base, "OPENAI_API_KEY": site.key},
     )
@@ -533,9 +522,9 @@ PROGRAMS: dict[str, Program] = {
     "codex": Program(_codex, _start_codex, "npm install --global @openai/codex"),
     "opencode": Program(_opencode, _start_opencode, "npm install --global opencode-ai"),
     "pi": Program(_pi, _start_pi, "npm install --global @earendil-works/pi-coding-agent"),
-    "qwen": Program(_qwen, _start_qwen, "npm install --global @qwen-code/qwen-code"),
-    "copilot": Program(_copilot, _start_copilot, "npm install --global @github/copilot"),
-    "aider": Program(_aider, _start_aider, "uv tool install --python 3.12 aider-chat"),
+    "qwen": _by_start("qwen", _start_qwen, "npm install --global @qwen-code/qwen-code"),
+    "copilot": _by_start("copilot", _start_copilot, "npm install --global @github/copilot"),
+    "aider": _by_start("aider", _start_aider, "uv tool install --python 3.12 aider-chat"),
     "continue": Program(_continue),
     "vscode": Program(_vscode),
     "zed": Program(_zed),

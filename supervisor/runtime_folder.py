@@ -249,6 +249,25 @@ def _check_socket_paths(path: Path) -> None:
         ) from None
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder that no daemon can use as it is; one that is not there can be made.
+
+    Raises:
+        RuntimeFolderError: its path is too long, or it is open to others, or no folder.
+    """
+    _check_socket_paths(path)
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        raise RuntimeFolderError(
+            f"the runtime folder {path} is not a folder",
+            hint="remove it or set another runtime_dir",
+        )
+    _check_private(path, status)
+
+
 def _prepare(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -263,6 +282,10 @@ def _prepare(path: Path) -> None:
             f"the runtime folder {path} cannot be created: {error.strerror}",
             hint="set runtime_dir to a writable folder",
         ) from None
+    _check_private(path, status)
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise RuntimeFolderError(
             f"the runtime folder {path} belongs to another user (uid {status.st_uid})",

@@ -22,7 +22,7 @@ from ..new_file import new_file
 from ..options import NewFile
 from ..terminal.output import Line, LiveLine, Output, width_of
 from ..terminal.tables import listing, text_lines
-from ..terminal.text import format_bytes
+from ..terminal.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from ..benchmark import Address, Cell, Run
@@ -135,7 +135,15 @@ def bench(
     After a warm-up, the repeats of all sizes take turns. Ctrl-C shows the results so far. MODEL may
     be left out if only one is configured.
     """
-    _check_options(repeats, through, key, earlier, percent)
+    wrong = {
+        "--key only works with --through http": key is not None and through != HTTP,
+        "--fail-if-slower needs --compare FILE": percent is not None and earlier is None,
+        f"--compare needs at least {LEAST_REPEATS} repeats to tell a change from noise": (
+            earlier is not None and repeats < LEAST_REPEATS
+        ),
+    }
+    for message in (message for message, is_so in wrong.items() if is_so):
+        raise misuse(message, COMMAND)
     before = read_saved(earlier) if earlier else None
     if kept is not None:
         check_new(kept)
@@ -172,21 +180,6 @@ def bench(
     return ExitStatus.FAILED
 
 
-def _check_options(
-    repeats: int, through: str, key: str | None, earlier: Path | None, percent: float | None
-) -> None:
-    """Refuse options that make no sense together."""
-    wrong = ""
-    if key is not None and through != HTTP:
-        wrong = "--key only works with --through http"
-    elif percent is not None and earlier is None:
-        wrong = "--fail-if-slower needs --compare FILE"
-    elif earlier is not None and repeats < LEAST_REPEATS:
-        wrong = f"--compare needs at least {LEAST_REPEATS} repeats to tell a change from noise"
-    if wrong:
-        raise misuse(wrong, COMMAND)
-
-
 # ---------------------------------------------------------------- measuring
 
 
@@ -206,23 +199,33 @@ def _prepare(
         to be asked, and the daemon's endpoint.
 
     Raises:
-        CliError: there is no such model, or it cannot be loaded, or a size does not fit.
+        CliError: there is no such model, or it cannot be loaded, or a size does not fit, or the
+            gateway is not there or needs a key.
     """
+    from urllib.parse import urlsplit
+
     from ..benchmark import Run
+    from ..connecting import gateway_url, is_key_missing
 
     with connect(target) as client:
         status = client.status()
         model = only_model(status, COMMAND) if model is None else model
         check_known(status, model)
-        address = _gateway(status, target, key) if through == HTTP else None
+        address = None
+        if through == HTTP:
+            parts = urlsplit(gateway_url(status, ""))
+            address = parts.hostname or "", parts.port or 0
+            if is_key_missing(target, key):
+                hint = "`mlxsup key new bench` creates one; `--key -` reads it from stdin"
+                raise CliError("the gateway needs a key", code="key_missing", hint=hint)
         with progress_shown(client, model, output):
             client.load(model)
         row = row_called(client.status(), model)
         assert row is not None, "it was there when it was loaded"
         endpoint = client.endpoint
     cells, left_out = cells_of(wanted, row["name"], row["context_length"], row["row_limit"])
-    facts = {"through": through, "backend": row["backend"], "daemon": status["version"]}
-    facts["left_out"] = left_out
+    about = {"through": through, "backend": row["backend"], "daemon": status["version"]}
+    facts = {**about, "left_out": left_out}
     return Run(model=row["name"], cells=cells, repeats=repeats), facts, address, endpoint
 
 
@@ -283,28 +286,6 @@ def cells_of(
     cells = [Cell(prompt, size, number) for prompt in prompts for size in outputs
              for number in streams]  # fmt: skip
     return cells, left_out
-
-
-def _gateway(status: dict[str, Any], target: Target, key: str | None) -> Address:
-    """Return where the gateway listens.
-
-    Raises:
-        CliError: there is none, or it needs a key that was not given.
-    """
-    from urllib.parse import urlsplit
-
-    from ..connecting import gateway_url, is_key_missing
-
-    parts = urlsplit(gateway_url(status, ""))
-    if is_key_missing(target, key):
-        raise CliError(
-            "the gateway needs a key",
-            code="key_missing",
-            hint="`mlxsup key new bench` creates one; `--key -` reads it from stdin",
-        )
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return parts.hostname, parts.port
 
 
 def _measure(endpoint: str, run: Run, address: Address | None, key: str, output: Output) -> None:
@@ -371,7 +352,7 @@ def value_of(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         "answers_that_waited": run.waited,
         "cached_tokens": run.cached_tokens,
         "other_requests": run.other_requests,
-        "other_models": list(run.other_models),
+        "other_models": sorted(run.other_models),
         "remarks": [*facts["left_out"], *run.remarks()],
         "comparison": None,
     }
@@ -541,29 +522,22 @@ def _show(value: dict[str, Any], kept: Path | None, output: Output, *, has_faile
 
     With --json, a run that has failed is only written: what is printed is its error.
     """
-    if not output.is_json:
-        _print(value, output)
-    elif not has_failed:
-        output.object(value)
+    if output.is_json:
+        if not has_failed:
+            output.object(value)
+    else:
+        repeats, width = value["repeats"], width_of(sys.stdout)
+        head = f"{value['model']} through {THROUGH[value['through']]}, {counted(repeats, 'repeat')}"
+        head += ": medians, and how much repeats differ (±)" if repeats > 1 else ""
+        output.show(text_lines(head, width))
+        for names in TABLES:
+            output.data("")
+            output.show(_table(value["cells"], names))
+        remarks = [*value["remarks"], *_comparison(value["comparison"])]
+        output.show(*([[]] for _ in remarks[:1]), *(text_lines(one, width) for one in remarks))
     if kept is not None:
         write_new(kept, output.object_line({**value, "comparison": None}))
         output.note(f"wrote {kept}")
-
-
-def _print(value: Mapping[str, Any], output: Output) -> None:
-    repeats = value["repeats"]
-    head = f"{value['model']} through {THROUGH[value['through']]}, {repeats} repeat"
-    if repeats > 1:
-        head += "s: medians, and how much repeats differ (±)"
-    width = width_of(sys.stdout)
-    output.show(text_lines(head, width))
-    for names in TABLES:
-        output.data("")
-        output.show(_table(value["cells"], names))
-    remarks = [*value["remarks"], *_comparison(value["comparison"])]
-    if remarks:
-        output.data("")
-        output.show(*(text_lines(remark, width) for remark in remarks))
 
 
 def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Line]:
@@ -609,27 +583,21 @@ def _comparison(comparison: Mapping[str, Any] | None) -> list[str]:
         for change in comparison[word]
     ]
     then = f"{comparison['file']} ({comparison['measured_at']})"
-    compared = comparison["compared"]
-    changed = len(lines)
+    compared, rest = comparison["compared"], comparison["compared"] - len(lines)
     if not compared:
         lines.append(f"nothing could be compared with {then}")
-    elif not changed:
+    elif not lines:
         lines.append(f"as fast as {then}: every difference is within the noise")
     else:
-        rest = compared - changed
         lines.append(f"compared with {then}: the other {rest} differences are within the noise")
-    if comparison["not_there"]:
-        lines.append(f"{comparison['file']} does not have {comparison['not_there']} of these sizes")
-    if comparison["too_few"]:
-        lines.append(
-            f"{comparison['too_few']} figures have fewer than {LEAST_REPEATS} repeats, which "
-            "is too few to compare"
-        )
+    if count := comparison["not_there"]:
+        lines.append(f"{comparison['file']} does not have {count} of these sizes")
+    if count := comparison["too_few"]:
+        few = f"fewer than {LEAST_REPEATS} repeats, which is too few to compare"
+        lines.append(f"{count} figures have {few}")
     return lines + [
-        (
-            f"the conditions differ: {one['what']} was {one['before']} and is "
-            f"{one['now'] or 'missing'} now"
-        )
+        f"the conditions differ: {one['what']} was {one['before']} and is "
+        f"{one['now'] or 'missing'} now"
         for one in comparison["conditions"]
     ]
 

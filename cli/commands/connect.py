@@ -1,7 +1,7 @@
 """`mlxsup connect`: makes other programs use the daemon.
 
 As little as possible changes in files that people write. An undo happens only if the file is as it
-was written, and a second write keeps the first copy.
+was written, and brings back what was there before the first write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ..exit_status import CliError, misuse
 from ..keys import read_key
 from ..terminal.output import Output
 
-BACKUP_SUFFIX = ".mlxsup-backup"
 NEW_FILE_MODE = 0o600
 MOST_BYTES = 8 * 1024 * 1024
 BY_HAND = "correct the file, or copy the settings that `mlxsup connect` prints without --write"
@@ -153,8 +152,6 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
     output.result(
         {**value, "diff": shown, "backup": kept}, shown or f"{path} already has these settings"
     )
-    if backup is not None:
-        output.note(f"the previous file is saved as {backup}")
     for name, text in settings.variables.items():
         output.note(f"also set in the environment: export {name}={shlex.quote(text)}")
     _say_usage(settings.usage, output)
@@ -212,32 +209,27 @@ def read(path: Path) -> str | None:
 
 
 def write(tool: str, path: Path, before: str | None, after: str) -> Path | None:
-    """Write the file, and return the copy of what it was before; None if there was no file.
+    """Write the file, and return where its text of before is kept; None if there was no file.
 
-    What was written for the same program before, and has not been changed since, is not copied:
-    what was there before that is what an undo has to bring back.
+    What was written for the same program before, and has not been changed since, is not kept: what
+    was there before that is what an undo has to bring back.
 
     Raises:
         CliError: a file cannot be written; then nothing has changed.
     """
-    path = path.resolve()
-    last = _last(tool)
+    path, record, last = path.resolve(), _record(tool), _last(tool)
+    if last is not None and last[0] == path and last[2] == _digest(before):
+        before = last[1]
+    about = {"path": str(path), "before": before, "digest": _digest(after)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if last is not None and last[0] == path and last[2] == _digest(before):
-            backup = last[1]
-        else:
-            backup = None if before is None else _back_up(path, before)
-        record = _record(tool)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        kept = None if backup is None else str(backup)
-        about = {"path": str(path), "backup": kept, "digest": _digest(after)}
+        for folder in (path.parent, record.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         _replace(record, json.dumps(about) + "\n")
         _replace(path, after)
     except OSError as error:
         message = f"cannot write {error.filename or path}: {error.strerror}"
         raise _trouble(message, BY_HAND) from None
-    return backup
+    return None if before is None else record
 
 
 def undo(tool: str) -> tuple[Path, str | None, str | None]:
@@ -249,28 +241,25 @@ def undo(tool: str) -> tuple[Path, str | None, str | None]:
     Raises:
         CliError: nothing was written, the file was changed since, or it cannot be written.
     """
-    last = _last(tool)
+    last, record = _last(tool), _record(tool)
     if last is None:
         hint = f"`mlxsup connect {tool}` prints what it needs"
         raise CliError(
             f"mlxsup has not written any settings for {tool}", code="nothing_to_undo", hint=hint
         )
-    path, backup, digest = last
+    path, before, digest = last
     now = read(path)
     if _digest(now) != digest:
-        kept = f"; the previous file is {backup}" if backup else ""
+        kept = f"; {record} has its text of before" if before is not None else ""
         raise _trouble(
             f"{path} was changed since then: remove the settings of mlxsup by hand{kept}"
         )
-    before = None if backup is None else read(backup)
-    if backup is not None and before is None:
-        raise _trouble(f"the copy {backup} is gone: remove the settings of mlxsup by hand")
     try:
-        if backup is None:
+        if before is None:
             path.unlink()
         else:
-            backup.replace(path)
-        _record(tool).unlink()
+            _replace(path, before)
+        record.unlink()
     except OSError as error:
         raise _trouble(f"cannot write {error.filename}: {error.strerror}") from None
     return path, now, before
@@ -288,53 +277,32 @@ def _diff(path: Path, before: str | None, after: str | None) -> str:
     return "\n".join(lines)
 
 
-def _back_up(path: Path, before: str) -> Path:
-    """Write a copy under a name that is free."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    number = 1
-    while True:
-        extra = "" if number == 1 else f".{number}"
-        backup = path.with_name(f"{path.name}{BACKUP_SUFFIX}{extra}")
-        try:
-            descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError:
-            number += 1
-            continue
-        _fill(descriptor, mode, before)
-        return backup
-
-
 def _replace(path: Path, text: str) -> None:
     """Write a file so that programs find the old text in it or the new one."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        _fill(descriptor, mode, text)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
 
 
-def _fill(descriptor: int, mode: int, text: str) -> None:
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-        os.fchmod(descriptor, mode)
-        file.write(text)
-
-
 def _record(tool: str) -> Path:
     return Path(CONNECTED_DIR).expanduser() / f"{tool}.json"
 
 
-def _last(tool: str) -> tuple[Path, Path | None, str] | None:
-    """Return the file that was written last, the copy of what it was, and the digest of what was
+def _last(tool: str) -> tuple[Path, str | None, str] | None:
+    """Return the file that was written last, its text of before, and the digest of what was
     written; None if nothing was, or the record cannot be read."""
-    text = read(_record(tool))
     try:
-        value = json.loads(text or "")
-        backup = None if value["backup"] is None else Path(value["backup"])
-        return Path(value["path"]), backup, str(value["digest"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        value = json.loads(_record(tool).read_text(encoding="utf-8"))
+        before = None if value["before"] is None else str(value["before"])
+        return Path(value["path"]), before, str(value["digest"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

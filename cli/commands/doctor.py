@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 """In the order of the report: the most important findings come last, next to the prompt."""
 
-WORD_WIDTH = max(map(len, COLOURS))
-INDENT = WORD_WIDTH + 2
+INDENT = max(map(len, COLOURS)) + 2
 
 
 @click.command()
@@ -67,7 +66,7 @@ def doctor(target: Target, output: Output) -> int:
         for level in COLOURS:
             for one in findings:
                 if one.level == level:
-                    output.data("\n".join(_lines(one, width, output)))
+                    output.data("\n".join(lines_of(one, width, output)))
         output.data("\n".join(wrapped(_summary(findings), width)))
     return ExitStatus.FAILED if problems else ExitStatus.OK
 
@@ -80,12 +79,13 @@ def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
         "configuration": installed.check_configuration,
         "models": installed.check_models,
         "downloads": installed.check_downloads,
+        "token": installed.check_token,
         "folders": installed.check_folders,
         "open files": installed.check_open_files,
         "memory": installed.check_memory,
         "daemon": running.check_daemon,
         "service": running.check_services,
-        "machine": running.check_machine,
+        "sleep": running.check_sleep,
     }
     return {name: partial(check, setting) for name, check in checks.items()}
 
@@ -112,12 +112,12 @@ def _summary(findings: Sequence[Finding]) -> str:
     return f"no problems; {noted}" if notes else "no problems found"
 
 
-def _lines(one: Finding, width: int | None, output: Output) -> list[str]:
-    word = one.level.value.ljust(WORD_WIDTH)
-    first, *more = wrapped(f"{word}  {one.subject}: {one.what}", width)
-    lines = [output.style(word, sys.stdout, COLOURS[one.level.value]) + first[len(word) :]]
-    if more:  # the rest of the sentence, wrapped again for the narrower lines
-        lines += wrapped(" ".join(more), width, INDENT)
+def lines_of(one: Finding, width: int | None, output: Output) -> list[str]:
+    """Return a finding as people read it, on a terminal with `width` columns; None: in a pipe."""
+    word = one.level.value.ljust(INDENT)
+    first, *lines = wrapped(f"{one.subject}: {one.what}", width, INDENT)
+    styled = output.style(word, sys.stdout, COLOURS[one.level.value])
+    lines.insert(0, styled + first[INDENT:])
     for name, text in (("why", one.why), ("fix", one.fix)):
         if text:
             lines += wrapped(f"{name}: {text}", width, INDENT)

@@ -6,11 +6,10 @@ import calendar
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -32,9 +31,6 @@ from ..terminal.reader_watch import check_reader
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-Show = Callable[[str, Iterable[str]], None]
-"""Prints lines of a model's log."""
-
 FOLLOW_INTERVAL_S = 0.15
 """Between two looks of a follower: no file event exists on every system."""
 
@@ -49,13 +45,12 @@ OTHER_NAMES = {"daemon": DAEMON_LOG_NAME, "gateway": GATEWAY_LOG_NAME}
 _STAMP = re.compile(r"(?:\{\"at\": \")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFolder:
+class LogFolder(NamedTuple):
     """The folder of the logs, the models that may have one, and their other names."""
 
     path: Path
     models: list[str]
-    aliases: dict[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = {}
 
 
 def complete_log(
@@ -69,41 +64,6 @@ def complete_log(
         *complete_model(context, parameter, incomplete),
         *(item for item in own if item.value.startswith(incomplete)),
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The lines to show of those already written.
-
-    Attributes:
-        count: only that many, the last ones; None for the default.
-        since_s: only those of the last `since_s` seconds.
-        is_previous: only those of the generation before the current one.
-    """
-
-    count: int | None
-    since_s: float | None
-    is_previous: bool
-
-    def of(self, path: Path, end: int | None = None) -> list[str]:
-        """Return the lines of one log; `end` is how many bytes of its newest file to look at.
-
-        Raises:
-            LookupError: there is no earlier generation.
-        """
-        if self.since_s is None and not self.is_previous:
-            return tail(path, DEFAULT_LINES if self.count is None else self.count, end)
-        lines = all_lines(path) if end is None else tail(path, sys.maxsize, end)
-        if self.is_previous:
-            previous = previous_generation(lines)
-            if previous is None:
-                raise LookupError
-            lines = previous
-        if self.since_s is not None:
-            lines = since(lines, time.time() - self.since_s, written_at(path))
-        if self.count is None:
-            return lines
-        return lines[-self.count :] if self.count else []
 
 
 @click.command()
@@ -156,13 +116,29 @@ def logs(
     if model is not None and model not in [*folder.models, *OWN_LOGS]:
         raise unknown_model(model, folder.models)
     names = folder.models if model is None else [model]
-    show = _shower(names, output, is_prefixed=model is None)
-    selection = Selection(count=count, since_s=since_s, is_previous=is_previous)
+    width = max(map(len, names), default=0) if model is None else 0
+
+    def show(name: str, lines: Iterable[str]) -> None:
+        for line in lines:
+            shown = f"{name.ljust(width)} | {line}" if width else line
+            output.result({"model": name, "line": line}, shown)
+
     if is_following:
-        _follow(folder.path, names, selection, show)
+        files: dict[str, FollowedFile] = {}
+        with ExitStack() as stack:
+            for name in names:
+                path = log_path(folder.path, name)
+                files[name] = stack.enter_context(closing(FollowedFile(path)))
+                show(name, selected(path, count, since_s, end=files[name].start))
+            while True:
+                for name, file in files.items():
+                    show(name, file.read_lines())
+                check_reader()
+                time.sleep(FOLLOW_INTERVAL_S)
     for name in names:
         try:
-            show(name, selection.of(log_path(folder.path, name)))
+            path = log_path(folder.path, name)
+            show(name, selected(path, count, since_s, is_previous=is_previous))
         except LookupError:
             if model is not None:
                 message = f"the log of {name} has no previous process"
@@ -170,30 +146,37 @@ def logs(
                 raise CliError(message, code="no_previous_generation", hint=hint) from None
 
 
-def _shower(names: list[str], output: Output, *, is_prefixed: bool) -> Show:
-    width = max(map(len, names), default=0)
+def selected(
+    path: Path,
+    count: int | None,
+    since_s: float | None,
+    *,
+    is_previous: bool = False,
+    end: int | None = None,
+) -> list[str]:
+    """Return the lines of a log to show of those already written.
 
-    def show(name: str, lines: Iterable[str]) -> None:
-        for line in lines:
-            shown = f"{name.ljust(width)} | {line}" if is_prefixed else line
-            output.result({"model": name, "line": line}, shown)
+    Args:
+        path: of its newest file.
+        count: only that many, the last ones; None for the default.
+        since_s: only those of the last `since_s` seconds.
+        is_previous: only those of the generation before the current one.
+        end: how many bytes of its newest file to look at; None for all.
 
-    return show
-
-
-def _follow(folder: Path, names: list[str], selection: Selection, show: Show) -> NoReturn:
-    with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(closing(FollowedFile(log_path(folder, name))))
-            for name in names
-        }
-        for name, file in files.items():
-            show(name, selection.of(log_path(folder, name), end=file.start))
-        while True:
-            for name, file in files.items():
-                show(name, file.read_lines())
-            check_reader()
-            time.sleep(FOLLOW_INTERVAL_S)
+    Raises:
+        LookupError: there is no earlier generation.
+    """
+    if since_s is None and not is_previous:
+        return tail(path, DEFAULT_LINES if count is None else count, end)
+    lines = all_lines(path) if end is None else tail(path, sys.maxsize, end)
+    if is_previous:
+        previous = previous_generation(lines)
+        if previous is None:
+            raise LookupError
+        lines = previous
+    if since_s is not None:
+        lines = since(lines, time.time() - since_s, written_at(path))
+    return lines if count is None else lines[max(len(lines) - count, 0) :]
 
 
 def _find_folder(target: Target, output: Output) -> LogFolder:
@@ -201,14 +184,9 @@ def _find_folder(target: Target, output: Output) -> LogFolder:
     try:
         with connect(target) as client:
             value = client.status()
-        path = Path(value["log_dir"])
-        return LogFolder(
-            path=path,
-            models=[model["name"] for model in value["models"]],
-            aliases={
-                alias: row["name"] for row in value["models"] for alias in row.get("aliases", ())
-            },
-        )
+        rows = value["models"]
+        aliases = {alias: row["name"] for row in rows for alias in row.get("aliases", ())}
+        return LogFolder(Path(value["log_dir"]), [row["name"] for row in rows], aliases)
     except CliError as error:
         if error.status is not ExitStatus.NO_DAEMON:
             raise
@@ -232,7 +210,7 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
     known = dict.fromkeys([*names, *found])
     for own in OWN_LOGS:
         known.pop(own, None)
-    return LogFolder(path=path, models=list(known))
+    return LogFolder(path, list(known))
 
 
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:

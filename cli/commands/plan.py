@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
     from mlxsup.supervisor.core.memory.need import Figure, Need
-    from mlxsup.supervisor.core.memory.plan import Placement
+    from mlxsup.supervisor.core.memory.plan import Candidate, Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
 
@@ -89,7 +90,6 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.memory.change import find_change
     from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
     from mlxsup.supervisor.core.memory.raising import bounded
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
@@ -113,7 +113,6 @@ def _plan_of(
         if model.name in bounds
     ]
     made = make_plan(candidates, budget.size_bytes)
-    change = None if made.fits else find_change(candidates, budget)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -126,7 +125,7 @@ def _plan_of(
         "needed_bytes": made.reserved_bytes,
         "fits": made.fits and not problems,
         "swap": swap,
-        "change": None if change is None else str(change),
+        "change": None if made.fits else advice(candidates, budget),
         "measurements": measurements.problem or None,
         "models": [
             {"name": model.name, "preload": model.preload, "problem": problems[model.name]}
@@ -135,6 +134,30 @@ def _plan_of(
             for model in models
         ],
     }
+
+
+def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
+    """Return what to change in a configuration whose models do not fit, and after a colon why."""
+    from mlxsup.supervisor.core.memory.plan import required_bytes
+
+    required = required_bytes(candidates)
+    if budget.automatic_bytes is not None and required <= budget.automatic_bytes:
+        return f'set memory_budget to at least "{format_bytes(required)}"'
+    largest = max(candidates, key=lambda one: one.need.needed_bytes)
+    name, need = largest.model, largest.need
+    needed, whole = format_bytes(need.needed_bytes), format_bytes(budget.size_bytes)
+    less = f"set a smaller context_length for {name}, or "
+    if need.given_bytes is not None:
+        is_too_much = replace(need, given_bytes=None).needed_bytes < need.given_bytes
+        less = f'set memory = "auto" for {name}, or ' if is_too_much else ""
+    if need.needed_bytes > budget.size_bytes:
+        less = "" if need.fixed_bytes > budget.size_bytes else less
+        return f"{less}remove {name}: it alone needs {needed}, but the budget is {whole}"
+    pinned = " and pinned = false" if any(one.is_pinned for one in candidates) else ""
+    return (
+        f"{less}set preload = false{pinned} for some, which then take turns: they need "
+        f"{format_bytes(required)}, but the budget is {whole}; {name} is the largest with {needed}"
+    )
 
 
 def _needs_of(

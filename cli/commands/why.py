@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The daemon, as far as it is known.
+    """What is known of the daemon; without an answer, its record alone.
 
     Attributes:
         recording: by its flight recorder.
@@ -38,17 +38,15 @@ class Known:
         config: its configuration file.
         status: its answer; None if none answers.
         requests: the open ones.
-        silence: what is wrong with it if it does not answer.
-        remedy: what helps then, if it lives.
+        silence: what is wrong with it if it does not answer, and what helps then if it lives.
     """
 
     recording: Recording
     folder: Path
     config: Path | None
     status: Mapping[str, Any] | None = None
-    requests: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    silence: str = ""
-    remedy: str = ""
+    requests: Sequence[Mapping[str, Any]] = ()
+    silence: Sequence[str] = ()
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
@@ -87,15 +85,21 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
     known = _look(target, now)
     stories = _stories(known, name, now)
     for story in stories:
-        advice = map(target.repeat_in, dict.fromkeys(story.advice))
-        story.advice = [one for one in advice if one]
+        story.advice = list(filter(None, map(target.repeat_in, dict.fromkeys(story.advice))))
     if report is not None:
-        _report(report, known, output)
+        from ..why.report import write_report
+
+        files = write_report(
+            report, known.recording, folder=known.folder, config=known.config, status=known.status
+        )
+        output.result(
+            {"report": str(report), "files": files},
+            f"wrote {report} with {len(files)} files. Prompts, answers and keys are removed; "
+            "please check the files before you send them",
+        )
         return
-    if known.silence:
-        output.note(f"{known.silence}; this is from its flight recorder")
-    if known.remedy:
-        output.note(f"hint: {target.repeat_in(known.remedy)}")
+    for line in known.silence:
+        output.note(target.repeat_in(line))
     blocks = ["\n".join(story.lines(width_of(sys.stdout))) for story in stories]
     output.result(_object(stories, known), "\n\n".join(blocks))
 
@@ -124,13 +128,10 @@ def _look(target: Target, now: float) -> Known:
         holder = lock_holder(target.find_endpoint())
         if latest is not None and holder is not None and holder.pid == latest.pid:
             latest.is_alive = True
-        return Known(
-            recording=recording,
-            folder=folder,
-            config=target.find().config,
-            silence=error.message,
-            remedy=error.hint if holder is not None else "",
-        )
+        said = [f"{error.message}; this is from its flight recorder"]
+        said += [f"hint: {error.hint}"] if error.hint and holder is not None else []
+        config = target.find().config
+        return Known(recording=recording, folder=folder, config=config, silence=said)
     folder = Path(status["log_dir"])
     return Known(
         recording=read_recording(folder, status, now),
@@ -185,19 +186,6 @@ def _unknown(known: Known, name: str) -> CliError:
     listed = ", ".join(models[:MOST_LISTED]) or "none"
     message = f"there is no model or request {name!r}; models: {listed}"
     return CliError(message, code="unknown_name", hint=hint)
-
-
-def _report(path: Path, known: Known, output: Output) -> None:
-    from ..why.report import write_report
-
-    files = write_report(
-        path, known.recording, folder=known.folder, config=known.config, status=known.status
-    )
-    output.result(
-        {"report": str(path), "files": files},
-        f"wrote {path} with {len(files)} files. Prompts, answers and keys are removed; please "
-        "check the files before you send them",
-    )
 
 
 def _object(stories: Sequence[Story], known: Known) -> dict[str, Any]:

@@ -17,11 +17,8 @@ LIMIT_S = 10.0
 """A check that has not answered for this long, while nothing else was done either, is given up. A
 busy machine is only slow, and a daemon that does not answer takes three seconds."""
 
-LOOK_S = 0.1
-"""Between two looks at what is done."""
-
-BUSY_S = 0.05
-"""A thread that has used this much processor time is at work; looking around takes less."""
+LOOK_S, BUSY_S = 0.1, 0.05
+"""Between two looks at what is done, and the processor time of one that shows work."""
 
 QUIET_S = 1.0
 """A check that takes no longer than this needs no explanation."""
@@ -30,13 +27,11 @@ UNCHECKED = "this check could not run, so it may have missed problems"
 
 
 class Level(StrEnum):
-    """The grade of a finding."""
+    """The grade of a finding; a note is worth knowing, a problem does not work or will not."""
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; nothing is broken."""
     PROBLEM = "problem"
-    """Something does not work, or will not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +99,26 @@ def examine(
         on_slow: called once with what has not ended after a second.
         limit_s: what has not ended after this time without any progress is a finding itself.
     """
-    works = {subject: begin(_listing(check)) for subject, check in checks.items()}
+    works = {
+        subject: begin(lambda check=check: list(check()))  # type: ignore[misc]
+        for subject, check in checks.items()
+    }
     waiting = wait(works.values(), timeout=min(QUIET_S, limit_s)).not_done
     if waiting:
         on_slow([subject for subject, work in works.items() if work in waiting])
         settle(waiting, limit_s)
     for subject, work in works.items():
+        could_not = "this could not be checked"
         if not work.done():
-            yield note(
-                subject,
-                f"this could not be checked within {limit_s:.0f} s",
-                why="a disk or a system program does not respond, which may also block a daemon",
-                fix="look for network disks that are gone (`mount`)",
-            )
+            why = "a disk or a system program does not respond, which may also block a daemon"
+            fix = "look for network disks that are gone (`mount`)"
+            yield note(subject, f"{could_not} within {limit_s:.0f} s", why=why, fix=fix)
             continue
         try:
             yield from work.result()
         except OSError as error:
-            yield note(
-                subject,
-                f"this could not be checked: {error}",
-                why=UNCHECKED,
-                fix="make it readable",
-            )
+            yield note(subject, f"{could_not}: {error}", why=UNCHECKED, fix="make it readable")
         except Exception as error:  # noqa: BLE001  a bug in one check hides no other finding
-            yield problem(
-                subject,
-                f"this could not be checked: {type(error).__name__}: {error}",
-                why=UNCHECKED,
-                fix="please report it with the file from `mlxsup why --report FILE`",
-            )
-
-
-def _listing(check: Callable[[], Iterable[Finding]]) -> Callable[[], list[Finding]]:
-    return lambda: list(check())
+            what = f"{could_not}: {type(error).__name__}: {error}"
+            fix = "please report it with the file from `mlxsup why --report FILE`"
+            yield problem(subject, what, why=UNCHECKED, fix=fix)

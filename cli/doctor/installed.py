@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,7 +25,6 @@ from mlxsup.protocol import places
 from mlxsup.protocol.folders import (
     CLIENT_SOCKET_NAME,
     DEFAULT_RUNTIME_DIR,
-    check_runtime_dir,
     default_log_dir,
 )
 from mlxsup.protocol.key_file import KeyPlace, find_trouble
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 CPU_PACKAGE = "mlx-cpu"
 """With MLX's back-end for CPUs, on Linux."""
-
-TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 FULL_BYTES = 256 * 2**20
 NEARLY_FULL_BYTES = 5 * 2**30
@@ -84,6 +81,7 @@ class Setting:
     Attributes:
         places: where a configuration file is looked for, with absolute paths.
         counting: the first of them that is named or there; None if there is none.
+        config: its file; None if it is not there.
         problems: what is wrong with that file.
         loaded: what it says; None if there is none, or anything in it is wrong.
         endpoint: where commands look for the daemon.
@@ -95,6 +93,7 @@ class Setting:
 
     places: tuple[ConfigPlace, ...]
     counting: ConfigPlace | None
+    config: Path | None
     problems: tuple[str, ...]
     loaded: DaemonConfig | None
     endpoint: str
@@ -104,12 +103,6 @@ class Setting:
     key_need: str
     keys: KeyPlace
 
-    @property
-    def config(self) -> Path | None:
-        """The configuration file, if it is there."""
-        counting = self.counting
-        return counting.path if counting is not None and counting.is_there else None
-
 
 def find_setting(target: Target) -> Setting:
     """Read the configuration that counts, with as much of a wrong one as can be read.
@@ -117,20 +110,30 @@ def find_setting(target: Target) -> Setting:
     Raises:
         CliError: the endpoint that was given is none.
     """
+    from mlxsup.protocol.gateway import DEFAULT_LISTEN, key_need_in
+    from mlxsup.supervisor.config.load import ConfigError, load_config
+
     looked_at = tuple(
         place._replace(path=place.path.expanduser().absolute())
         for place in places.config_places(target.config)
     )
     counting = next((one for one in looked_at if one.is_named or one.is_there), None)
     path = counting.path if counting is not None and counting.is_there else None
-    loaded, problems = (None, ()) if path is None else _load(path)
+    loaded: DaemonConfig | None = None
+    problems: tuple[str, ...] = ()
     runtime_dir = Path(DEFAULT_RUNTIME_DIR).expanduser()
-    log_dir, listen, key_need = default_log_dir(runtime_dir), "", ""
+    log_dir, listen, need = default_log_dir(runtime_dir), "", None
     if path is not None:
+        try:
+            loaded = load_config(path)
+        except ConfigError as error:
+            problems = tuple(error.problems)
         with suppress(UnreadableConfigError):
-            listen, key_need = _gateway_of(path)
-            runtime_dir = places.runtime_dir_of(path)
-            log_dir = places.log_dir_of(path)
+            table = places.read_toml(path).get("gateway")
+            need = key_need_in(table)
+            given = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
+            listen = given if isinstance(given, str) else ""
+            runtime_dir, log_dir = places.runtime_dir_of(path), places.log_dir_of(path)
     try:
         endpoint = target.find_endpoint()
     except CliError:
@@ -142,37 +145,10 @@ def find_setting(target: Target) -> Setting:
     except CliError:  # what is wrong with the file, or with its folder, is a finding
         keys = KeyPlace.beside(path, runtime_dir)
     return Setting(
-        places=looked_at,
-        counting=counting,
-        problems=problems,
-        loaded=loaded,
-        endpoint=endpoint,
-        runtime_dir=runtime_dir,
-        log_dir=log_dir,
-        listen=listen,
-        key_need=key_need,
-        keys=keys,
-    )
-
-
-def _load(path: Path) -> tuple[DaemonConfig | None, tuple[str, ...]]:
-    from mlxsup.supervisor.config.load import ConfigError, load_config
-
-    try:
-        return load_config(path), ()
-    except ConfigError as error:
-        return None, tuple(error.problems)
-
-
-def _gateway_of(path: Path) -> tuple[str, str]:
-    """Return where the gateway of a file is to listen, and why its requests need keys."""
-    from mlxsup.protocol.gateway import DEFAULT_LISTEN, key_need_in
-
-    table = places.read_toml(path).get("gateway")
-    listen = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
-    need = key_need_in(table)
-    reason = f"gateway.{need[0]} {need[1]}" if need is not None else ""
-    return listen if isinstance(listen, str) else "", reason
+        places=looked_at, counting=counting, config=path, problems=problems, loaded=loaded,
+        endpoint=endpoint, runtime_dir=runtime_dir, log_dir=log_dir, listen=listen,
+        key_need=f"gateway.{need[0]} {need[1]}" if need is not None else "", keys=keys,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- software
@@ -226,16 +202,8 @@ def check_software(_setting: Setting) -> Iterator[Finding]:
             why="models run many times slower than on the GPU",
             command=f"{installer()} 'mlxsup[cuda]'",
         )
-    if not needed:
-        yield note(
-            "software",
-            "mlxsup is not installed as a package, so the versions it needs cannot be checked",
-            why="MLX of another version may be in use",
-            fix="install mlxsup with pip, pipx or uv",
-        )
-    elif not wrong:
-        names = {one.name for one in needed} & {"mlx", "mlx-lm"}
-        versions = "".join(f", {name} {version_of(name)}" for name in sorted(names))
+    if not wrong:
+        versions = "".join(f", {name} {version_of(name)}" for name in ("mlx", "mlx-lm"))
         python = platform.python_version()
         yield ok("software", f"mlxsup {VERSION}, Python {python}{versions} ({backend})")
 
@@ -266,13 +234,11 @@ def version_of(package: str) -> str | None:
 def check_configuration(setting: Setting) -> Iterator[Finding]:
     """Judge which file counts, and what is wrong with it, its models' need of memory included."""
     counting, problems = setting.counting, [*setting.problems]
+    looked_at = [str(one.path) for one in setting.places]
     if counting is None:
         yield note(
             "configuration",
-            (
-                "there is no configuration file; looked for "
-                f"{', '.join(str(one.path) for one in setting.places)}"
-            ),
+            f"there is no configuration file; looked for {', '.join(looked_at)}",
             why="`mlxsup start` needs a configuration file or --model",
             command="mlxsup init",
         )
@@ -281,10 +247,8 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
             "configuration",
             f"{counting.path} does not exist; {counting.source} names it",
             why="`mlxsup start` exits with 78",
-            fix=(
-                f"create it with `mlxsup init {shlex.quote(str(counting.path))}`, or choose "
-                "another file"
-            ),
+            fix=f"create it with `mlxsup init {shlex.quote(str(counting.path))}`, or choose another"
+            " file",
         )
     if setting.loaded is not None:
         from mlxsup.supervisor.config.load import ConfigError
@@ -294,13 +258,9 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
             check_needs(setting.loaded)
         except ConfigError as error:
             problems += error.problems
+    refused = "`mlxsup start` exits with 78, and a reload is refused"
     for text in problems:
-        yield problem(
-            "configuration",
-            text,
-            why="`mlxsup start` exits with 78, and a reload is refused",
-            fix="correct that line",
-        )
+        yield problem("configuration", text, why=refused, fix="correct that line")
     if setting.loaded is not None and counting is not None and not problems:
         models = counted(len(setting.loaded.models), "model")
         yield ok("configuration", f"{counting.path} is valid, with {models}")
@@ -308,10 +268,8 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
         if counting is not None and one.path != counting.path and one.is_there:
             yield note(
                 "configuration",
-                (
-                    f"{one.path} is ignored, because {counting.path} takes precedence "
-                    f"({counting.source})"
-                ),
+                f"{one.path} is ignored, because {counting.path} takes precedence "
+                f"({counting.source})",
                 why="changes of the ignored file have no effect",
                 fix=f"choose a file with --config, or rename {counting.path}",
             )
@@ -356,7 +314,7 @@ def check_models(setting: Setting) -> Iterator[Finding]:
 
 
 def check_downloads(setting: Setting) -> Iterator[Finding]:
-    """Judge whether what is missing can be downloaded; the token itself is never printed."""
+    """Judge whether what is missing can be downloaded."""
     offline = offline_variable()
     for model in setting.loaded.models if setting.loaded is not None else ():
         repository = model.download
@@ -379,20 +337,20 @@ def check_downloads(setting: Setting) -> Iterator[Finding]:
                 why="the first load waits for the download",
                 command=command,
             )
-    path, mode = _token_path(), None
+
+
+def check_token(_setting: Setting) -> Iterator[Finding]:
+    """Judge who can read the hub's token, which is never printed itself."""
+    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
+    path = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH", f"{home}/token"))).expanduser()
     with suppress(OSError):
         mode = stat.S_IMODE(path.stat().st_mode)
-    if mode is not None and mode & 0o077:
-        yield note(
-            "downloads",
-            f"other users can read the token in {path} (mode {mode:04o})",
-            why="anyone who reads it can use the hub in your name",
-            command=f"chmod 600 {shlex.quote(str(path))}",
-        )
-        return
-    variable = next((name for name in TOKEN_VARIABLES if os.environ.get(name)), "")
-    if variable or mode is not None:
-        yield ok("downloads", f"there is a token for the hub ({variable or path})")
+        if mode & 0o077:
+            what = f"other users can read the token in {path} (mode {mode:04o})"
+            why = "anyone who reads it can use the hub in your name"
+            yield note("downloads", what, why=why, command=f"chmod 600 {shlex.quote(str(path))}")
+        else:
+            yield ok("downloads", f"there is a token for the hub ({path})")
 
 
 def offline_variable() -> str:
@@ -403,14 +361,6 @@ def offline_variable() -> str:
 def _online(command: str) -> str:
     """Return a command that downloads although variables forbid it."""
     return f"env {' '.join(f'-u {name}' for name in OFFLINE_VARIABLES)} {command}"
-
-
-def _token_path() -> Path:
-    """Return where huggingface_hub keeps the token."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    named = os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token"))
-    return Path(os.path.expandvars(os.path.expanduser(named)))
 
 
 # ---------------------------------------------------------------- folders and files
@@ -446,42 +396,17 @@ def check_folders(setting: Setting) -> Iterator[Finding]:
 
 
 def _runtime_problems(folder: Path) -> Iterator[Finding]:
-    subject, status, near = "runtime folder", None, _nearest(folder)
+    from mlxsup.supervisor.runtime_folder import RuntimeFolderError, check_folder
+
+    subject, near = "runtime folder", _nearest(folder)
     try:
-        check_runtime_dir(folder)
-    except ValueError as error:
-        yield problem(subject, str(error), why=REFUSED_73, fix="set a shorter runtime_dir")
-    with suppress(OSError):
-        status = folder.stat()
-    if status is not None and not stat.S_ISDIR(status.st_mode):
-        what = f"{folder} is not a folder"
-        yield problem(subject, what, why=REFUSED_73, fix="set another runtime_dir")
-        return
-    if status is not None and status.st_uid != os.geteuid():
-        yield problem(
-            subject,
-            f"{folder} belongs to another user (uid {status.st_uid})",
-            why=REFUSED_73,
-            fix="set runtime_dir to a folder that you own",
-        )
-    elif status is not None and (mode := stat.S_IMODE(status.st_mode)) != 0o700:
-        is_own = _is_private_use(folder)
-        yield problem(
-            subject,
-            f"{folder} has mode {mode:04o}, so other users may access its sockets",
-            why=REFUSED_73,
-            fix=""
-            if is_own
-            else "set runtime_dir to a new folder; mlxsup creates it with mode 0700",
-            command=f"chmod 0700 {shlex.quote(str(folder))}" if is_own else "",
-        )
-    elif refusal := _refusal(near):
-        yield problem(
-            subject,
-            f"{folder} cannot be used: {refusal}",
-            why=REFUSED_73,
-            fix="set runtime_dir to a writable folder",
-        )
+        check_folder(folder)
+        if refusal := _refusal(near):
+            fix = "set runtime_dir to a writable folder"
+            yield problem(subject, f"{folder} cannot be used: {refusal}", why=REFUSED_73, fix=fix)
+    except RuntimeFolderError as error:
+        fix, _, command = error.hint.partition("run: ")
+        yield problem(subject, str(error), why=REFUSED_73, fix=fix, command=command)
     if (kind := _file_system(near)) in NETWORK:
         yield problem(
             subject,
@@ -523,15 +448,6 @@ def _refusal(near: Path) -> str:
         return error.strerror or str(error)
 
 
-def _is_private_use(path: Path) -> bool:
-    """True if mlxsup alone uses a folder, so that closing it locks no other program out."""
-    from mlxsup.supervisor.runtime_folder import is_own_name
-
-    with suppress(OSError):
-        return all(is_own_name(name) for name in os.listdir(path))
-    return False
-
-
 def _is_open(path: Path) -> bool:
     """True if a file of ours is one that others may read or change."""
     with suppress(OSError):
@@ -565,10 +481,7 @@ def check_open_files(setting: Setting) -> Iterator[Finding]:
     linux = f"sudo prlimit --pid $$ --nofile={needed}:{needed}"
     yield problem(
         "open files",
-        (
-            f"only {hard:,} files may be open at once, but the daemon needs {needed:,} for its "
-            "models"
-        ),
+        f"only {hard:,} files may be open at once, but the daemon needs {needed:,} for its models",
         why=REFUSED_73,
         fix="for this shell; a service has its own limit, such as LimitNOFILE of systemd"
         if is_linux
@@ -624,22 +537,22 @@ def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding
         plan = plan_of(configuration)
     except CliError:
         return  # there is no budget, which is a finding
-    change, budget = plan["change"] or "", size_text(budget_bytes)
+    advice = (plan["change"] or "use a smaller model").partition(": ")[0]
     rows = [row for row in plan["models"] if not row["problem"]]
-    too_large: Sequence[str] = [row["name"] for row in rows if row["missing_bytes"]]
+    too_large = [row["name"] for row in rows if row["missing_bytes"]]
     for name in too_large:
         yield problem(
             "memory",
-            f"{name} does not fit into {budget}, even alone",
+            f"{name} does not fit into {size_text(budget_bytes)}, even alone",
             why="it cannot be loaded",
-            fix=f"{change or 'use a smaller model'}; `mlxsup plan` shows what it needs",
+            fix=f"{advice}; `mlxsup plan` shows what it needs",
         )
-    if change and not too_large:
+    if plan["change"] and not too_large:
         yield note(
             "memory",
-            f"the models with `preload` do not fit together into {budget}",
+            f"the models with `preload` do not fit together into {size_text(budget_bytes)}",
             why="they take turns, and each turn costs a load",
-            fix=f"{change}; `mlxsup plan` shows what each needs",
+            fix=f"{advice}; `mlxsup plan` shows what each needs",
         )
 
 
@@ -669,7 +582,5 @@ def _shortage() -> Iterator[Finding]:
             f"only {size_text(machine.available)} of {size_text(machine.total)} are available,"
             f" and {size_text(psutil.swap_memory().used)} are swapped out",
             why="mlxsup unloads idle models while other programs need memory",
-            fix=(
-                "quit programs that you do not need; `mlxsup status` shows the memory of each model"
-            ),
+            fix="quit programs that you do not need; `mlxsup status` shows what each model holds",
         )

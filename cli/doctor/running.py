@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from mlxsup.protocol.version import VERSION
 from .. import port
 from ..lock_holder import LockHolder, lock_holder
 from ..service.facts import read_file
-from ..service.launchd import Launchd, read_job
+from ..service.launchd import Launchd
 from ..service.systemd import Systemd
 from ..terminal.status import BROKEN_MODELS
 from ..terminal.text import counted
@@ -45,8 +44,6 @@ LINGERING = Path("/var/lib/systemd/linger")
 SYSTEM_LIMIT_S = 2.0
 """The limit for an answer of a program of the system."""
 
-DAY_S = 86400.0
-
 _SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
 
 
@@ -64,13 +61,14 @@ def check_daemon(setting: Setting) -> Iterator[Finding]:
         yield _silent(setting.endpoint, holder, failure)
     else:
         yield _absent(setting.endpoint, folder)
-    for pid, endpoint in _other_daemons(folder):
-        end = f"mlxsup stop --endpoint {shlex.quote(endpoint)}"
+    if others := list(_other_daemons(folder)):
+        run = "another daemon runs" if len(others) == 1 else "other daemons run"
+        end = shlex.quote(others[0][1]) if len(others) == 1 else "ENDPOINT"
         yield note(
             "daemon",
-            f"another daemon runs at {endpoint} (pid {pid})",
+            f"{run} at {', '.join(f'{endpoint} (pid {pid})' for pid, endpoint in others)}",
             why="each daemon plans to use the memory of the whole machine",
-            fix=f"end it with `{end}` if you do not need it",  # no command: it may be needed
+            fix=f"`mlxsup stop --endpoint {end}` ends one that you do not need",  # it may be needed
         )
     yield from _gateway(setting, status or {}, holder)
 
@@ -255,12 +253,11 @@ def check_services(setting: Setting) -> Iterator[Finding]:
 
 
 def _service(
-    setting: Setting, path: Path, manager: type[Launchd | Systemd], *, is_user: bool = False
+    setting: Setting, path: Path, manager: type[Launchd | Systemd], *, is_user: bool
 ) -> Iterator[Finding]:
     """Judge the file of a service: what it starts, with which configuration, and when."""
-    if manager is Launchd:
-        applied = "`launchctl bootout` and `bootstrap` apply it"
-    else:
+    applied = "`launchctl bootout` and `bootstrap` apply it"
+    if manager is Systemd:
         applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
     trouble, text = "names no program to start", ""
     try:
@@ -269,81 +266,57 @@ def _service(
         trouble = f"cannot be read: {error.strerror}"
     words = manager.command_in(text)
     if not words:
-        yield problem(
-            "service",
-            f"{path} {trouble}",
-            why="the service manager cannot start the daemon",
-            fix=f"correct the file; {applied}",
-        )
+        why = "the service manager cannot start the daemon"
+        fix = f"correct the file; {applied}"
+        yield problem("service", f"{path} {trouble}", why=why, fix=fix)
         return
-    program, config, is_sound = words[0], _config_in(words), True
-    for found in (
-        _judged_program(path, program, applied),
-        _judged_config(path, config, setting.config, applied),
-        _judged_manners(path, text, is_user=is_user, applied=applied),
-    ):
-        if found is not None:
-            is_sound = False
-            yield found
-    if is_sound:
-        yield ok("service", f"{path} starts {program}")
+    config = _config_in(words)
+    found = [
+        *_judged_program(path, words[0], applied),
+        *_judged_config(path, config, setting.config, applied),
+    ]
+    if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
+        what = f"{path} runs only while you are logged in"
+        why = "the daemon ends when you log out, and does not start with the machine"
+        found.append(note("service", what, why=why, command="loginctl enable-linger"))
+    yield from found or [ok("service", f"{path} starts {words[0]}")]
 
 
-def _judged_program(path: Path, program: str, applied: str) -> Finding | None:
+def _judged_program(path: Path, program: str, applied: str) -> Iterator[Finding]:
     own = shutil.which("mlxsup")
     if not os.access(program, os.X_OK):
-        return problem(
+        yield problem(
             "service",
             f"{path} starts {program}, which does not exist",
             why="the service manager cannot start the daemon",
             fix=f"replace it by the path that `command -v mlxsup` prints; {applied}",
         )
-    if own is not None and os.path.realpath(own) != os.path.realpath(program):
-        return note(
+    elif own is not None and os.path.realpath(own) != os.path.realpath(program):
+        yield note(
             "service",
             f"{path} starts {program}, but this is another mlxsup",
             why="upgrading one does not upgrade the other",
             fix=f"keep one of them; {applied}",
         )
-    return None
 
 
 def _judged_config(
     path: Path, config: Path | None, here: Path | None, applied: str
-) -> Finding | None:
+) -> Iterator[Finding]:
     if config is not None and not config.exists():
-        return problem(
+        yield problem(
             "service",
             f"{path} names {config}, which does not exist",
             why="the daemon exits with 78 and is not restarted",
             fix=f"correct the path; {applied}",
         )
-    if config is not None and here is not None and config != here:
-        return note(
+    elif config is not None and here is not None and config != here:
+        yield note(
             "service",
             f"{path} uses {config}, but commands here read {here}",
             why="commands here do not find the daemon of the service",
             fix=f"use `--config {config}`, or use the same file in the service",
         )
-    return None
-
-
-def _judged_manners(path: Path, text: str, *, is_user: bool, applied: str) -> Finding | None:
-    if (job := read_job(text)) and job.get("ProcessType") != "Interactive":
-        return note(
-            "service",
-            f"{path} has no ProcessType Interactive",
-            why="macOS limits the processor time and disk access of the models",
-            fix=f"add <key>ProcessType</key><string>Interactive</string>; {applied}",
-        )
-    if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
-        return note(
-            "service",
-            f"{path} runs only while you are logged in",
-            why="the daemon ends when you log out, and does not start with the machine",
-            command="loginctl enable-linger",
-        )
-    return None
 
 
 def _config_in(words: Sequence[str]) -> Path | None:
@@ -359,32 +332,13 @@ def _config_in(words: Sequence[str]) -> Path | None:
 # ---------------------------------------------------------------- the machine
 
 
-def check_machine(setting: Setting) -> Iterator[Finding]:
-    """Judge the clock, and on macOS after how long the machine sleeps."""
-    files = [Path(__file__), *([setting.config] if setting.config is not None else [])]
-    written = max((path for path in files if path.exists()), key=lambda one: one.stat().st_mtime)
-    now = time.time()
-    is_linux = system_name() == "Linux"
-    if now + DAY_S < written.stat().st_mtime:
-        yield problem(
-            "clock",
-            f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime(now))}, but {written} was "
-            "written later",
-            why="downloads fail because certificates appear to be not yet valid",
-            command="sudo timedatectl set-ntp true"
-            if is_linux
-            else "sudo systemsetup -setusingnetworktime on",
-        )
-    else:
-        yield ok("clock", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
-    minutes = None if is_linux else _sleep_minutes()
+def check_sleep(_setting: Setting) -> Iterator[Finding]:
+    """Judge after how long a Mac sleeps."""
+    minutes = _sleep_minutes() if system_name() == "Darwin" else None
     if minutes:
-        yield note(
-            "sleep",
-            f"the machine sleeps after {minutes} minutes of inactivity",
-            why="answers stop until it wakes up",
-            command="sudo pmset -c sleep 0",
-        )
+        what = f"the machine sleeps after {minutes} minutes of inactivity"
+        why, command = "answers stop until it wakes up", "sudo pmset -c sleep 0"
+        yield note("sleep", what, why=why, command=command)
     elif minutes == 0:
         yield ok("sleep", "the machine does not sleep automatically")
 

@@ -85,15 +85,10 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
     if room < MIN_BAR_WIDTH:
         return f"{TITLE} {text}"[:width]
     longest = max(whole, used, reserved, 1)
-    return f"{TITLE} [{_bar(used / longest, reserved / longest, room)}] {text}"
-
-
-def _bar(used: float, reserved: float, width: int) -> str:
-    """Return one sign for each part of the whole; the shares are between 0 and 1."""
-    used_signs = round(used * width)
-    reserved_signs = max(round(reserved * width), used_signs)
-    free_signs = width - reserved_signs
-    return USED * used_signs + RESERVED * (reserved_signs - used_signs) + FREE * free_signs
+    used_signs = round(used / longest * room)
+    reserved_signs = max(round(reserved / longest * room), used_signs) - used_signs
+    bar = USED * used_signs + RESERVED * reserved_signs
+    return f"{TITLE} [{bar.ljust(room, FREE)}] {text}"
 
 
 def follow(target: Target, interval_s: float, output: Output) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,20 +38,18 @@ class Item:
 
 def items_of(look: Look) -> tuple[Item, ...]:
     """Return what can be selected, in the order of the screen."""
-    return tuple(_items(look))
-
-
-def _items(look: Look) -> Iterator[Item]:
-    for model in look.status["models"]:
-        name = str(model["name"])
-        yield Item(kind="model", name=name, title=name, state=str(model["state"]))
-    listed = look.requests["requests"]
+    models, listed = look.status["models"], look.requests["requests"]
     ids = Counter(one["id"] for one in listed)
+    items = [
+        Item(kind="model", name=str(one["name"]), title=str(one["name"]), state=str(one["state"]))
+        for one in models
+    ]
     for one in listed:
         # A number means another request once another daemon answers, an id never does; but two
         # connections may use the same one.
         name = str(one["id"] if ids[one["id"]] == 1 else one["number"])
-        yield Item(kind="request", name=name, title=str(one["id"]), state=str(one["state"]))
+        items.append(Item(kind="request", name=name, title=str(one["id"]), state=str(one["state"])))
+    return tuple(items)
 
 
 def title(look: Look, width: int) -> str:

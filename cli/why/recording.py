@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,6 @@ from ..terminal.text import counted
 LOST = "--- "
 """Begins a line that says how much could not be written."""
 
-Runs = dict["tuple[int, float] | None", "Run"]
-"""The runs in a file, by the pid of the daemon and when it started; None for what comes before the
-first start that is left."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Run:
@@ -52,15 +48,27 @@ class Run:
     alive_at: float = 0.0
 
     @property
+    def start(self) -> DaemonStarted | None:
+        """The entry of its start, if that is known."""
+        entry = self.started.entry if self.started is not None else None
+        return entry if isinstance(entry, DaemonStarted) else None
+
+    @property
     def pid(self) -> int | None:
         """The daemon's process, if its start is known."""
-        entry = self.started.entry if self.started is not None else None
-        return entry.pid if isinstance(entry, DaemonStarted) else None
+        return self.start.pid if self.start is not None else None
 
     @property
     def has_died(self) -> bool:
         """True if the daemon ended without a word: it was killed, or the machine failed."""
         return not self.is_alive and self.ended is None
+
+    def add(self, one: Recorded) -> None:
+        """Add an entry, or the end."""
+        if isinstance(one.entry, DaemonEnded):
+            self.ended = one
+        else:
+            self.entries.append(one)
 
 
 class Death(NamedTuple):
@@ -121,8 +129,8 @@ class Recording:
         return count
 
     def runs_of_request(self, name: str) -> list[tuple[Run, int]]:
-        """Return the requests with this id, or this number (`#12` or `12`), oldest first: the run
-        and the number of each; of `last` the one that came last."""
+        """Return the requests with this id, number (`#12` or `12`) or `last`, oldest first: the run
+        and the number of each."""
         seen = {
             (place, one.entry.number): one.entry.id
             for place, run in enumerate(self.runs)
@@ -144,18 +152,32 @@ def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -
         status: of that daemon, with `flight`; None if none answers.
         now: seconds since the epoch.
     """
-    models, requests = folder / MODELS_FILE_NAME, folder / REQUESTS_FILE_NAME
+    runs: dict[tuple[int, float], Run] = {}
+    strays: list[Recorded] = []  # before the first start that is left in their file
     unread: list[str] = []
-    runs = _runs_in(models, unread)
-    _lay_together(runs, _runs_in(requests, unread))
-    ordered = sorted(runs.values(), key=lambda run: run.started.at if run.started else 0.0)
+    models = folder / MODELS_FILE_NAME
+    for path in (models, folder / REQUESTS_FILE_NAME):
+        run: Run | None = None
+        for one in _lines_of(path, unread):
+            if isinstance(one.entry, DaemonStarted):
+                run = runs.setdefault((one.entry.pid, one.at), Run(started=one))
+            elif run is not None:
+                run.add(one)
+            else:
+                strays.append(one)
+    begun = sorted(runs, key=lambda key: key[1])
+    ordered, first = [runs[key] for key in begun], Run()
+    for one in strays:
+        before = [runs[key] for key in begun if key[1] <= one.at]
+        (before[-1] if before else first).add(one)
+    if first.entries or first.ended:
+        ordered.insert(0, first)
     if status is not None:
         _add_memory(ordered, status, now)
     for run in ordered:
         run.entries.sort(key=lambda one: one.number)
     _date_ends(ordered, written_at(models))
-    known = [run for run in ordered if run.started or run.entries or run.is_alive]
-    return Recording(runs=known, damage=_damage(unread))
+    return Recording(runs=ordered, damage=_damage(unread))
 
 
 def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
@@ -170,33 +192,18 @@ def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
     return found
 
 
-def _runs_in(path: Path, unread: list[str]) -> Runs:
-    """Return the runs in a file, in order; adds to `unread` what cannot be read."""
-    runs: Runs = {}
-    run: Run | None = None
+def _lines_of(path: Path, unread: list[str]) -> Iterator[Recorded]:
+    """Yield what a file says; adds to `unread` what cannot be read."""
     try:
-        lines: Sequence[str] = all_lines(path)
+        lines = all_lines(path)
     except OSError as error:
         unread.append(f"{path} cannot be read: {error.strerror}")
-        return runs
+        return
     for line in lines:
         try:
-            recorded = read_line(line)
+            yield read_line(line)
         except ValueError:
             unread.append(LOST if line.startswith(LOST) else "")
-            continue
-        entry = recorded.entry
-        if isinstance(entry, DaemonStarted):
-            run = runs.setdefault((entry.pid, recorded.at), Run())
-            run.started = recorded
-            continue
-        if run is None:
-            run = runs.setdefault(None, Run())
-        if isinstance(entry, DaemonEnded):
-            run.ended = recorded
-        else:
-            run.entries.append(recorded)
-    return runs
 
 
 def _damage(unread: Sequence[str]) -> str:
@@ -207,21 +214,6 @@ def _damage(unread: Sequence[str]) -> str:
     if LOST in unread:
         parts.append("a part is missing, perhaps because the disk was full")
     return "; ".join(parts)
-
-
-def _lay_together(runs: Runs, others: Runs) -> None:
-    """Add the entries of requests to the runs that the models' file has."""
-    keys = list(runs)
-    for place, (key, other) in enumerate(others.items()):
-        if key is None:
-            # It belongs to the run before the first one whose start this file has.
-            later = next((one for one in list(others)[place + 1 :] if one in runs), None)
-            before = keys[: keys.index(later)] if later is not None else keys
-            run = runs[before[-1]] if before else runs.setdefault(None, Run())
-        else:
-            run = runs.setdefault(key, other)
-        if run is not other:
-            run.entries += other.entries
 
 
 def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
@@ -236,11 +228,10 @@ def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
 
 def _date_ends(runs: list[Run], touched_at: float) -> None:
     """Note when each run gave its last sign of life."""
-    followers: list[Run | None] = [*runs[1:], None]
-    for run, after in zip(runs, followers, strict=False):
-        stated = touched_at if after is None else 0.0
-        if after is not None and after.started is not None:
-            entry = after.started.entry
-            stated = (isinstance(entry, DaemonStarted) and entry.before_alive_at) or 0.0
-        known = [one.at for one in (run.started, *run.entries[-1:], run.ended) if one is not None]
+    for place, run in enumerate(runs):
+        after = runs[place + 1] if place + 1 < len(runs) else None
+        stated = touched_at
+        if after is not None:
+            stated = (after.start.before_alive_at if after.start is not None else None) or 0.0
+        known = (one.at for one in (run.started, *run.entries[-1:], run.ended) if one is not None)
         run.alive_at = max([stated, *known])

@@ -55,8 +55,8 @@ KEPT = frozenset(
         "listen", "log_dir", "log_format", "log_level", "machine", "max_priority", "memory",
         "memory_budget", "memory_limit", "mlx", "mlx-lm", "mlxsup", "mode", "model", "name",
         "outcome", "path", "phase", "platform", "prefix_cache", "priority", "python", "reason",
-        "release", "repo", "revision", "runtime_dir", "signal", "state", "to",
-        "version", "wanted", "why", "wired",
+        "release", "repo", "revision", "runtime_dir", "signal", "state", "to", "version",
+        "wanted", "why", "wired",
     }
 )  # fmt: skip
 """Fields with texts that are names, states, sizes or places."""
@@ -67,25 +67,6 @@ SHAPES = {"reason": _WORD, "code": _WORD, "id": re.compile(r"\S+")}
 
 OF_LOADS = KEPT | {"detail", "verdict", "failure", "note"}
 """Fields that are kept of a process that never was READY, and so has seen no prompt."""
-
-CAUSES = frozenset(
-    {
-        "out of memory", "GPU time-out", "GPU fault of another process", "no usable device",
-        "model missing", "bad model", "stream error", "unknown",
-    }
-)  # fmt: skip
-"""The classes of deaths, which a field `cause` may have."""
-
-WORKER_MESSAGES = frozenset(
-    {
-        "a prompt could not be prepared", "answer not rendered", "compiled kernels not kept",
-        "damaged kernels deleted", "learned pace not kept", "learned pace not used",
-        "model ready", "model warmed up", "request rejected", "rows may not share all passes",
-        "rows run as configured", "slow preprocessing", "token for a row that is gone",
-        "unusable kernels deleted", "worker dies", "worker exits", "worker started",
-    }
-)  # fmt: skip
-"""The beginnings of our own lines in a worker's log; libraries write lines that look like them."""
 
 _KEY = re.compile(
     r"(?i)\b(?:sk|hf|ghp|gho|xox[abp]|pk|rk)[-_][\w-]{6,}"
@@ -102,7 +83,7 @@ _PLACE = re.compile(
 )
 """Lines of other writers that hold no text: rule lines, and the places of a trace."""
 _RAISED = re.compile(r"(?P<kind>(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning))(?::|$)")
-_FACT = re.compile(r'(?P<name>[\w-]+)=(?P<value>"(?:[^"\\]|\\.)*"|\S*)')
+_FACT = re.compile(r'([\w-]+)=("(?:[^"\\]|\\.)*"|\S*)')
 _PLAIN = re.compile(r"-?\d[\d.,:TZ+-]*|yes|no|None|True|False")
 
 
@@ -128,22 +109,15 @@ def write_report(
     """
     parts = dict(_parts(recording, folder, config, status))
     try:
-        with (
-            new_file(path.expanduser()) as file,
-            tarfile.open(fileobj=file, mode="w:gz") as tar,
-        ):
+        with new_file(path.expanduser()) as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
             for name, text in parts.items():
                 data = text.encode(errors="replace")
                 member = tarfile.TarInfo(f"{FOLDER}/{name}")
                 member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
                 tar.addfile(member, io.BytesIO(data))
     except FileExistsError:
-        raise CliError(
-            f"{path} already exists",
-            code="file_exists",
-            hint="choose another file",
-            status=ExitStatus.USAGE,
-        ) from None
+        message, hint = f"{path} already exists", "choose another file"
+        raise CliError(message, code="file_exists", hint=hint, status=ExitStatus.USAGE) from None
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
         hint = "choose a file in a writable folder"
@@ -210,9 +184,6 @@ def _entry(entry: Mapping[str, Any]) -> Any:
     return redacted(entry, kept=OF_LOADS if is_load and not entry.get("rows") else KEPT)
 
 
-# ---------------------------------------------------------------- what is left out
-
-
 def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
     """Return the value without what could be a prompt, an answer or a key.
 
@@ -230,14 +201,15 @@ def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
         case list() | tuple():
             return [redacted(item, name, kept=kept) for item in value]
         case str() if value:
-            is_kept = _is_kept(name, value, kept) or value in CAUSES
+            is_kept = name in kept and (name not in SHAPES or SHAPES[name].fullmatch(value))
             return without_keys(value) if is_kept else LEFT_OUT
         case _:
             return value
 
 
 def redacted_line(line: str, *, is_daemon: bool) -> str:
-    """Return a line of a log: ours without texts, the places of a trace, and of others nothing.
+    """Return a line of a log: the daemon's own without texts, and of others the times of lines, the
+    places of a trace and the kinds of errors.
 
     Args:
         line: of the log.
@@ -245,19 +217,17 @@ def redacted_line(line: str, *, is_daemon: bool) -> str:
     """
     if is_daemon and line.startswith("{"):
         try:
-            value = json.loads(line)
+            value = redacted(json.loads(line), kept=KEPT | {"message"})
         except (ValueError, RecursionError):
             return LEFT_OUT
-        return json.dumps(redacted(value, kept=KEPT | {"message"}), ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)
     if ours := _OURS.fullmatch(line):
+        if not is_daemon:
+            return f"{ours['begin']} {LEFT_OUT}"  # libraries write lines that look like ours
         first = _FACT.search(ours["rest"])
-        message = ours["rest"][: first.start()].rstrip() if first else ours["rest"]
-        if not is_daemon and message not in WORKER_MESSAGES:
-            return f"{ours['begin']} {LEFT_OUT}"
-        facts = [
-            f"{fact['name']}={_value(*fact.groups())}" for fact in _FACT.finditer(ours["rest"])
-        ]
-        return " ".join([ours["begin"], without_keys(message), *facts])
+        said = ours["rest"][: first.start()].rstrip() if first else ours["rest"]
+        facts = (f"{name}={_fact(name, value)}" for name, value in _FACT.findall(ours["rest"]))
+        return " ".join([ours["begin"], without_keys(said), *facts])
     if _PLACE.match(line):
         return without_keys(line)
     if raised := _RAISED.match(line):
@@ -270,15 +240,8 @@ def without_keys(text: str) -> str:
     return _KEY.sub(LEFT_OUT, text)
 
 
-def _value(name: str, value: str) -> str:
-    """Return the value of a fact in a line if it is no text."""
+def _fact(name: str, value: str) -> str:
+    """Return the value of a fact in a line of the daemon if it is no text."""
     if _PLAIN.fullmatch(value):
         return value
-    text = value.strip('"')
-    if name == "cause":
-        return value if text in CAUSES else LEFT_OUT
-    return without_keys(value) if text == value and _is_kept(name, value, KEPT) else LEFT_OUT
-
-
-def _is_kept(name: str, value: str, kept: frozenset[str]) -> bool:
-    return name in kept and (name not in SHAPES or bool(SHAPES[name].fullmatch(value)))
+    return LEFT_OUT if value.startswith('"') else str(redacted(value, name))

@@ -32,8 +32,21 @@ from ..terminal.status import progress_text
 from ..terminal.text import counted, format_bytes, format_duration, wrapped
 from .recording import Death, Recording, Run
 
-BUG_CODE = 70
-LEFT_BEHIND_CODE = 71
+ENDS: dict[int, tuple[str, tuple[str, ...]]] = {
+    0: (", on request", ()),
+    70: (
+        " because of a bug, which mlxsup.log shows (exit code 70)",
+        ("please report it with the file from `mlxsup why --report FILE`",),
+    ),
+    71: (
+        ", but SIGKILL had no effect on one of its processes (exit code 71)",
+        (
+            "look for `worker left behind` in mlxsup.log, which shows its pid",
+            "`mlxsup start` tries to end it again; otherwise reboot the machine",
+        ),
+    ),
+}
+"""How a daemon ended, and what to do, by its exit code."""
 
 LAST_SHOWN = 6
 MOST_LOST = 20
@@ -93,9 +106,15 @@ class Story:
         """Add a sentence."""
         self.sentences.append(sentence)
 
-    def add(self, sentence: str) -> None:
-        """Add a sentence that belongs to the one above."""
-        self.sentences.append(f"  {sentence}")
+    def add(self, *sentences: str) -> None:
+        """Add sentences that belong to the one above."""
+        self.sentences += [f"  {sentence}" for sentence in sentences]
+
+    def add_first(self, sentences: Sequence[str], most: int) -> None:
+        """Add so many sentences at most, and how many are left out."""
+        self.add(*sentences[:most])
+        if len(sentences) > most:
+            self.add(f"and {len(sentences) - most} more")
 
     def lines(self, width: int | None) -> list[str]:
         """Return it as people read it, on a terminal with `width` columns; None: in a pipe."""
@@ -150,21 +169,11 @@ def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
     if run.is_alive:
         return
     daemon = f"{name or 'the daemon'}{_with_pid(run)}"
-    if run.ended is not None:
-        code = run.ended.entry.code if isinstance(run.ended.entry, DaemonEnded) else 0
-        words = f" with exit code {code}"
-        if code == 0:
-            words = ", on request"
-        elif code == BUG_CODE:
-            words = " because of a bug, which mlxsup.log shows (exit code 70)"
-            story.advice.append("please report it with the file from `mlxsup why --report FILE`")
-        elif code == LEFT_BEHIND_CODE:
-            words = ", but SIGKILL had no effect on one of its processes (exit code 71)"
-            story.advice += [
-                "look for `worker left behind` in mlxsup.log, which shows its pid",
-                "`mlxsup start` tries to end it again; otherwise reboot the machine",
-            ]
+    if run.ended is not None and isinstance(run.ended.entry, DaemonEnded):
+        code = run.ended.entry.code
+        words, advice = ENDS.get(code, (f" with exit code {code}", ()))
         story.say(f"{daemon} ended at {moment(run.ended.at, now)}{words}")
+        story.advice += advice
         return
     story.say(
         f"{daemon} was killed (SIGKILL), or the machine failed; it was last alive at "
@@ -173,23 +182,18 @@ def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
     story.entries = list(run.entries)
     if run.entries:
         story.say("its last events:")
-        for line in lines_of(run.entries[-LAST_SHOWN:]):
-            story.add(line)
+        story.add(*lines_of(run.entries[-LAST_SHOWN:]))
     open_then: dict[int, RequestStarted] = {}
     for one in run.entries:
         if isinstance(one.entry, RequestStarted):
             open_then[one.entry.number] = one.entry
         elif isinstance(one.entry, RequestEnded):
             open_then.pop(one.entry.number, None)
-    lost = list(open_then.values())
+    lost = [f"{entry.id} (#{entry.number}) of {entry.model}" for entry in open_then.values()]
     if lost:
         story.say(f"{counted(len(lost), 'request')} ended with it:")
-        for entry in lost[:MOST_LOST]:
-            story.add(f"{entry.id} (#{entry.number}) of {entry.model}")
-        if len(lost) > MOST_LOST:
-            story.add(f"and {len(lost) - MOST_LOST} more")
-    if not name:
-        story.advice.append("`mlxsup start`")
+        story.add_first(lost, MOST_LOST)
+    story.advice += ["`mlxsup start`"] if not name else []
     story.advice.append(WAS_IT_THE_SYSTEM)
 
 
@@ -250,7 +254,10 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
     if deaths:
         latest = deaths[-1]
         _tell_death(story, latest, now)
-        _tell_earlier(story, deaths[:-1])
+        if earlier := deaths[-2::-1]:
+            story.say(f"before that: {counted(len(earlier), 'death')}, the latest first")
+            said = [f"{timestamp(one.recorded.at)} {explain(one.died).what}" for one in earlier]
+            story.add_first(said, EARLIER_SHOWN)
         advice = explain(latest.died, _log_options(recording, latest, now)).advice
         is_well = row is not None and row["state"] in WELL
         if not is_well or now - latest.recorded.at < RECENT_S:
@@ -272,23 +279,18 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
 
 def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
     name, state = row["name"], row["state"]
-    match state:
-        case "READY":
-            story.say(f"{name} has been READY for {format_duration(row.get('loaded_for_s'))}")
-        case "BACKOFF":
-            retry = format_duration(row.get("retry_in_s"))
-            story.say(f"{name} is in BACKOFF and restarts in {retry}")
-        case "FAILED":
-            cause = row.get("cause") or "see below"
-            story.say(f"{name} has FAILED and will not restart automatically: {cause}")
-        case "PENDING" | "LOADING":
-            story.say(f"{name} is {state}: {progress_text(row.get('progress')) or 'it begins'}")
-            if wait := row.get("memory_wait"):
-                story.add(f"it waits for memory, because it {wait['reason']}")
-        case "STOPPED":
-            story.say(f"{name} is STOPPED ({row.get('why')}); the next request loads it")
-        case _:
-            story.say(f"{name} is {state} ({row.get('why')})")
+    words = {
+        "READY": f"has been READY for {format_duration(row.get('loaded_for_s'))}",
+        "BACKOFF": f"is in BACKOFF and restarts in {format_duration(row.get('retry_in_s'))}",
+        "FAILED": "has FAILED and will not restart automatically: "
+        f"{row.get('cause') or 'see below'}",
+        "STOPPED": f"is STOPPED ({row.get('why')}); the next request loads it",
+    }.get(state, f"is {state} ({row.get('why')})")
+    if state in ("PENDING", "LOADING"):
+        words = f"is {state}: {progress_text(row.get('progress')) or 'it begins'}"
+    story.say(f"{name} {words}")
+    if state in ("PENDING", "LOADING") and (wait := row.get("memory_wait")):
+        story.add(f"it waits for memory, because it {wait['reason']}")
     if suspects := row.get("suspects"):
         alone = f"; {row['alone']} runs alone now" if row.get("alone") else ""
         story.add(f"{counted(suspects, 'request')} under suspicion{alone}")
@@ -335,22 +337,20 @@ def _tell_death(story: Story, death: Death, now: float) -> None:
 
 def _before(died: WorkerDied) -> str:
     """Return what a worker was doing, and what it held."""
-    parts = [f"generation {died.generation}"]
-    if died.pid is not None:
-        parts[0] += f" (pid {died.pid})"
-    if died.ready_s is not None:
-        parts.append(f"READY for {seconds(died.ready_s)}")
-        parts.append(f"{counted(died.steps, 'step')} ended")
-    if died.doing:
-        parts.append(f"last activity: {died.doing}")
-    if died.footprint_bytes:
-        parts.append(f"{format_bytes(died.footprint_bytes)} resident")
-    if died.active_bytes:
-        held = f"{format_bytes(died.active_bytes)} in its engine"
-        parts.append(f"{held} and {format_bytes(died.cache_bytes)} cached")
-    if died.limit_bytes:
-        parts.append(f"limit {format_bytes(died.limit_bytes)}")
-    return "before: " + ", ".join(parts)
+    size, pid = format_bytes, f" (pid {died.pid})" if died.pid is not None else ""
+    was_ready = died.ready_s is not None
+    parts = {
+        f"generation {died.generation}{pid}": True,
+        f"READY for {seconds(died.ready_s or 0.0)}": was_ready,
+        f"{counted(died.steps, 'step')} ended": was_ready,
+        f"last activity: {died.doing}": died.doing,
+        f"{size(died.footprint_bytes)} resident": died.footprint_bytes,
+        f"{size(died.active_bytes)} in its engine and {size(died.cache_bytes)} cached": (
+            died.active_bytes
+        ),
+        f"limit {size(died.limit_bytes)}": died.limit_bytes,
+    }
+    return "before: " + ", ".join(part for part, is_known in parts.items() if is_known)
 
 
 def _what_became_of(row: LostRow, death: Death) -> str:
@@ -376,16 +376,6 @@ def _what_followed(number: int, death: Death) -> str:
         if isinstance(entry, WorkerDied) and any(row.number == number for row in entry.rows):
             return "was started again and hit the next crash"
     return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
-
-
-def _tell_earlier(story: Story, deaths: list[Death]) -> None:
-    if not deaths:
-        return
-    story.say(f"before that: {counted(len(deaths), 'death')}, the latest first")
-    for death in deaths[::-1][:EARLIER_SHOWN]:
-        story.add(f"{timestamp(death.recorded.at)} {explain(death.died).what}")
-    if len(deaths) > EARLIER_SHOWN:
-        story.add(f"and {len(deaths) - EARLIER_SHOWN} more")
 
 
 def _log_options(recording: Recording, death: Death, now: float) -> str:

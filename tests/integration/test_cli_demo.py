@@ -68,7 +68,7 @@ def test_story_of_the_demo_is_plain_in_a_pipe_and_asks_no_other_daemon(tmp_path:
     assert "only: 40 tokens, the same text as before, resumed 3 times\n" in done.stdout
     assert "only-copy: 40 tokens, the same text as before\n" in done.stdout
     assert re.search(
-        r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, with kill -9", done.stdout
+        r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, and kill -9", done.stdout
     )
     assert done.stdout.count(" after 10 pieces of text\n") == 1
     assert "only-copy: the answer is complete, the same text as before\n" in done.stdout

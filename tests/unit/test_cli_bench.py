@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.cli.benchmark import AnswerError, Burst, Cell, Look, Run, read_stream
+from mlxsup.cli.benchmark import AnswerError, Burst, Cell, Run, read_stream
 from mlxsup.cli.commands.bench import (
     TITLES,
     cells_in,
@@ -144,27 +144,24 @@ def take(run: Run, cell: Cell, **more: Any) -> None:
     run.take(cell, burst([1.0, 2.0], [1.0, 2.0], **more), 2.0, 5)
 
 
-def looked(number: int, *, others: int = 0, generation: int = 1, **steps: int) -> Look:
-    return Look(number=number, open_others=others, steps=steps, generation=generation)
+def status(m: int = 0, b: int = 0, generation: int = 1) -> dict[str, Any]:
+    """A daemon's status while so many requests of two models are open."""
+    rows = {"m": ["r"] * m, "b": ["r"] * b}
+    about = {"paused": [], "queued": 0, "generation": generation, "footprint_bytes": 5}
+    return {"models": [{"name": name, "running": ids, **about} for name, ids in rows.items()]}
 
 
 def test_remarks_name_requests_of_others_and_a_new_process() -> None:
-    run = Run(model="m", cells=[CELL], repeats=2)
-    run.look(looked(10, m=10, a=10, b=10))
-    take(run, CELL)  # 11 and 12
-    run.look(looked(13, m=20, a=10, b=10))
-    assert (run.other_requests, run.other_models) == (0, [])
-    busy = Run(model="m", cells=[CELL], repeats=2)
-    busy.look(looked(10, others=2))
-    busy.look(looked(11))
-    assert busy.other_requests == 2, "they were open before"
-    take(run, CELL)  # two of 14 to 18
-    run.look(looked(19, m=30, a=10, b=15, generation=2))
-    assert run.remarks() == [
-        "3 other requests were sent to the daemon during the run, some for b: measure again when"
-        " the daemon is idle",
-        "m was restarted during the run: see `mlxsup why m`",
-    ]
+    run = Run(model="m", cells=[CELL], repeats=0)
+    assert run.look(status(m=2), own=2) == 5
+    assert run.remarks() == []
+    run.look(status(m=3, b=2, generation=2), own=2)
+    run.look(status(), own=0)
+    others, restarted = run.remarks()
+    assert "3 other requests ran or waited during the run, some for b:" in others
+    assert restarted.startswith("m was restarted during the run")
+    with pytest.raises(CliError, match="no longer configured"):
+        run.look({"models": []}, own=0)
 
 
 def test_remarks_name_what_has_touched_the_figures() -> None:

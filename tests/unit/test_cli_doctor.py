@@ -13,8 +13,8 @@ import stat
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +23,13 @@ import psutil
 import pytest
 
 from mlxsup.cli import port
+from mlxsup.cli.commands import doctor as commands_doctor
 from mlxsup.cli.commands import plan
 from mlxsup.cli.doctor import installed, running
 from mlxsup.cli.doctor.finding import Finding, Level, examine
 from mlxsup.cli.doctor.installed import Setting
 from mlxsup.cli.lock_holder import LockHolder
+from mlxsup.cli.terminal.output import Output
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.places import ConfigPlace
@@ -60,9 +62,9 @@ class Machine:
         (home / "mlxsup.toml").write_text("")
         config = ConfigPlace(home / "mlxsup.toml", "./mlxsup.toml", False)
         self.setting: dict[str, Any] = {
-            "places": (config,), "counting": config, "problems": (), "loaded": None,
-            "endpoint": f"ipc://{home}/run/client.sock", "runtime_dir": home / "run",
-            "log_dir": home / "logs", "listen": "", "key_need": "",
+            "places": (config,), "counting": config, "config": config.path, "problems": (),
+            "loaded": None, "endpoint": f"ipc://{home}/run/client.sock",
+            "runtime_dir": home / "run", "log_dir": home / "logs", "listen": "", "key_need": "",
             "keys": KeyPlace.beside(config.path, home / "run"),
         }  # fmt: skip
         patch.setenv("HOME", str(home))
@@ -140,8 +142,7 @@ class Machine:
     def job(self, **changes: Any) -> None:
         """Install a job of launchd; None leaves a key out."""
         config = str(self.home / "mlxsup.toml")
-        job: dict[str, Any] = {"ProgramArguments": ["/bin/sh", "start", "--config", config]}
-        job |= {"ProcessType": "Interactive"} | changes
+        job = {"ProgramArguments": ["/bin/sh", "start", "--config", config]} | changes
         path = self.home / "Library/LaunchAgents/mlxsup.plist"
         path.parent.mkdir(parents=True)
         self.patch(shutil, "which", lambda _: "/bin/sh")
@@ -163,9 +164,9 @@ class Machine:
         setting = Setting(**self.setting)
         checks = (
             installed.check_software, installed.check_configuration, installed.check_models,
-            installed.check_downloads, installed.check_folders, installed.check_open_files,
-            installed.check_memory, running.check_daemon, running.check_services,
-            running.check_machine,
+            installed.check_downloads, installed.check_token, installed.check_folders,
+            installed.check_open_files, installed.check_memory, running.check_daemon,
+            running.check_services, running.check_sleep,
         )  # fmt: skip
         return [one for check in checks for one in check(setting)]
 
@@ -198,10 +199,6 @@ def has_a_shadowed_file(machine: Machine) -> None:
     machine.has(places=(*machine.setting["places"], other))
 
 
-def clock_is_wrong(machine: Machine) -> None:
-    machine.patch(time, "time", lambda: 0.0)
-
-
 def lock_names(machine: Machine, pid: int) -> None:
     (machine.home / "run" / "lock").write_text(f"{pid} x\n")
 
@@ -211,14 +208,14 @@ def left_sockets(machine: Machine) -> None:
     (machine.home / "run" / "client.sock").touch()
 
 
-def other_daemon(machine: Machine) -> None:
+def other_daemons(machine: Machine, count: int) -> None:
     held = SimpleNamespace(path=str(machine.home / "other" / "lock"))
     info = {
         "cmdline": ["python", "/bin/mlxsup", "start"],
         "uids": SimpleNamespace(real=os.getuid()), "memory_info": None,
     }  # fmt: skip
     process = SimpleNamespace(pid=9, info=info, open_files=lambda: [held])
-    machine.patch(psutil, "process_iter", lambda _: [process])
+    machine.patch(psutil, "process_iter", lambda _: [process] * count)
 
 
 IN_USE = OSError(errno.EADDRINUSE, "in use")
@@ -231,8 +228,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "an idle GPU": (
         lambda m: m.is_linux("numpy", "mlx-cpu", has_gpu=True), "note", "has an NVIDIA GPU",
         "'mlxsup[cuda]'"),
-    "not installed": (
-        lambda m: m.is_linux("mlx-cpu"), "note", "not installed as a package", ""),
     "a package is gone": (
         lambda m: m.needs(None), "problem", "mlx is not installed", "'mlx<0.33,>=0.32.2'"),
     "a package of another version": (
@@ -273,6 +268,8 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.patch(os, "geteuid", lambda: -2), "problem", "belongs to another user", ""),
     "a folder that others use, too": (
         holds_a_file_of_another_program, "problem", "has mode 0755", ""),
+    "a folder whose sockets no system can bind": (
+        lambda m: m.has(runtime_dir=Path("/tmp", "x" * 90)), "problem", "path is too long", ""),
     "a folder that is a file": (
         lambda m: m.has(runtime_dir=Path("/dev/null")), "problem", "is not a folder", ""),
     "few files on a Mac": (
@@ -296,10 +293,16 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "a silent daemon": (
         lambda m: m.patch(running, "lock_holder", lambda _: HOLDER), "problem",
         "process 7 of the daemon is alive but does not answer at ipc://", ""),
+    "a daemon is stopped": (
+        lambda m: m.patch(running, "lock_holder", lambda _: replace(HOLDER, is_stopped=True)),
+        "problem", "is stopped by Ctrl-Z", "kill -CONT 7"),
     "the pid of a daemon is another program's": (
         lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
     "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
-    "another daemon": (other_daemon, "note", "another daemon runs at ipc://", ""),
+    "another daemon": (
+        lambda m: other_daemons(m, 1), "note", "another daemon runs at ipc://", ""),
+    "two other daemons": (
+        lambda m: other_daemons(m, 2), "note", "client.sock (pid 9), ipc://", ""),
     "no such address": (
         lambda m: m.gateway(OSError(99, "Cannot assign")), "problem",
         "127.0.0.1:8484 cannot be used: Cannot assign", ""),
@@ -308,8 +311,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "no key": (
         lambda m: m.gateway(None, key_need="gateway.keys asks for them"), "problem",
         "gateway.keys asks for them, but there is no API key", "mlxsup key new laptop"),
-    "a job of a Mac in the background": (
-        lambda m: m.job(ProcessType=None), "note", "has no ProcessType Interactive", ""),
     "a job without a program": (
         lambda m: m.job(ProgramArguments=None), "problem", "names no program to start", ""),
     "a job of a program that is gone": (
@@ -327,8 +328,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.patch(
             subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep  10 (by x)\n")),
         "note", "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
-    "the clock of a Mac": (
-        clock_is_wrong, "problem", "shows 1970-01-01", "sudo systemsetup -setusingnetworktime on"),
 }  # fmt: skip
 
 
@@ -421,3 +420,12 @@ def test_only_the_mode_of_a_key_file_is_repaired_by_its_command(machine: Machine
     [finding] = [one for one in machine.findings() if one.subject == "API keys"]
     assert (finding.command, "mlxsup key new" in finding.fix) == ("", True)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_long_path_is_never_torn_apart_by_a_space() -> None:
+    path = "/a" * 30
+    found = Finding("daemon", f"another one runs at {path} (pid 9)", level=Level.NOTE)
+    lines = commands_doctor.lines_of(found, 40, Output())
+    assert lines[0].startswith("note     daemon: another one")
+    assert path in "".join(line.strip() for line in lines)
+    assert max(map(len, lines)) <= 40

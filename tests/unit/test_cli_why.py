@@ -17,7 +17,15 @@ from mlxsup.cli.why.recording import Recording, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.death_causes import CAUSES, QUARANTINE, explain
-from mlxsup.protocol.flight import WorkerDied
+from mlxsup.protocol.flight import (
+    MODELS_FILE_NAME,
+    REQUESTS_FILE_NAME,
+    DaemonStarted,
+    Entry,
+    Recorded,
+    RequestEnded,
+    WorkerDied,
+)
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.key_file import PREFIX
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
@@ -279,6 +287,21 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
 
 
+def test_a_request_whose_daemon_s_start_was_rotated_away_belongs_to_the_daemon_of_its_time(
+    tmp_path: Path,
+) -> None:
+    def line(at: float, entry: Entry) -> bytes:
+        return Recorded(number=1, at=at, entry=entry).to_line()
+
+    starts = [line(at, DaemonStarted(pid=int(at), version="1")) for at in (10.0, 20.0, 30.0)]
+    ended = RequestEnded(id="r", number=1, model="m", outcome="stop")
+    (tmp_path / MODELS_FILE_NAME).write_bytes(b"".join(starts))
+    requests = [line(5.0, ended), line(25.0, ended), starts[-1], line(35.0, ended)]
+    (tmp_path / REQUESTS_FILE_NAME).write_bytes(b"".join(requests))
+    found = read_recording(tmp_path, None, 0.0).runs
+    assert [(run.pid, len(run.entries)) for run in found] == [(None, 1), (10, 0), (20, 1), (30, 1)]
+
+
 def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
     driver, recorder = up()
     [key] = driver.serve("r1")
@@ -340,6 +363,7 @@ path = "/models/m"
 max_concurrency = 7
 system = "{PROMPT}"
 password = "hunter2 is it"
+message = "{PROMPT}"
 [models.m.sampling]
 stop = ["{PROMPT}"]
 [models.m.presets.high]
@@ -370,7 +394,12 @@ def report(tmp_path: Path) -> dict[str, str]:
     folder, config, status = planted(tmp_path)
     recording = read_recording(folder, None, 2e9)
     path = tmp_path / "report.tar.gz"
-    names = write_report(path, recording, folder=folder, config=config, status=status)
+    return unpacked(path, recording, folder=folder, config=config, status=status)
+
+
+def unpacked(path: Path, recording: Recording, **about: Any) -> dict[str, str]:
+    """Write a report; the texts of its files."""
+    names = write_report(path, recording, **about)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     found: dict[str, str] = {}
     with tarfile.open(path) as archive:
@@ -407,7 +436,7 @@ def test_what_helps_to_find_a_fault_is_in_the_report(tmp_path: Path) -> None:
     [run] = json.loads(found["flight.json"])["runs"]
     [death] = [one for one in run["entries"] if one["kind"] == "worker_died"]
     assert (death["code"], death["detail"], death["reason"]) == (70, LEFT_OUT, "crash")
-    assert "worker dies code=70 cause=(left out)" in found["logs/m.log"]
+    assert "ERROR (left out)" in found["logs/m.log"]
     assert '  File "/opt/mlx.py", line 3, in step' in found["logs/m.log"]
     assert "Fatal Python error: Segmentation fault" in found["logs/m.log"]
     assert "ValueError: (left out)" in found["logs/m.log"]
@@ -425,14 +454,12 @@ def test_the_cause_of_a_load_that_failed_stays_because_it_has_seen_no_prompt(
     recorder = Recorder(driver)
     driver.exit(code=65, last_lines=("config.json has no model_type",))
     recorder.write(tmp_path)
-    path = tmp_path / "r.tar.gz"
-    write_report(
-        path, read_recording(tmp_path, None, 2e9), folder=tmp_path, config=None, status=None
-    )
-    with tarfile.open(path) as archive:
-        file = archive.extractfile(f"{FOLDER}/flight.json")
-        assert file is not None
-        assert b"config.json has no model_type" in file.read()
+    config = tmp_path / "c.toml"
+    config.write_text(f"= {PROMPT}")
+    recording = read_recording(tmp_path, None, 2e9)
+    found = unpacked(tmp_path / "r.tar.gz", recording, folder=tmp_path, config=config, status=None)
+    assert "config.json has no model_type" in found["flight.json"]
+    assert "is not TOML" in found["configuration.json"]
 
 
 def test_a_file_that_is_there_is_not_written_over_nor_a_link_followed(tmp_path: Path) -> None:
@@ -450,25 +477,12 @@ def test_a_file_that_is_there_is_not_written_over_nor_a_link_followed(tmp_path: 
         write_report(tmp_path / "no" / "r", recording, folder=folder, config=None, status=None)
 
 
-def test_what_is_no_toml_is_left_out_and_said(tmp_path: Path) -> None:
-    folder, config, _ = planted(tmp_path)
-    config.write_text(f"= {PROMPT}")
-    path = tmp_path / "r.tar.gz"
-    recording = read_recording(folder, None, 2e9)
-    write_report(path, recording, folder=folder, config=config, status=None)
-    with tarfile.open(path) as archive:
-        file = archive.extractfile(f"{FOLDER}/configuration.json")
-        assert file is not None
-        assert json.loads(file.read()) == {"file": "it cannot be read or is not TOML"}
-
-
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
         ("", ""),
         ("hello", "(left out): 5 characters"),
-        (f"{STAMP} INFO worker exits code=0", f"{STAMP} INFO worker exits code=0"),
-        (f"{STAMP} INFO hello", f"{STAMP} INFO (left out)"),
+        (f"{STAMP} INFO hello code=0", f"{STAMP} INFO (left out)"),
         ("--- 512 bytes lost here", "--- 512 bytes lost here"),
         ("mlx.core.MetalError: hi", "mlx.core.MetalError: (left out)"),
     ],

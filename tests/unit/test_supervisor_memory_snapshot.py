@@ -401,7 +401,7 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
     setting = Setting(
         endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
         log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
-        places=(), counting=None, problems=(),
+        places=(), counting=None, config=None, problems=(),
     )  # fmt: skip
     assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB
     smi.write_text(f"{MINE}, 20480\n1, 10240\n")

@@ -170,3 +170,15 @@ def _share_out(
             granted[name] += more
             spare -= more
     return granted
+
+
+def required_bytes(candidates: Sequence[Candidate]) -> int:
+    """Return the least budget in which everything fits.
+
+    Models that stay fit together, and each other model next to the pinned ones.
+    """
+    pinned = sum(one.need.needed_bytes for one in candidates if one.is_pinned)
+    staying = (one for one in candidates if one.is_resident or one.is_pinned)
+    together = sum(one.need.needed_bytes for one in staying)
+    others = (one.need.needed_bytes for one in candidates if not one.is_pinned)
+    return max(together, pinned + max(others, default=0))
