@@ -109,7 +109,7 @@ def report(
         if url:
             output.data(http_lines(url, gateway["pid"]))
         elif gateway:
-            output.note(f"warning: HTTP is not served: {gateway['cause']}{_who_listens(gateway)}")
+            output.note(f"warning: {without_http(gateway)}")
         output.note(f"its output is in {started.output}")
         output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
     if is_waiting:
@@ -126,12 +126,13 @@ def report(
         output.object(value | ({"gateway": url} if url else {}))
 
 
-def _who_listens(gateway: Mapping[str, Any]) -> str:
-    """Return `; it is taken by nginx (pid 4711), and tried again`, as far as that is known."""
+def without_http(gateway: Mapping[str, Any]) -> str:
+    """Return why a gateway does not listen; it is tried again."""
     from . import port
 
     by = port.holder_of(Address.parse(gateway["address"]))
-    return f"; it is taken{by}, and tried again" if by else "; it is tried again"
+    why = f"{gateway['address']} is taken{by}" if by else gateway["cause"]
+    return f"HTTP is not served, and is tried again: {why}"
 
 
 def make_private_folder(path: Path) -> None:

@@ -51,6 +51,14 @@ class Added:
     is_new: bool
     is_served: bool
 
+    @property
+    def sentence(self) -> str:
+        """Return what was done."""
+        if not self.is_new:
+            return f"{self.name} is already configured"
+        where = f"to {self.path}" if self.path else "until the daemon ends; it has no file"
+        return f"added {self.name} {where}"
+
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
@@ -75,11 +83,7 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
         "name": added.name, "path": str(added.path) if added.path else None,
         "added": added.is_new, "served": added.is_served,
     }  # fmt: skip
-    where = (
-        f"to {added.path}" if added.path else "until the daemon ends; it has no configuration file"
-    )
-    said = f"added {added.name} {where}" if added.is_new else f"{added.name} is already configured"
-    output.result(value, said)
+    output.result(value, added.sentence)
     if added.is_served:
         output.note(target.repeat_in(f"hint: `mlxsup chat {added.name}`"))
     else:
@@ -169,7 +173,9 @@ def served_name(
             return str(row["name"])
     if not is_sure:
         ask_to_add(model, target, output)
-    return serve_also(model, None, target, output).name
+    added = serve_also(model, None, target, output)
+    output.note(added.sentence)
+    return added.name
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:

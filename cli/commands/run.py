@@ -91,20 +91,26 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     if not name:
         added = serve_also(model, None, target, output)
         path, name = added.path, added.name
+        output.note(added.sentence)
     assert path is not None
-    _start(path, name, target, output)
+    _start(path, target, output)
     return name
 
 
-def _start(path: Path, name: str, target: Target, output: Output) -> None:
-    """Start the daemon of a configuration in the background, and say so."""
+def _start(path: Path, target: Target, output: Output) -> None:
+    """Start the daemon of a configuration in the background, and say where it is reached."""
     from mlxsup.protocol.places import endpoint_in
 
-    from ..detach import start_detached
+    from ..detach import start_detached, without_http
 
     configuration = read_configuration(path)
     arguments = ["--config", os.path.abspath(path.expanduser())]
     endpoint = endpoint_in(configuration.runtime_dir)
-    pid = start_detached(endpoint, configuration.log_dir, arguments).pid
+    started = start_detached(endpoint, configuration.log_dir, arguments)
+    gateway = started.gateway
+    is_listening = gateway is not None and gateway["state"] == "listening"
+    where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
     end = target.repeat_in("`mlxsup stop` ends it")
-    output.note(f"started a daemon that serves {name} (pid {pid}); {end}")
+    output.note(f"started a daemon (pid {started.pid}){where}; {end}")
+    if gateway is not None and not is_listening:
+        output.note(f"warning: {without_http(gateway)}")

@@ -27,6 +27,7 @@ from mlxsup.protocol.download import (
     Repository,
     report_line,
 )
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
 from mlxsup.store.references import EXAMPLE
 
 from support.cli.cli import (
@@ -333,6 +334,7 @@ def test_run_goes_from_nothing_to_an_answer_and_a_chat(home: Path, tmp_path: Pat
             done = mlxsup(hub, home, "run", REPO, "--json", stdin="tell me\n")
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["model"] == "tiny"
+            assert status_at(endpoint)["gateway"]["address"] == DEFAULT_LISTEN
             assert hub.fetched(WEIGHTS_NAME) == [0]
             [served] = status_at(endpoint)["models"]
             assert served["repo"] == REPO
@@ -373,7 +375,7 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
         assert done.stdout != ""
         assert contents(snapshot(home)) == NEEDED
         assert f"{REPO}: 0% of" in done.stderr, "downloaded where the progress is seen"
-        assert re.search(r"\(pid \d+\); `mlxsup stop` ends it\n", done.stderr)
+        assert re.search(r"started a daemon \(pid \d+\); `mlxsup stop` ends it\n", done.stderr)
         status = status_at(endpoint)
         assert status["config_path"] == str(config)
         assert not (home / ".mlxsup" / "run").exists()
