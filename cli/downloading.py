@@ -18,7 +18,7 @@ from mlxsup.protocol.download import (
     FoundRepository,
     RepositoriesFound,
     Repository,
-    SearchSpec,
+    Search,
     download_argv,
     read_report,
 )
@@ -76,7 +76,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     """
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
-    spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
+    spec = DownloadSpec(work=repository, parent_pid=os.getpid())
     with _process(spec) as process, LiveLine(output) as line:
         show = progress_printer(repository, line)
         try:
@@ -96,7 +96,9 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
         raise _ended("download", process.returncode, noise)
     is_usage = last.problem is DownloadProblem.BAD_REPOSITORY
     status = ExitStatus.USAGE if is_usage else ExitStatus.FAILED
-    hint = f"{last.hint}; `{again}` continues" if last.problem in CONTINUED else last.hint
+    hint = last.hint
+    if last.problem in CONTINUED:
+        hint += f", then run `{again}` again; it continues where it stopped"
     raise CliError(last.message, code=last.problem.value, hint=hint, status=status)
 
 
@@ -107,7 +109,7 @@ def find_repositories(words: str, output: Output) -> list[FoundRepository]:
         CliError: it cannot be asked.
     """
     noise = ""
-    spec = SearchSpec(words=words, parent_pid=os.getpid())
+    spec = DownloadSpec(work=Search(words), parent_pid=os.getpid())
     with _process(spec) as process, LiveLine(output) as line:
         if output.can_redraw(sys.stderr):
             line.tell("asking the hub", 0)
@@ -129,7 +131,7 @@ def _ended(what: str, code: int, noise: str) -> CliError:
 
 
 @contextmanager
-def _process(spec: DownloadSpec | SearchSpec) -> Iterator[subprocess.Popen[bytes]]:
+def _process(spec: DownloadSpec) -> Iterator[subprocess.Popen[bytes]]:
     """Give the process, which has ended when this returns."""
     with subprocess.Popen(
         download_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -163,24 +163,25 @@ def played(folder: Path, *said: DownloadReport | str, end: str = "os._exit(1)") 
     return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
 
 
-KEPT = "the downloaded files are kept"
+CHECK = "check the network"
+AGAIN = f"{CHECK}, then run `mlxsup pull {REPO} --revision v1` again; it continues where it stopped"
 
 
 @pytest.mark.parametrize(
     ("problem", "status", "hint"),
     [
-        (DownloadProblem.BAD_REPOSITORY, 64, KEPT),
-        (DownloadProblem.NOT_FOUND, 1, KEPT),
-        (DownloadProblem.DAMAGED, 1, KEPT),
-        (DownloadProblem.NETWORK, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
-        (DownloadProblem.DISK_FULL, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
-        (DownloadProblem.UNWRITABLE, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
+        (DownloadProblem.BAD_REPOSITORY, 64, CHECK),
+        (DownloadProblem.NOT_FOUND, 1, CHECK),
+        (DownloadProblem.DAMAGED, 1, CHECK),
+        (DownloadProblem.NETWORK, 1, AGAIN),
+        (DownloadProblem.DISK_FULL, 1, AGAIN),
+        (DownloadProblem.UNWRITABLE, 1, AGAIN),
     ],
 )
 def test_failure_of_a_download_is_the_commands(
     hub: LocalHub, home: Path, problem: DownloadProblem, status: int, hint: str
 ) -> None:
-    failed = DownloadFailed(problem=problem, message="no luck", hint=KEPT)
+    failed = DownloadFailed(problem=problem, message="no luck", hint=CHECK)
     paths = played(home, "noise", failed)
     done = mlxsup(hub, home, "pull", REPO, "--revision", "v1", PYTHONPATH=paths)
     assert (done.returncode, done.stdout) == (status, "")
@@ -217,17 +218,23 @@ def test_search_lists_what_fits_and_short_names_need_no_hub(hub: LocalHub, home:
 
 
 SILENT_HUBS = {
-    "offline": ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so the hub is not asked"),
-    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach http://127.0.0.1:9"),
+    "offline": ({"HF_HUB_OFFLINE": "1"}, None, "HF_HUB_OFFLINE is set, so the hub is not asked"),
+    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, None, "cannot reach http://127.0.0.1:9"),
+    "an error": ({}, Fault(status=503), "answered the search with HTTP 503"),
+    "limited": ({}, Fault(status=429, headers={"Retry-After": "9"}), "try again in 9 s"),
 }
 
 
-@pytest.mark.parametrize(("others", "says"), SILENT_HUBS.values(), ids=SILENT_HUBS)
-def test_search_without_a_hub_is_a_sentence(
-    hub: LocalHub, home: Path, others: dict[str, str], says: str
+@pytest.mark.parametrize(("others", "fault", "says"), SILENT_HUBS.values(), ids=SILENT_HUBS)
+def test_search_without_a_hub_is_a_sentence_about_the_search(
+    hub: LocalHub, home: Path, others: dict[str, str], fault: Fault | None, says: str
 ) -> None:
+    if fault is not None:
+        hub.break_("/api/models", fault)
     done = mlxsup(hub, home, "search", "x", **others)
     assert (done.returncode, done.stdout, says in done.stderr) == (1, "", True)
+    assert "download" not in done.stderr
+    assert len(hub.asked) == (fault is not None), "nothing is tried again"
 
 
 def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -> None:

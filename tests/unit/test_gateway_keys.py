@@ -29,7 +29,6 @@ from mlxsup.protocol.key_file import (
     digest_of,
     read_key_file,
     read_keys,
-    read_key_file,
     revoke_key,
     turn_off,
 )
