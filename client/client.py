@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -27,12 +28,14 @@ from .io_thread import IoThread
 from .parameters import (
     Command,
     add_model,
+    answer_limit_s,
     check_limit,
     check_model,
     check_request,
     encode_command,
     load,
     prioritize,
+    unanswered,
 )
 from .request_commands import RequestCommands
 from .results import Delta, Notice, Result
@@ -329,7 +332,16 @@ class Client(RequestCommands[Stream]):
         return EventStream(subscribe.id, inbox, self._cancel)
 
     def _call(self, message: Command) -> dict[str, Any]:
-        return value_of(_take_from(self._post(message, message.id)))
+        inbox = self._post(message, message.id)
+        if (limit_s := answer_limit_s(message)) is None:
+            return value_of(_take_from(inbox))
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                return value_of(inbox.get(timeout=SIGNAL_CHECK_S))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise unanswered(message, self._endpoint) from None
 
     def _post(
         self, message: Message, request_id: RequestId, *, is_subscription: bool = False
