@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+LATEST = "latest"
+"""Ollama's name for the tag of a model that has none."""
+
 SAFE_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]*")
 """What no shell expands, splits or takes for an option."""
 
@@ -117,6 +120,19 @@ def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = status["models"]
     named = next((row for row in rows if row["name"] == name), None)
     return named or next((row for row in rows if name in row.get("aliases", ())), None)
+
+
+def model_meant(
+    status: Mapping[str, Any], name: str
+) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
+    """Return the row of the model that requests with this name reach, and the parameters of the
+    preset in `NAME:PRESET`; None if there is none."""
+    if (row := row_called(status, name)) is not None:
+        return row, {}
+    base, _, preset = name.rpartition(":")
+    row = row_called(status, base)
+    presets = {LATEST: {}, **row.get("presets", {})} if row is not None else {}
+    return (row, presets[preset]) if row is not None and preset in presets else None
 
 
 def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:

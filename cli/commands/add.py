@@ -23,7 +23,7 @@ from mlxsup.store.references import (
     servable,
 )
 
-from ..arguments import complete_repository, row_called
+from ..arguments import complete_repository, model_meant, row_called
 from ..changes import progress_shown
 from ..configuration import configuration_errors, make_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon, unknown_model
@@ -143,11 +143,12 @@ def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def served_name(
     model: str, client: Client, target: Target, output: Output, *, is_sure: bool
-) -> str:
-    """Return what the daemon calls a model, which it is given now if it is not served yet.
+) -> tuple[str, Mapping[str, Any]]:
+    """Return what the daemon calls a model, which it is given now if it is not served yet, and the
+    parameters of its preset.
 
     Args:
-        model: a name of the daemon, or whatever `add` takes.
+        model: a name of the daemon, also `NAME:PRESET`, or whatever `add` takes.
         client: of the daemon.
         target: the same daemon.
         output: for the progress of a download or a conversion.
@@ -157,8 +158,9 @@ def served_name(
         CliError: it is no model, the user does not want it, or it cannot be added.
     """
     status = client.status()
-    if (known := row_called(status, model)) is not None:
-        return str(known["name"])
+    if (known := model_meant(status, model)) is not None:
+        row, preset = known
+        return str(row["name"]), preset
     try:
         source = find_source(model)
         if source.folder is not None and not source.is_gguf:
@@ -170,12 +172,12 @@ def served_name(
             raise
     for row in status["models"]:
         if _is_row_of(source, row):
-            return str(row["name"])
+            return str(row["name"]), {}
     if not is_sure:
         ask_to_add(model, target, output)
     added = serve_also(model, None, target, output)
     output.note(added.sentence)
-    return added.name
+    return added.name, {}
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:

@@ -58,7 +58,7 @@ def load(
             forecast = client.load(model, dry_run=True, **how)
             output.result(forecast, _forecast_sentence(forecast))
             return
-        model = served_name(model, client, target, output, is_sure=is_sure)
+        model, _ = served_name(model, client, target, output, is_sure=is_sure)
         said = f"{model} continues to load. `mlxsup unload {model}` stops it."
         with interrupt_says(said), progress_shown(client, model, output):
             client.load(model, **how)

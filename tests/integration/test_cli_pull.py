@@ -319,7 +319,9 @@ def write_config(home: Path, name: str = "mlxsup.toml", **more: Any) -> Path:
     places = {"runtime_dir": f"{home}/other", "log_dir": f"{home}/logs"}
     model = fake(repo=REPO, preload=False, aliases=["em"], **more)
     path = home / name
-    path.write_text(toml_of({"supervisor": places, "models.m": model}))
+    short = {"max_tokens": 3}
+    tables = {"supervisor": places, "models.m": model, "models.m.presets.short": short}
+    path.write_text(toml_of(tables))
     return path
 
 
@@ -386,10 +388,12 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
         status = status_at(endpoint)
         assert status["config_path"] == str(config)
         assert not (home / ".mlxsup" / "run").exists()
-        for called in ("m", "em"):
-            again = mlxsup(hub, home, "run", called, "--json", stdin="more\n")
+        for called, most, count in (("m", "4", 4), ("em:short", "2", 2), ("em:short", "", 3)):
+            options = ["--max-tokens", most] if most else []
+            again = mlxsup(hub, home, "run", called, "--json", *options, stdin="more\n")
             assert again.returncode == 0, again.stderr
-            assert json.loads(again.stdout)["model"] == "m"
+            said = json.loads(again.stdout)
+            assert (said["model"], said["usage"]["completion_tokens"]) == ("m", count)
         assert status_at(endpoint)["pid"] == status["pid"], "the same one serves"
 
         done = mlxsup(hub, home, "rm", REPO, "--yes")
@@ -416,7 +420,11 @@ def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> Non
     write_repository(home / "hf" / "hub", REPO)
     nowhere = f"ipc://{home}/nowhere/client.sock"
     try:
-        done = mlxsup(hub, home, "run", "m", *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
+        asked = ("run", "m:short", "--json", *given)
+        wrong = mlxsup(hub, home, *asked, "--top-p", "7")
+        assert (wrong.returncode, "--top-p must be" in wrong.stdout) == (64, True)
+        assert mlxsup(hub, home, "status", *given).returncode == 69, "nothing was begun"
+        done = mlxsup(hub, home, *asked[:2], *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
         assert done.returncode == 0, done.stderr
         assert f"`mlxsup stop --config {home}/given.toml` ends it" in done.stderr
         done = mlxsup(hub, home, "run", OTHER, *given)
