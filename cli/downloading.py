@@ -32,7 +32,7 @@ from mlxsup.store.hub_cache import (
 
 from .exit_status import CliError, ExitStatus, Interrupted
 from .terminal.output import LiveLine, Output
-from .terminal.text import format_bytes, format_duration
+from .terminal.text import bar, format_bytes, format_duration
 
 TENTHS = 10
 """Off a terminal there is a line for each tenth."""
@@ -154,7 +154,7 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
     def show(progress: DownloadProgress) -> None:
         nonlocal begin
         done, total = progress.done_bytes, progress.total_bytes
-        speed = ""
+        speed = drawn = ""
         if progress.is_waiting:
             text, step = "waiting for another process that downloads it", -1
         else:
@@ -162,11 +162,14 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
             begin = begin or (now, done)
             share = done / total if total else 0.0
             text, step = f"{share:.0%} of {format_bytes(total)}", int(share * TENTHS)
+            drawn = f"{bar(share)} " if line.is_possible else ""
             took_s, arrived = now - begin[0], done - begin[1]
             if arrived > 0 and took_s >= 1:
                 rate = arrived / took_s
                 left = format_duration((total - done) / rate)
                 speed = f", {format_bytes(rate)}/s, {left} left"
-        line.tell(f"{repository}: {text}{speed}", step)
+        # The line is cut at its end, where the user's own words may go.
+        ahead, behind = ("", f"  {repository}") if drawn else (f"{repository}: ", "")
+        line.tell(f"{ahead}{drawn}{text}{speed}{behind}", step)
 
     return show
