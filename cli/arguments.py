@@ -150,7 +150,7 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
     if len(names) == 1:
         return names[0]
     message = f"name a model: {', '.join(names) or 'none'}"
-    hint = f"for example `{command} {names[0]}{after}`" if names else "see `mlxsup status`"
+    hint = f"for example `{command} {names[0]}{after}`" if names else "`mlxsup add MODEL` adds one"
     raise CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 

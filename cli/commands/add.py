@@ -90,7 +90,9 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
         output.note(target.repeat_in("hint: `mlxsup start --detach` serves it"))
 
 
-def serve_also(model: str, name: str | None, target: Target, output: Output) -> Added:
+def serve_also(
+    model: str, name: str | None, target: Target, output: Output, *, command: str = "add"
+) -> Added:
     """Have the daemon that runs serve a model, or else write it into the file it would read.
 
     Args:
@@ -98,6 +100,7 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
         name: what to call it; None: by a short name.
         target: the daemon, or its file.
         output: for the progress of a download or a conversion.
+        command: the one that continues an interrupted download.
 
     Raises:
         CliError: it is no model, cannot be served, or its entry cannot be written; then the
@@ -105,7 +108,7 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
     """
     from mlxsup.supervisor.config.entries import adding, change_file
 
-    again = f"mlxsup add {shlex.quote(model)}"
+    again = f"mlxsup {command} {shlex.quote(model)}"
     called = "" if os.path.lexists(Path(model).expanduser()) else model
     status = status_of_daemon(target)
     path = file_of(target)

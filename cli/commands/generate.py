@@ -103,8 +103,9 @@ def generate(
         if prompt is None:
             model, prompt = _only_model(client, model), model
         text = read_stdin() if prompt == "-" else prompt
+        given = _input(text, system, is_raw=raw)
         model, preset = served_name(model, client, target, output, is_sure=is_sure)
-        asked = {**below(preset, parameters), **_input(text, system, is_raw=raw)}
+        asked = {**below(preset, parameters), **given}
         if raw:
             asked[TEMPLATE] = None
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.

@@ -102,7 +102,7 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
             if entry.download is not None:
                 download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
     if not name:
-        added = serve_also(model, None, target, output)
+        added = serve_also(model, None, target, output, command="run")
         path, name = added.path, added.name
         output.note(added.sentence)
     assert path is not None

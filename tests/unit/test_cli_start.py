@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
-from mlxsup.cli.connection import Target, explain_connection_lost
+from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
@@ -303,6 +303,6 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
     assert hint(config=named) == f"start one with `mlxsup start --config '{named}'`"
     assert Target().repeat_in(LOST) == "", "it would listen at another endpoint"
     monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert hint() == "start one with `mlxsup start`"
+    assert hint() == NEWCOMER_HINT
     monkeypatch.setenv("MLXSUP_CONFIG", str(named))
     assert hint() == f"{LOST}, which reads {named} (named by MLXSUP_CONFIG)"
