@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.places import socket_at
+from mlxsup.protocol.places import endpoint_in, socket_at
 
+from .configuration import read_configuration
 from .connection import Target, connect
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .terminal.output import LiveLine, Output
@@ -84,6 +85,17 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
     finally:
         os.close(output)
     return Started(endpoint=endpoint, pid=process.pid, output=path, gateway=gateway)
+
+
+def start_configured(path: Path, *options: str) -> Started:
+    """Start the daemon of a configuration file with these options of `start` in the background.
+
+    Raises:
+        CliError: the file is wrong, or the daemon did not come up.
+    """
+    configuration = read_configuration(path)
+    arguments = ["--config", os.path.abspath(path.expanduser()), *options]
+    return start_detached(endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments)
 
 
 def report(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -112,14 +111,9 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
 
 def _start(path: Path, target: Target, output: Output) -> None:
     """Start the daemon of a configuration in the background, and say where it is reached."""
-    from mlxsup.protocol.places import endpoint_in
+    from ..detach import start_configured, without_http
 
-    from ..detach import start_detached, without_http
-
-    configuration = read_configuration(path)
-    arguments = ["--config", os.path.abspath(path.expanduser())]
-    endpoint = endpoint_in(configuration.runtime_dir)
-    started = start_detached(endpoint, configuration.log_dir, arguments)
+    started = start_configured(path)
     gateway = started.gateway
     is_listening = gateway is not None and gateway["state"] == "listening"
     where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
