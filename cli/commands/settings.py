@@ -25,7 +25,7 @@ FORESEEN = (Column("MODEL"), Column("CHANGE"), Column("STATE"), Column("WHAT HAP
 
 
 @click.command(short_help="Change how much is logged.")
-@click.argument("level", metavar="LEVEL", type=click.Choice(LOG_LEVELS))
+@click.argument("level", type=click.Choice(LOG_LEVELS))
 @daemon_command
 def log_level(level: str, client: Client, output: Output) -> None:
     """Example: mlxsup log-level debug
