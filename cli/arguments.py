@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+LATEST = "latest"
+"""Ollama's name for the tag of a model that has none."""
+
 SAFE_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]*")
 """What no shell expands, splits or takes for an option."""
 
@@ -119,6 +122,19 @@ def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return named or next((row for row in rows if name in row.get("aliases", ())), None)
 
 
+def model_meant(
+    status: Mapping[str, Any], name: str
+) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
+    """Return the row of the model that requests with this name reach, and the parameters of the
+    preset in `NAME:PRESET`; None if there is none."""
+    if (row := row_called(status, name)) is not None:
+        return row, {}
+    base, _, preset = name.rpartition(":")
+    row = row_called(status, base)
+    presets = {LATEST: {}, **row.get("presets", {})} if row is not None else {}
+    return (row, presets[preset]) if row is not None and preset in presets else None
+
+
 def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
     """Return the name of the only model that is configured.
 
@@ -134,7 +150,7 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
     if len(names) == 1:
         return names[0]
     message = f"name a model: {', '.join(names) or 'none'}"
-    hint = f"for example `{command} {names[0]}{after}`" if names else "see `mlxsup status`"
+    hint = f"for example `{command} {names[0]}{after}`" if names else "`mlxsup add MODEL` adds one"
     raise CliError(message, hint=hint, status=ExitStatus.USAGE)
 
 

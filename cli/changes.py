@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import check_known, row_called
 from .exit_status import CliError, ExitStatus
-from .terminal.output import CLEAR_LINE, LiveLine, Output
+from .terminal.output import CLEAR_LINE, LiveLine, Output, terminal_size
 from .terminal.status import PHASE_WORDS, note_of, progress_text, warning_lines
-from .terminal.text import clock, counted, format_duration, in_a_line
+from .terminal.text import clock, counted, cut, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -172,7 +172,8 @@ class ChangePrinter:
             self._end_progress()
             self._output.note(stopping_line(value))
         elif value.get("from") == value.get("to"):
-            self._output.data(f"{CLEAR_LINE}{change_line(value)}", newline=False)
+            line = cut(change_line(value, has_bar=True), terminal_size().columns - 1)
+            self._output.data(f"{CLEAR_LINE}{line}", newline=False)
             self._has_live_line = True
         else:
             self._end_progress()
@@ -215,12 +216,18 @@ def stopping_line(value: Mapping[str, Any]) -> str:
     )
 
 
-def change_line(change: Mapping[str, Any]) -> str:
-    """Return `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`, in UTC."""
+def change_line(change: Mapping[str, Any], *, has_bar: bool = False) -> str:
+    """Return `12:03:04Z smollm2: LOADING → READY (generation 1, pid 4711)`, in UTC.
+
+    Args:
+        change: as a daemon sends it.
+        has_bar: whether to draw a progress, in a line that is drawn again.
+    """
     at = clock(change.get("at") or time.time())
     before, after = change.get("from"), change.get("to")
     states = str(after) if before in (None, after) else f"{before} → {after}"
-    facts = [progress_text(change.get("progress"))] if before == after else []
+    progress = progress_text(change.get("progress"), has_bar=has_bar)
+    facts = [progress] if before == after else []
     if not any(facts):
         pid, note = change.get("pid"), str(change.get("note") or "")
         facts = [f"generation {change.get('generation')}, pid {pid}"] if pid else []
@@ -268,7 +275,7 @@ def progress_shown(client: Client, model: str, output: Output) -> Iterator[None]
                         if has_finished.is_set():
                             return
                         step = (change.get("to"), change.get("generation"), words)
-                        line.tell(change_line(change), step)
+                        line.tell(change_line(change, has_bar=line.is_possible), step)
                 latest = [one for one in changes.wait() if one.get("model") == row["name"]]
 
     threading.Thread(target=follow, name="mlxsup-progress", daemon=True).start()
@@ -314,7 +321,10 @@ def wait_until_ready(
                 raise _too_late(pending, limit_s or 0.0)
             for change in heard:
                 if any(change["model"] == row["name"] for row in pending):
-                    (line.remark if is_step(change) else line.show)(change_line(change))
+                    if is_step(change):
+                        line.remark(change_line(change))
+                    else:
+                        line.show(change_line(change, has_bar=True))
             status = client.status()
             pending = _pending(_chosen(status, names), is_named=bool(names))
     return status

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
 from mlxsup.protocol.places import config_places, find_config
 
 from .connection import Target
@@ -30,6 +31,9 @@ HEAD = f"""\
 # The configuration of mlxsup, written by `mlxsup`; `mlxsup add MODEL` adds a table.
 # See what fits with `mlxsup plan`; a change takes effect with `mlxsup reload`.
 # All keys with their defaults are in {SCHEMA_NAME}, by which editors complete and check this file.
+
+[gateway]               # HTTP for programs, and a page with a chat
+listen = "{DEFAULT_LISTEN}"
 
 [defaults]
 preload = false         # load on the first request; true: when the daemon starts

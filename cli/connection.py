@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from mlxsup.client import Client, ConnectionLost, RequestError
 
 
+NEWCOMER_HINT = "`mlxsup run MODEL` starts one that serves MODEL, and chats with it"
+
 RUNNING_HINT = "see it with `mlxsup status`, end it with `mlxsup stop`"
 
 REQUEST_HINTS = {
@@ -149,7 +151,9 @@ class Target:
     def _with_place(self, hint: str) -> str:
         """Return the hint to start a daemon, with the file it would read, or else what it needs."""
         place = find_place(self.endpoint, self.config)
-        if place.config is None or place.source == "--config":
+        if place.config is None:
+            return NEWCOMER_HINT
+        if place.source == "--config":
             return hint
         named = f" (named by {CONFIG_VARIABLE})" if place.source == CONFIG_VARIABLE else ""
         return f"{hint}, which reads {place.config}{named}"
@@ -327,7 +331,7 @@ def explain_request_error(error: RequestError) -> CliError:
     """Return a daemon's error as a sentence and the command that helps."""
     detail = error.detail
     if error.code == "unknown_model" and "hint" not in detail:
-        return _unknown_model(error.message, detail.get("close") or [])
+        return _unknown_model(error.message, detail.get("close") or [], detail.get("known") or [])
     message = error.message
     sent = detail.get("tokens_sent")
     if error.code == "worker_crashed" and sent is not None and f" {sent} token" not in message:
@@ -351,11 +355,11 @@ def explain_request_error(error: RequestError) -> CliError:
 def unknown_model(name: str, known: Sequence[str]) -> CliError:
     """Return the error for a name that is not configured, as a daemon would put it."""
     message = f"there is no model {name!r}; configured: {', '.join(sorted(known)) or 'none'}"
-    return _unknown_model(message, close_names(name, known))
+    return _unknown_model(message, close_names(name, known), known)
 
 
-def _unknown_model(message: str, close: Sequence[str]) -> CliError:
-    hint = meant(close) or "see `mlxsup status`"
+def _unknown_model(message: str, close: Sequence[str], known: Sequence[str]) -> CliError:
+    hint = meant(close) or ("see `mlxsup status`" if known else "`mlxsup add MODEL` adds one")
     return CliError(message, code="unknown_model", hint=hint)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.places import socket_at
+from mlxsup.protocol.places import endpoint_in, socket_at
 
+from .configuration import read_configuration
 from .connection import Target, connect
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .terminal.output import LiveLine, Output
@@ -86,6 +87,17 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
     return Started(endpoint=endpoint, pid=process.pid, output=path, gateway=gateway)
 
 
+def start_configured(path: Path, *options: str) -> Started:
+    """Start the daemon of a configuration file with these options of `start` in the background.
+
+    Raises:
+        CliError: the file is wrong, or the daemon did not come up.
+    """
+    configuration = read_configuration(path)
+    arguments = ["--config", os.path.abspath(path.expanduser()), *options]
+    return start_detached(endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments)
+
+
 def report(
     started: Started, first: str, target: Target, output: Output, *, is_waiting: bool
 ) -> None:
@@ -109,7 +121,7 @@ def report(
         if url:
             output.data(http_lines(url, gateway["pid"]))
         elif gateway:
-            output.note(f"warning: HTTP is not served: {gateway['cause']}{_who_listens(gateway)}")
+            output.note(f"warning: {without_http(gateway)}")
         output.note(f"its output is in {started.output}")
         output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
     if is_waiting:
@@ -126,12 +138,13 @@ def report(
         output.object(value | ({"gateway": url} if url else {}))
 
 
-def _who_listens(gateway: Mapping[str, Any]) -> str:
-    """Return `; it is taken by nginx (pid 4711), and tried again`, as far as that is known."""
+def without_http(gateway: Mapping[str, Any]) -> str:
+    """Return why a gateway does not listen; it is tried again."""
     from . import port
 
     by = port.holder_of(Address.parse(gateway["address"]))
-    return f"; it is taken{by}, and tried again" if by else "; it is tried again"
+    why = f"{gateway['address']} is taken{by}" if by else gateway["cause"]
+    return f"HTTP is not served, and is tried again: {why}"
 
 
 def make_private_folder(path: Path) -> None:

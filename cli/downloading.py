@@ -18,7 +18,7 @@ from mlxsup.protocol.download import (
     FoundRepository,
     RepositoriesFound,
     Repository,
-    SearchSpec,
+    Search,
     download_argv,
     read_report,
 )
@@ -32,7 +32,7 @@ from mlxsup.store.hub_cache import (
 
 from .exit_status import CliError, ExitStatus, Interrupted
 from .terminal.output import LiveLine, Output
-from .terminal.text import format_bytes, format_duration
+from .terminal.text import bar, format_bytes, format_duration
 
 TENTHS = 10
 """Off a terminal there is a line for each tenth."""
@@ -76,7 +76,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     """
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
-    spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
+    spec = DownloadSpec(work=repository, parent_pid=os.getpid())
     with _process(spec) as process, LiveLine(output) as line:
         show = progress_printer(repository, line)
         try:
@@ -96,7 +96,9 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
         raise _ended("download", process.returncode, noise)
     is_usage = last.problem is DownloadProblem.BAD_REPOSITORY
     status = ExitStatus.USAGE if is_usage else ExitStatus.FAILED
-    hint = f"{last.hint}; `{again}` continues" if last.problem in CONTINUED else last.hint
+    hint = last.hint
+    if last.problem in CONTINUED:
+        hint += f", then run `{again}` again; it continues where it stopped"
     raise CliError(last.message, code=last.problem.value, hint=hint, status=status)
 
 
@@ -107,7 +109,7 @@ def find_repositories(words: str, output: Output) -> list[FoundRepository]:
         CliError: it cannot be asked.
     """
     noise = ""
-    spec = SearchSpec(words=words, parent_pid=os.getpid())
+    spec = DownloadSpec(work=Search(words), parent_pid=os.getpid())
     with _process(spec) as process, LiveLine(output) as line:
         if output.can_redraw(sys.stderr):
             line.tell("asking the hub", 0)
@@ -129,7 +131,7 @@ def _ended(what: str, code: int, noise: str) -> CliError:
 
 
 @contextmanager
-def _process(spec: DownloadSpec | SearchSpec) -> Iterator[subprocess.Popen[bytes]]:
+def _process(spec: DownloadSpec) -> Iterator[subprocess.Popen[bytes]]:
     """Give the process, which has ended when this returns."""
     with subprocess.Popen(
         download_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -152,7 +154,7 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
     def show(progress: DownloadProgress) -> None:
         nonlocal begin
         done, total = progress.done_bytes, progress.total_bytes
-        speed = ""
+        speed = drawn = ""
         if progress.is_waiting:
             text, step = "waiting for another process that downloads it", -1
         else:
@@ -160,11 +162,14 @@ def progress_printer(repository: Repository, line: LiveLine) -> Callable[[Downlo
             begin = begin or (now, done)
             share = done / total if total else 0.0
             text, step = f"{share:.0%} of {format_bytes(total)}", int(share * TENTHS)
+            drawn = f"{bar(share)} " if line.is_possible else ""
             took_s, arrived = now - begin[0], done - begin[1]
             if arrived > 0 and took_s >= 1:
                 rate = arrived / took_s
                 left = format_duration((total - done) / rate)
                 speed = f", {format_bytes(rate)}/s, {left} left"
-        line.tell(f"{repository}: {text}{speed}", step)
+        # The line is cut at its end, where the user's own words may go.
+        ahead, behind = ("", f"  {repository}") if drawn else (f"{repository}: ", "")
+        line.tell(f"{ahead}{drawn}{text}{speed}{behind}", step)
 
     return show

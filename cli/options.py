@@ -112,10 +112,12 @@ class NewFile(click.Path):
         return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 
+TEMPLATE = "chat_template_kwargs"
+
 OPTION_NAMES = {
     "prompt": "PROMPT",
     "response_format": "--schema",
-    "chat_template_kwargs": "--think",
+    TEMPLATE: "--think",
     "stop_token_ids": "--stop-token-id",
     "timeout_s": "--timeout",
 }
@@ -159,7 +161,7 @@ ANSWER_OPTIONS = (
     click.option("--min-p", metavar="P", type=float,
                  help="Drop tokens below this share of the likeliest one's probability."),
     click.option("--seed", metavar="S", type=int, help="Seed that makes sampling repeatable."),
-    click.option("--think/--no-think", "chat_template_kwargs", default=None, callback=_think,
+    click.option("--think/--no-think", TEMPLATE, default=None, callback=_think,
                  help="Turn reasoning on or off, if the model supports both."),
     click.option("--schema", "response_format", metavar="FILE", type=_schema_format,
                  help="Answer with JSON that matches the schema in FILE."),
@@ -202,6 +204,13 @@ def check_parameters(parameters: Mapping[str, Any], command: str) -> None:
     refusal = refusal_of(parameters)
     if refusal is not None:
         raise wrong_option(refusal.message, refusal.detail, command)
+
+
+def below(preset: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of `Client.generate`, with those of a preset for what was not given."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    template = {**preset.get(TEMPLATE, {}), **given.get(TEMPLATE, {})}
+    return {**parameters, **preset, **given, TEMPLATE: template or None}
 
 
 def check_text(name: str, text: str, command: str) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
+from itertools import dropwhile
 
 import psutil
 
 from mlxsup.protocol.gateway import Address
 
+from .terminal.text import cut, in_a_line
+
 NEXT_PORTS = 20
 """So many ports after a taken one are tried."""
+
+MAX_COLUMNS = 40
+"""Of the name of a program: a process may call itself anything."""
 
 
 def refused_at(address: Address) -> OSError | None:
@@ -37,7 +43,8 @@ def listener_at(address: Address) -> int | None:
 
 
 def program_of(pid: int) -> str:
-    """Return the program with this pid, of Python also what it runs; empty if there is none."""
+    """Return the program with this pid, of Python also what it runs, in at most 40 columns; empty
+    if there is none."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -47,12 +54,14 @@ def program_of(pid: int) -> str:
         return ""
     if "mlxsup.gateway" in words:
         return "the gateway of another mlxsup daemon"
-    if not name.startswith("python"):
-        return name
-    if "-m" in words[:-1]:
-        return f"{name} -m {words[words.index('-m') + 1]}"
-    script = next((word for word in words[1:] if not word.startswith("-")), "")
-    return f"{name} {os.path.basename(script)}".strip()
+    if name.startswith("python"):
+        given = dropwhile(lambda word: word[:1] == "-" and word[:2] not in ("-m", "-c"), words[1:])
+        match list(given):
+            case ["-m", module, *_]:
+                name = f"{name} -m {module}"
+            case [script, *_] if script[:1] != "-":  # the text of -c is no name
+                name = f"{name} {os.path.basename(script)}"
+    return cut(in_a_line(name), MAX_COLUMNS)
 
 
 def holder_of(address: Address) -> str:

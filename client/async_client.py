@@ -30,6 +30,7 @@ from .link import Link
 from .parameters import (
     Command,
     add_model,
+    answer_limit_s,
     check_limit,
     check_model,
     check_request,
@@ -37,6 +38,7 @@ from .parameters import (
     encode_command,
     load,
     prioritize,
+    unanswered,
 )
 from .request_commands import AsyncRequestCommands
 from .results import Result
@@ -239,7 +241,12 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         return AsyncEventStream(subscribe.id, inbox, self._cancel)
 
     async def _call(self, message: Command) -> dict[str, Any]:
-        return value_of(await self._post(message, message.id).get())
+        inbox = self._post(message, message.id)
+        try:
+            async with asyncio.timeout(answer_limit_s(message)):
+                return value_of(await inbox.get())
+        except TimeoutError:
+            raise unanswered(message, self._endpoint) from None
 
     def _post(
         self, message: Message, request_id: RequestId, *, is_subscription: bool = False

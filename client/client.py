@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -28,6 +29,7 @@ from .io_thread import IoThread
 from .parameters import (
     Command,
     add_model,
+    answer_limit_s,
     check_limit,
     check_model,
     check_request,
@@ -35,6 +37,7 @@ from .parameters import (
     encode_command,
     load,
     prioritize,
+    unanswered,
 )
 from .request_commands import RequestCommands
 from .results import Delta, Notice, Result
@@ -363,7 +366,16 @@ class Client(RequestCommands[Stream]):
         return EventStream(subscribe.id, inbox, self._cancel)
 
     def _call(self, message: Command) -> dict[str, Any]:
-        return value_of(_take_from(self._post(message, message.id)))
+        inbox = self._post(message, message.id)
+        if (limit_s := answer_limit_s(message)) is None:
+            return value_of(_take_from(inbox))
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                return value_of(inbox.get(timeout=SIGNAL_CHECK_S))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise unanswered(message, self._endpoint) from None
 
     def _post(
         self, message: Message, request_id: RequestId, *, is_subscription: bool = False

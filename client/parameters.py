@@ -33,7 +33,7 @@ from mlxsup.protocol.request_messages import (
 )
 from mlxsup.protocol.states import Priority
 
-from .errors import RequestError
+from .errors import ConnectionLost, RequestError
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
@@ -58,11 +58,30 @@ Command = (
 )
 """What is answered with one reply, whatever comes before it."""
 
+QUERIES = (Ping, StatusQuery, RequestsQuery)
+"""A daemon answers these at once, whatever it does."""
+
+ANSWER_LIMIT_S = 30.0
+"""So long a daemon that gives signs of life may owe the answer to a query. The loop that sends
+those is not the one thing that may be broken."""
+
 MAX_LIMIT_S = 1e9
 """Longer than any daemon runs."""
 
 FOR_EVER = -1.0
 """The `keep_alive` of a model that is not to be unloaded as idle."""
+
+
+def answer_limit_s(message: Command) -> float | None:
+    """Return how long to wait for the reply; None for a command that may take any time."""
+    return ANSWER_LIMIT_S if isinstance(message, QUERIES) else None
+
+
+def unanswered(message: Command, endpoint: str) -> ConnectionLost:
+    """Return the error of a query that was not answered in time."""
+    what = f"`{message.TYPE}` for {ANSWER_LIMIT_S:.0f} s"
+    hint = "`mlxsup logs` may show the cause; `mlxsup stop` ends it"
+    return ConnectionLost(f"the daemon at {endpoint} has not answered {what}", endpoint, hint)
 
 
 def encode_generate(

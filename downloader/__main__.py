@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import replace
 
 from mlxsup.protocol.download import (
     DownloadFailed,
@@ -16,8 +15,7 @@ from mlxsup.protocol.download import (
     DownloadReport,
     DownloadSpec,
     Repository,
-    SearchSpec,
-    read_spec,
+    Search,
     report_line,
 )
 
@@ -31,39 +29,36 @@ def run() -> int:
     # A Ctrl-C in the terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        spec = read_spec(sys.stdin.buffer.readline())
+        spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
     except ValueError as error:
         print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
     if os.getppid() != spec.parent_pid:
         return ORPHANED_EXIT
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
-    report = _carry_out(spec)
+    report = _carry_out(spec.work)
     _say(report)
     return FAILED_EXIT if isinstance(report, DownloadFailed) else 0
 
 
-def _carry_out(spec: DownloadSpec | SearchSpec) -> DownloadReport:
+def _carry_out(work: Repository | Search) -> DownloadReport:
     # No bars: progress is reported. Plain HTTP: its failures have sentences, those of Xet do not.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     from .failures import explain
 
     try:
-        if isinstance(spec, SearchSpec):
+        if isinstance(work, Search):
             from .search import search
 
-            return search(spec.words)
+            return search(work.words)
         from .snapshot import fetch
 
-        return fetch(spec.repository, _say)
+        return fetch(work, _say)
     except Exception as error:  # noqa: BLE001  the end of the process, which must say why
-        repository = Repository(spec.words) if isinstance(spec, SearchSpec) else spec.repository
-        report = explain(error, repository)
+        report = explain(error, work)
         if report.problem is DownloadProblem.INTERNAL:
             traceback.print_exc()
-        if isinstance(spec, SearchSpec) and report.problem is DownloadProblem.NETWORK:
-            return replace(report, hint="check the network, then search again")
         return report
 
 

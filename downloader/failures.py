@@ -20,11 +20,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository
+from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository, Search
 from mlxsup.store.hub_cache import REPOSITORY_EXPECTED, is_owned_repository
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-KEPT_HINT = "the downloaded files are kept"
+NETWORK_HINT = "check the network"
+SEARCH_HINT = f"{NETWORK_HINT}; `mlxsup models` lists what is on this machine"
 DAMAGED_HINT = (
     "the data on the hub is damaged, or a proxy changes it; tell the owner of the repository, "
     "or use another revision or repository"
@@ -54,34 +55,47 @@ def bad_repository(repository: Repository) -> DownloadError:
     return DownloadError(DownloadProblem.BAD_REPOSITORY, message, hint)
 
 
-def explain(error: BaseException, repository: Repository) -> DownloadFailed:
-    """Put any error of a download into words."""
+def explain(error: BaseException, work: Repository | Search) -> DownloadFailed:
+    """Put any error of a download or a search into words."""
     match error:
         case DownloadError():
             return error.report
+        case OfflineModeIsEnabled() if isinstance(work, Search):
+            message = "HF_HUB_OFFLINE is set, so the hub is not asked"
+            hint = "unset it to search; `mlxsup models` lists what is on this machine"
+            return _failed(DownloadProblem.OFFLINE, message, hint)
         case OfflineModeIsEnabled():
             return _failed(
                 DownloadProblem.OFFLINE,
-                f"{repository} is not fully downloaded, and HF_HUB_OFFLINE is set",
+                f"{work} is not fully downloaded, and HF_HUB_OFFLINE is set",
                 "unset HF_HUB_OFFLINE to download it",
             )
+        case HfHubHTTPError() if error.response.status_code == 429:
+            return _rate_limited(error)
+        case HfHubHTTPError() if isinstance(work, Repository):
+            return _of_hub(error, work)
         case HfHubHTTPError():
-            return _of_hub(error, repository)
-        case HFValidationError():
-            return bad_repository(repository).report
+            message = f"{constants.ENDPOINT} answered the search with HTTP"
+            message += f" {error.response.status_code}"
+            return _failed(DownloadProblem.REFUSED, message, ENDPOINT_HINT)
+        case HFValidationError() if isinstance(work, Repository):
+            return bad_repository(work).report
         case ValueError():
             message = f"{constants.ENDPOINT} is not a model hub"
             return _failed(DownloadProblem.NETWORK, message, ENDPOINT_HINT)
         case LocalEntryNotFoundError() if isinstance(error.__cause__, Exception):
-            return explain(error.__cause__, repository)
+            return explain(error.__cause__, work)
         case httpx2.HTTPError():
-            message = f"cannot reach {constants.ENDPOINT} ({type(error).__name__})"
-            return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
+            message = f"the connection to {constants.ENDPOINT} broke ({type(error).__name__})"
+            if isinstance(error, httpx2.ConnectError | httpx2.TimeoutException):
+                message = f"cannot reach {constants.ENDPOINT}"
+            hint = SEARCH_HINT if isinstance(work, Search) else NETWORK_HINT
+            return _failed(DownloadProblem.NETWORK, message, hint)
         case OSError(errno=number) if number in FULL_DISK:
-            message = f"the disk is full, so {repository} is incomplete"
-            return _failed(DownloadProblem.DISK_FULL, message, f"{DISK_HINT}; {KEPT_HINT}")
+            message = f"the disk is full, so {work} is incomplete"
+            return _failed(DownloadProblem.DISK_FULL, message, DISK_HINT)
         case OSError(errno=None):
-            message = f"{repository} arrived damaged"
+            message = f"{work} arrived damaged"
             return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
         case OSError():
             message = f"cannot write to {constants.HF_HUB_CACHE}: {error.strerror}"
@@ -109,15 +123,6 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
         case RemoteEntryNotFoundError():
             message = f"{constants.ENDPOINT} lists a file of {repository} but does not have it"
             return _failed(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
-    if status == 429:
-        wait_s = _retry_after(error.response.headers)
-        when = f" in {wait_s:.0f} s" if wait_s else " in some minutes"
-        return DownloadFailed(
-            problem=DownloadProblem.RATE_LIMITED,
-            message=f"{constants.ENDPOINT} limits the rate of your requests",
-            hint=f"try again{when}; a token (HF_TOKEN) raises the limit",
-            retry_after_s=wait_s,
-        )
     if status in (401, 403):
         message = f"{constants.ENDPOINT} refuses access to {repository.repo} (HTTP {status})"
         hint = "check HF_TOKEN: `hf auth whoami`" if get_token() else LOGIN_HINT
@@ -128,7 +133,18 @@ def _of_hub(error: HfHubHTTPError, repository: Repository) -> DownloadFailed:
         message = f"{constants.ENDPOINT} does not send {repository} over plain HTTP (HTTP {status})"
         return _failed(DownloadProblem.REFUSED, message, ANOTHER_WAY.format(repo=repository.repo))
     message = f"{constants.ENDPOINT} answered with HTTP {status}"
-    return _failed(DownloadProblem.NETWORK, message, KEPT_HINT)
+    return _failed(DownloadProblem.NETWORK, message, "wait a while")
+
+
+def _rate_limited(error: HfHubHTTPError) -> DownloadFailed:
+    wait_s = _retry_after(error.response.headers)
+    when = f" in {wait_s:.0f} s" if wait_s else " in some minutes"
+    return DownloadFailed(
+        problem=DownloadProblem.RATE_LIMITED,
+        message=f"{constants.ENDPOINT} limits the rate of your requests",
+        hint=f"try again{when}; a token (HF_TOKEN) raises the limit",
+        retry_after_s=wait_s,
+    )
 
 
 def _not_found(repository: Repository) -> DownloadFailed:

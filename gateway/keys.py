@@ -173,6 +173,8 @@ class Keys:
         except KeyFileError as error:
             data, problem = None, str(error)
         is_there = data is not None or bool(problem)
+        if is_marked and not is_there:
+            is_marked = read_mark(place.mark)  # `key off` may have come between the two
         if is_there or is_marked:
             self.are_in_force = True
         elif is_marked is False:

@@ -37,67 +37,47 @@ class Repository:
         return f"{self.repo}{at}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownloadSpec:
-    """Everything that a download gets at its start.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search for repositories with models in MLX's format.
 
     Attributes:
-        repository: what to download.
+        words: in their names.
+    """
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSpec:
+    """Everything that the process gets at its start.
+
+    Attributes:
+        work: what to download, or to look for.
         parent_pid: the process whose death it watches for.
     """
 
-    repository: Repository
+    work: Repository | Search
     parent_pid: int
 
     def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
+        """Return one line of JSON, newline included."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> DownloadSpec:
-        """Reads what `to_line` made.
+        """Return what `to_line` has written.
 
         Raises:
             ValueError: the line is not a download spec.
         """
         try:
             values = json.loads(line[:MAX_SPEC_BYTES])
-            repository = Repository(**values["repository"])
-            return cls(repository=repository, parent_pid=int(values["parent_pid"]))
+            work = values["work"]
+            kind = Search if "words" in work else Repository
+            return cls(work=kind(**work), parent_pid=int(values["parent_pid"]))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError("a download spec is one line of JSON") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpec:
-    """What the same process gets instead if it is to look for repositories.
-
-    Attributes:
-        words: in their names.
-        parent_pid: the process whose death it watches for.
-    """
-
-    words: str
-    parent_pid: int
-
-    def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-
-def read_spec(line: bytes) -> DownloadSpec | SearchSpec:
-    """Return the spec in a line.
-
-    Raises:
-        ValueError: the line is none.
-    """
-    try:
-        values = json.loads(line[:MAX_SPEC_BYTES])
-        if "words" in values:
-            return SearchSpec(words=str(values["words"]), parent_pid=int(values["parent_pid"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass  # as the other reader says
-    return DownloadSpec.from_line(line)
 
 
 class DownloadProblem(StrEnum):

@@ -245,16 +245,17 @@ def turn_off(place: KeyPlace) -> None:
         KeyFileError: that cannot be done; then keys are in force as they were before.
     """
     with _only_writer(place.file):
-        try:
-            # The mark last: whatever is lost between the two, nothing is open.
-            place.file.unlink(missing_ok=True)
-        except IsADirectoryError:
-            raise KeyFileError(
-                f"{place.file} is a folder: move it away, then `mlxsup key off`"
-            ) from None
-        except OSError as error:
-            raise KeyFileError(f"{place.file} cannot be removed: {error.strerror}") from None
+        # The mark first: as long as the file is there, its keys count whatever the mark says, and
+        # once it is gone, the mark explains that.
         _set_mark(place.mark, OFF)
+        try:
+            place.file.unlink(missing_ok=True)
+        except OSError as error:
+            _set_mark(place.mark, ON)
+            problem = f"cannot be removed: {error.strerror}"
+            if place.file.is_dir():
+                problem = "is a folder: move it away, then `mlxsup key off`"
+            raise KeyFileError(f"{place.file} {problem}") from None
 
 
 def remember(place: KeyPlace) -> None:

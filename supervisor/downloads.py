@@ -118,7 +118,7 @@ class _Unit:
         """Runs it, and posts what it reports; returns when its process is gone."""
         if not self._is_wanted:
             return
-        spec = DownloadSpec(repository=self.repository, parent_pid=os.getpid())
+        spec = DownloadSpec(work=self.repository, parent_pid=os.getpid())
         try:
             # Of all children only this one needs proxies, mirrors and the hub's token.
             process = WorkerProcess.spawn(argv, spec.to_line(), self._read, environment=os.environ)

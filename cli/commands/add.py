@@ -23,7 +23,7 @@ from mlxsup.store.references import (
     servable,
 )
 
-from ..arguments import complete_repository, row_called
+from ..arguments import complete_repository, model_meant, row_called
 from ..changes import progress_shown
 from ..configuration import configuration_errors, make_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon, unknown_model
@@ -51,6 +51,14 @@ class Added:
     is_new: bool
     is_served: bool
 
+    @property
+    def sentence(self) -> str:
+        """Return what was done."""
+        if not self.is_new:
+            return f"{self.name} is already configured"
+        where = f"to {self.path}" if self.path else "until the daemon ends; it has no file"
+        return f"added {self.name} {where}"
+
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
@@ -75,18 +83,16 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
         "name": added.name, "path": str(added.path) if added.path else None,
         "added": added.is_new, "served": added.is_served,
     }  # fmt: skip
-    where = (
-        f"to {added.path}" if added.path else "until the daemon ends; it has no configuration file"
-    )
-    said = f"added {added.name} {where}" if added.is_new else f"{added.name} is already configured"
-    output.result(value, said)
+    output.result(value, added.sentence)
     if added.is_served:
         output.note(target.repeat_in(f"hint: `mlxsup chat {added.name}`"))
     else:
         output.note(target.repeat_in("hint: `mlxsup start --detach` serves it"))
 
 
-def serve_also(model: str, name: str | None, target: Target, output: Output) -> Added:
+def serve_also(
+    model: str, name: str | None, target: Target, output: Output, *, command: str = "add"
+) -> Added:
     """Have the daemon that runs serve a model, or else write it into the file it would read.
 
     Args:
@@ -94,6 +100,7 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
         name: what to call it; None: by a short name.
         target: the daemon, or its file.
         output: for the progress of a download or a conversion.
+        command: the one that continues an interrupted download.
 
     Raises:
         CliError: it is no model, cannot be served, or its entry cannot be written; then the
@@ -101,7 +108,7 @@ def serve_also(model: str, name: str | None, target: Target, output: Output) -> 
     """
     from mlxsup.supervisor.config.entries import adding, change_file
 
-    again = f"mlxsup add {shlex.quote(model)}"
+    again = f"mlxsup {command} {shlex.quote(model)}"
     called = "" if os.path.lexists(Path(model).expanduser()) else model
     status = status_of_daemon(target)
     path = file_of(target)
@@ -139,11 +146,12 @@ def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def served_name(
     model: str, client: Client, target: Target, output: Output, *, is_sure: bool
-) -> str:
-    """Return what the daemon calls a model, which it is given now if it is not served yet.
+) -> tuple[str, Mapping[str, Any]]:
+    """Return what the daemon calls a model, which it is given now if it is not served yet, and the
+    parameters of its preset.
 
     Args:
-        model: a name of the daemon, or whatever `add` takes.
+        model: a name of the daemon, also `NAME:PRESET`, or whatever `add` takes.
         client: of the daemon.
         target: the same daemon.
         output: for the progress of a download or a conversion.
@@ -153,8 +161,9 @@ def served_name(
         CliError: it is no model, the user does not want it, or it cannot be added.
     """
     status = client.status()
-    if (known := row_called(status, model)) is not None:
-        return str(known["name"])
+    if (known := model_meant(status, model)) is not None:
+        row, preset = known
+        return str(row["name"]), preset
     try:
         source = find_source(model)
         if source.folder is not None and not source.is_gguf:
@@ -166,10 +175,12 @@ def served_name(
             raise
     for row in status["models"]:
         if _is_row_of(source, row):
-            return str(row["name"])
+            return str(row["name"]), {}
     if not is_sure:
         ask_to_add(model, target, output)
-    return serve_also(model, None, target, output).name
+    added = serve_also(model, None, target, output)
+    output.note(added.sentence)
+    return added.name, {}
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:

@@ -15,7 +15,7 @@ import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
 
-from ..arguments import check_known, only_model, optional_model_argument
+from ..arguments import check_known, model_meant, only_model, optional_model_argument
 from ..connection import (
     Target,
     connect,
@@ -27,6 +27,7 @@ from ..conversation import Ask, Conversation, read_turn, unquoted
 from ..exit_status import CliError, ExitStatus
 from ..options import (
     answer_options,
+    below,
     check_parameters,
     check_text,
     keep_alive_option,
@@ -106,7 +107,8 @@ def chat(
         check_text("--system", system, COMMAND)
     with connect(target) as client:
         model = model or only_model(client.status(), COMMAND)
-        model = served_name(model, client, target, output, is_sure=is_sure)
+        model, preset = served_name(model, client, target, output, is_sure=is_sure)
+        parameters = below(preset, parameters)
         talk = Conversation(model=model, system=system, parameters=parameters)
         is_typed = sys.stdin.isatty()
         chatting = Chat(client, talk, output, is_verbose=is_verbose, is_typed=is_typed)
@@ -295,8 +297,9 @@ class Chat:
                 names = ", ".join(sorted(row["name"] for row in self._client.status()["models"]))
                 note(f"Model: {talk.model}. Available: {names}.")
             case "/model":
-                check_known(self._client.status(), argument)
-                talk.model = argument
+                status = self._client.status()
+                row, preset = model_meant(status, argument) or (check_known(status, argument), {})
+                talk.model, talk.parameters = row["name"], {**talk.parameters, **preset}
                 self._confirm(f"Model: {argument}.")
             case "/retry":
                 if (ask := talk.ask_again()) is None:

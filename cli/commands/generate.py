@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arguments import only_model, optional_model_argument, row_called
+from ..arguments import model_meant, only_model, optional_model_argument
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, interrupt_says, misuse
 from ..options import (
+    TEMPLATE,
     answer_options,
+    below,
     check_parameters,
     check_text,
     duration,
@@ -93,7 +95,7 @@ def generate(
     parameters["stop"] = list(stop) or None
     parameters["stop_token_ids"] = list(stop_token_ids) or None
     check_parameters(parameters, COMMAND)
-    if raw and (system is not None or parameters["chat_template_kwargs"] is not None):
+    if raw and (system is not None or parameters[TEMPLATE] is not None):
         raise wrong_option("--raw cannot be combined with --system or --think", {}, COMMAND)
     if model is None:
         raise misuse(MISSING_PROMPT, COMMAND)
@@ -101,8 +103,11 @@ def generate(
         if prompt is None:
             model, prompt = _only_model(client, model), model
         text = read_stdin() if prompt == "-" else prompt
-        asked = {**_input(text, system, is_raw=raw), **parameters}
-        model = served_name(model, client, target, output, is_sure=is_sure)
+        given = _input(text, system, is_raw=raw)
+        model, preset = served_name(model, client, target, output, is_sure=is_sure)
+        asked = {**below(preset, parameters), **given}
+        if raw:
+            asked[TEMPLATE] = None
         # A reader that leaves is noticed while nothing is written, too: a load may take minutes.
         screen = AnswerScreen(model, output)
         with (
@@ -130,7 +135,7 @@ def _only_model(client: Client, word: str) -> str:
         CliError: usage; the word names a model, so the prompt is missing, or the model is.
     """
     status = client.status()
-    if row_called(status, word) is not None:
+    if model_meant(status, word) is not None:
         raise misuse(MISSING_PROMPT, COMMAND)
     return only_model(status, COMMAND, " PROMPT")
 

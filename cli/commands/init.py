@@ -124,7 +124,7 @@ def _judged(planned: Mapping[str, Any] | None) -> dict[str, Any]:
         verdict = f"Cannot be loaded: {planned['problem']}"
         return {"needed_bytes": None, "fits": False, "verdict": verdict}
     needed, missing = planned["needed"]["bytes"], planned["missing_bytes"]
-    verdict = f"Fits: needs at least {format_bytes(needed)} of memory"
+    verdict = "Fits into memory"  # how much it needs is known better after its first load
     if missing:
         verdict = f"Does not fit: needs {format_bytes(missing)} more memory"
     return {"needed_bytes": needed, "fits": not missing, "verdict": verdict}

@@ -129,7 +129,7 @@ def list_keys(target: Target, output: Output) -> None:
         output.note(find_trouble(place))
     else:
         output.data(
-            "no keys: none is needed, but a gateway that other machines reach refuses every request"
+            "no keys: programs on this machine need none; no other machine is let in without one"
         )
 
 

@@ -188,16 +188,10 @@ def _start_daemon(path: Path, target: Target, output: Output) -> None:
     Raises:
         CliError: it does not start.
     """
-    from mlxsup.protocol.places import endpoint_in
+    from ..detach import start_configured
 
-    from ..detach import start_detached
-
-    configuration = read_configuration(path)
-    arguments = ["--config", os.path.abspath(path.expanduser())]
-    if configuration.gateway is None:
-        arguments += ["--http", DEFAULT_LISTEN]
-    endpoint = endpoint_in(configuration.runtime_dir)
-    pid = start_detached(endpoint, configuration.log_dir, arguments).pid
+    has_gateway = read_configuration(path).gateway is not None
+    pid = start_configured(path, *(() if has_gateway else ("--http", DEFAULT_LISTEN))).pid
     end = target.repeat_in("`mlxsup stop` ends it")
     output.note(f"a daemon runs now (pid {pid}), also when the agent has ended; {end}")
 

@@ -9,7 +9,7 @@ import click
 
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
-from ..arguments import complete_model, model_argument, row_called
+from ..arguments import complete_model, model_argument, model_meant, row_called
 from ..changes import progress_shown, wait_until_ready
 from ..connection import Target, connect, daemon_command, daemon_options
 from ..exit_status import interrupt_says
@@ -55,10 +55,11 @@ def load(
     how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
     with connect(target) as client:
         if is_dry:
-            forecast = client.load(model, dry_run=True, **how)
+            row, _ = model_meant(client.status(), model) or ({"name": model}, {})
+            forecast = client.load(row["name"], dry_run=True, **how)
             output.result(forecast, _forecast_sentence(forecast))
             return
-        model = served_name(model, client, target, output, is_sure=is_sure)
+        model, _ = served_name(model, client, target, output, is_sure=is_sure)
         said = f"{model} continues to load. `mlxsup unload {model}` stops it."
         with interrupt_says(said), progress_shown(client, model, output):
             client.load(model, **how)

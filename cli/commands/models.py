@@ -13,7 +13,7 @@ import click
 from mlxsup.protocol.close_names import close_names
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
-from ..arguments import complete_model_or_repository
+from ..arguments import LATEST, complete_model_or_repository
 from ..configuration import optional_configuration
 from ..connection import config_option, meant, output_options
 from ..exit_status import CliError, ExitStatus
@@ -217,12 +217,18 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
 
 
 def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
-    """Return the first entry with this name, or else with this alias, or else this repository."""
+    """Return the first entry with this name, or else alias, repository, or name and preset."""
     entries = configuration.models
+    base, _, preset = name.rpartition(":")
     matches = (
         *(one for one in entries if one.name == name),
         *(one for one in entries if name in one.aliases),
         *(one for one in entries if one.repo == name),
+        *(
+            one
+            for one in entries
+            if base in (one.name, *one.aliases) and preset in (LATEST, *one.presets)
+        ),
     )
     return next(iter(matches), None)
 

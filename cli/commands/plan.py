@@ -293,6 +293,8 @@ def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:
 
 def _conclusion(value: Mapping[str, Any]) -> str:
     loaded = [model["name"] for model in value["models"] if model.get("is_loaded")]
+    if not value["models"]:
+        return "no model is configured; `mlxsup add MODEL` adds one"
     if value["change"] is not None:
         return f"not all models fit: {value['change']}"
     if not value["fits"]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,25 +14,34 @@ from ..configuration import read_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..downloading import download
 from ..exit_status import CliError, ExitStatus, interrupt_says
+from ..options import answer_options, check_parameters, keep_alive_option, priority_options
 from ..terminal.output import Output
 from .add import add_option, ask_to_add, serve_also, served_name
 from .generate import generate, read_stdin
 from .models import entry_called
 
+COMMAND = "mlxsup run"
+
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
 @click.argument("prompt", nargs=-1, metavar="[PROMPT]")
+@answer_options
+@priority_options
+@keep_alive_option
 @add_option
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Show how fast it was.")
 @daemon_options
 @click.pass_context
 def run(
     context: click.Context,
+    /,
     model: str,
     prompt: tuple[str, ...],
     is_sure: bool,
     target: Target,
     output: Output,
+    **options: Any,
 ) -> int | None:
     """Example: mlxsup run mlx-community/SmolLM2-135M-Instruct
 
@@ -40,6 +49,7 @@ def run(
     or anything that `mlxsup add` takes. `run` downloads it, adds it to the configuration and starts
     a daemon if necessary. The daemon keeps running.
     """
+    check_parameters(options, COMMAND)  # before anything is downloaded
     piped = [] if sys.stdin.isatty() else [read_stdin()]
     text = "\n\n".join(filter(None, [*piped, " ".join(prompt)]))
     where = {
@@ -47,6 +57,7 @@ def run(
         "config": target.config,
         "is_json": output.is_json,
         "is_plain": output.is_plain,
+        **options,
     }
     with interrupt_says(f"Stopped. `mlxsup run {shlex.quote(model)}` continues."):
         name = _serve(model, target, output, is_sure=is_sure)
@@ -68,7 +79,8 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     status = status_of_daemon(target)
     if status is not None:
         with connect(target) as client:
-            return served_name(model, client, target, output, is_sure=is_sure)
+            name, preset = served_name(model, client, target, output, is_sure=is_sure)
+            return model if preset else name
     place = target.find()
     if target.endpoint_source:
         raise CliError(
@@ -85,26 +97,27 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
             if not is_sure:
                 ask_to_add(model, target, output)
         else:
-            name = str(entry.name)
+            name = model
             if entry.download is not None:
                 download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
     if not name:
-        added = serve_also(model, None, target, output)
+        added = serve_also(model, None, target, output, command="run")
         path, name = added.path, added.name
+        output.note(added.sentence)
     assert path is not None
-    _start(path, name, target, output)
+    _start(path, target, output)
     return name
 
 
-def _start(path: Path, name: str, target: Target, output: Output) -> None:
-    """Start the daemon of a configuration in the background, and say so."""
-    from mlxsup.protocol.places import endpoint_in
+def _start(path: Path, target: Target, output: Output) -> None:
+    """Start the daemon of a configuration in the background, and say where it is reached."""
+    from ..detach import start_configured, without_http
 
-    from ..detach import start_detached
-
-    configuration = read_configuration(path)
-    arguments = ["--config", os.path.abspath(path.expanduser())]
-    endpoint = endpoint_in(configuration.runtime_dir)
-    pid = start_detached(endpoint, configuration.log_dir, arguments).pid
+    started = start_configured(path)
+    gateway = started.gateway
+    is_listening = gateway is not None and gateway["state"] == "listening"
+    where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
     end = target.repeat_in("`mlxsup stop` ends it")
-    output.note(f"started a daemon that serves {name} (pid {pid}); {end}")
+    output.note(f"started a daemon (pid {started.pid}){where}; {end}")
+    if gateway is not None and not is_listening:
+        output.note(f"warning: {without_http(gateway)}")

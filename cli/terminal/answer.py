@@ -186,7 +186,10 @@ class AnswerScreen:
         if self._notice is None or not self._is_due:
             return
         text = notice_text(
-            self._notice, is_interrupted=self._is_interrupted, has_text=self._has_text
+            self._notice,
+            is_interrupted=self._is_interrupted,
+            has_text=self._has_text,
+            has_bar=self._can_redraw,
         )
         if self._can_redraw:
             self._draw(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .output import Line
 from .status import progress_text
 from .tables import Column, table
-from .text import counted, format_duration, in_a_line
+from .text import bar, counted, format_duration, in_a_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Notice
@@ -34,13 +34,16 @@ PAUSED_WORDS = {
 }
 
 
-def notice_text(notice: Notice, *, is_interrupted: bool = False, has_text: bool = False) -> str:
+def notice_text(
+    notice: Notice, *, is_interrupted: bool = False, has_text: bool = False, has_bar: bool = False
+) -> str:
     """Return `waiting: position 3, about 12s`, `loading the model, 40%` and the like.
 
     Args:
         notice: the latest one.
         is_interrupted: whether the model's process has ended since the latest text.
         has_text: whether some of the answer has come.
+        has_bar: whether to draw a progress, in a line that is drawn again.
     """
     detail = notice.detail
     if is_interrupted and notice.kind != "paused":
@@ -54,14 +57,16 @@ def notice_text(notice: Notice, *, is_interrupted: bool = False, has_text: bool 
         why = QUEUED_WORDS.get(str(detail.get("reason")), "")
         return f"waiting: position {detail.get('position')}{_and(why)}{_expected(detail)}"
     if notice.kind == "loading":
-        progress = progress_text(detail)
+        progress = progress_text(detail, has_bar=has_bar)
         return f"loading the model{_and(progress)}"
     if notice.kind == "paused":
         words = PAUSED_WORDS.get(str(detail.get("reason")), "it will continue by itself")
         return f"paused: {words}{_expected(detail)}"
     if notice.kind == "prefilling":
         done, total = _tokens(detail)
-        return f"reading the prompt: {done:,} of {counted(total, 'token')} ({done * 100 // total}%)"
+        share = f"{bar(done / total)} " if has_bar else ""
+        tokens = f"{done:,} of {counted(total, 'token')}"
+        return f"reading the prompt: {share}{tokens} ({done * 100 // total}%)"
     return str(notice.kind)
 
 

@@ -16,7 +16,7 @@ from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
 from .tables import GAP, Column, fitting, table, text_lines
-from .text import INDENT, cell_len, counted, cut, format_bytes, format_duration, in_a_line
+from .text import INDENT, bar, cell_len, counted, cut, format_bytes, format_duration, in_a_line
 from .writer import for_terminal
 
 COLUMNS = (
@@ -387,13 +387,16 @@ PHASE_WORDS = {
 }
 
 
-def progress_text(progress: object) -> str:
-    """Return `40%, reading weights` of a load, or what a model waits for."""
+def progress_text(progress: object, *, has_bar: bool = False) -> str:
+    """Return `40%, reading weights` of a load, or what a model waits for; with a bar for a line
+    that is drawn again."""
     if not isinstance(progress, Mapping):
         return ""
     fraction, phase = progress.get("fraction"), str(progress.get("phase", ""))
     whole = f" of {format_bytes(total)}" if (total := progress.get("total_bytes")) else ""
     share = f"{fraction:.0%}{whole}" if isinstance(fraction, int | float) and fraction else ""
+    if has_bar and share:
+        share = f"{bar(float(fraction or 0))} {share}"
     return ", ".join(filter(None, [share, PHASE_WORDS.get(phase, phase)]))
 
 

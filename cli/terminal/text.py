@@ -37,6 +37,17 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
+BAR_COLUMNS = 12
+"""Inside its brackets: with a few words it fits into a terminal of 40 columns."""
+
+
+def bar(share: float) -> str:
+    """Return `[====>       ]` for a share of a whole, from 0 to 1."""
+    done = int(max(0.0, min(share, 1.0)) * BAR_COLUMNS)
+    drawn = "=" * done + ">" * (done < BAR_COLUMNS)
+    return f"[{drawn:{BAR_COLUMNS}}]"
+
+
 INDENT = 2
 """Of a sentence that belongs to the row above it."""
 

@@ -23,9 +23,10 @@ from starlette.routing import Route
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.download import (
     DownloadFailed,
+    DownloadSpec,
     FoundRepository,
     RepositoriesFound,
-    SearchSpec,
+    Search,
     download_argv,
     read_report,
 )
@@ -488,7 +489,7 @@ async def _asked_of_hub(words: str) -> list[FoundRepository]:
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(SearchSpec(words=words, parent_pid=os.getpid()).to_line())
+        process.stdin.write(DownloadSpec(work=Search(words), parent_pid=os.getpid()).to_line())
         await process.stdin.drain()
         async for line in process.stdout:
             match read_report(line):

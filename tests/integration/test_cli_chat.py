@@ -252,7 +252,7 @@ def test_narrow_terminal_shows_a_load_in_one_line_and_the_way_out_of_a_full_cont
     supervisor: ScriptedSupervisor, tmp_path: Path
 ) -> None:
     with Typing(supervisor, tmp_path, COLUMNS=str(NARROW)) as terminal:
-        loading = terminal.turn("cold", "loading the model, 50%, weights from a")
+        loading = terminal.turn("cold", "loading the model, [======>     ] 50%,")
         assert loading.endswith("\r\x1b[K\x1b[2m")
         with Client(supervisor.endpoint) as other:
             other.ping()  # the answer follows

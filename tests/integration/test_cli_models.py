@@ -76,7 +76,7 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
     schema = json.loads(path.with_name("mlxsup.schema.json").read_text())
     assert set(tomllib.loads(text)) <= set(schema["properties"])
     assert "# a/bert: mlx-lm does not support models of type bert" in text
-    assert "# 2.2 KiB, llama, from Hugging Face cache. Fits: needs at least " in text
+    assert "# 2.2 KiB, llama, from Hugging Face cache. Fits into memory\n" in text
     assert "# [models.huge]" in text
     assert "Does not fit: needs " in text
     models = tomllib.loads(text)["models"]

@@ -27,6 +27,7 @@ from mlxsup.protocol.download import (
     Repository,
     report_line,
 )
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
 from mlxsup.store.references import EXAMPLE
 
 from support.cli.cli import (
@@ -162,24 +163,25 @@ def played(folder: Path, *said: DownloadReport | str, end: str = "os._exit(1)") 
     return os.pathsep.join([str(first), os.environ["PYTHONPATH"]])
 
 
-KEPT = "the downloaded files are kept"
+CHECK = "check the network"
+AGAIN = f"{CHECK}, then run `mlxsup pull {REPO} --revision v1` again; it continues where it stopped"
 
 
 @pytest.mark.parametrize(
     ("problem", "status", "hint"),
     [
-        (DownloadProblem.BAD_REPOSITORY, 64, KEPT),
-        (DownloadProblem.NOT_FOUND, 1, KEPT),
-        (DownloadProblem.DAMAGED, 1, KEPT),
-        (DownloadProblem.NETWORK, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
-        (DownloadProblem.DISK_FULL, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
-        (DownloadProblem.UNWRITABLE, 1, f"{KEPT}; `mlxsup pull {REPO} --revision v1` continues"),
+        (DownloadProblem.BAD_REPOSITORY, 64, CHECK),
+        (DownloadProblem.NOT_FOUND, 1, CHECK),
+        (DownloadProblem.DAMAGED, 1, CHECK),
+        (DownloadProblem.NETWORK, 1, AGAIN),
+        (DownloadProblem.DISK_FULL, 1, AGAIN),
+        (DownloadProblem.UNWRITABLE, 1, AGAIN),
     ],
 )
 def test_failure_of_a_download_is_the_commands(
     hub: LocalHub, home: Path, problem: DownloadProblem, status: int, hint: str
 ) -> None:
-    failed = DownloadFailed(problem=problem, message="no luck", hint=KEPT)
+    failed = DownloadFailed(problem=problem, message="no luck", hint=CHECK)
     paths = played(home, "noise", failed)
     done = mlxsup(hub, home, "pull", REPO, "--revision", "v1", PYTHONPATH=paths)
     assert (done.returncode, done.stdout) == (status, "")
@@ -216,17 +218,23 @@ def test_search_lists_what_fits_and_short_names_need_no_hub(hub: LocalHub, home:
 
 
 SILENT_HUBS = {
-    "offline": ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so the hub is not asked"),
-    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach http://127.0.0.1:9"),
+    "offline": ({"HF_HUB_OFFLINE": "1"}, None, "HF_HUB_OFFLINE is set, so the hub is not asked"),
+    "no hub": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, None, "cannot reach http://127.0.0.1:9"),
+    "an error": ({}, Fault(status=503), "answered the search with HTTP 503"),
+    "limited": ({}, Fault(status=429, headers={"Retry-After": "9"}), "try again in 9 s"),
 }
 
 
-@pytest.mark.parametrize(("others", "says"), SILENT_HUBS.values(), ids=SILENT_HUBS)
-def test_search_without_a_hub_is_a_sentence(
-    hub: LocalHub, home: Path, others: dict[str, str], says: str
+@pytest.mark.parametrize(("others", "fault", "says"), SILENT_HUBS.values(), ids=SILENT_HUBS)
+def test_search_without_a_hub_is_a_sentence_about_the_search(
+    hub: LocalHub, home: Path, others: dict[str, str], fault: Fault | None, says: str
 ) -> None:
+    if fault is not None:
+        hub.break_("/api/models", fault)
     done = mlxsup(hub, home, "search", "x", **others)
     assert (done.returncode, done.stdout, says in done.stderr) == (1, "", True)
+    assert "download" not in done.stderr
+    assert len(hub.asked) == (fault is not None), "nothing is tried again"
 
 
 def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -> None:
@@ -280,7 +288,8 @@ def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end(
     paths = played(home, *progress, done, end="os._exit(0)")
     text = on_terminal(["pull", REPO], **variables(hub, home, COLUMNS="24", PYTHONPATH=paths))
     *shown, last = ESCAPE.sub("", text).split("\r")
-    assert [line for line in shown if ": " in line] == [f"{REPO}: 0% of …", f"{REPO}: 50% of…"]
+    drawn = [line for line in shown if "[" in line]
+    assert drawn == ["[>           ] 0% of 1…", "[======>     ] 50% of …"]
     assert "%" not in last
 
 
@@ -311,7 +320,9 @@ def write_config(home: Path, name: str = "mlxsup.toml", **more: Any) -> Path:
     places = {"runtime_dir": f"{home}/other", "log_dir": f"{home}/logs"}
     model = fake(repo=REPO, preload=False, aliases=["em"], **more)
     path = home / name
-    path.write_text(toml_of({"supervisor": places, "models.m": model}))
+    short = {"max_tokens": 3}
+    tables = {"supervisor": places, "models.m": model, "models.m.presets.short": short}
+    path.write_text(toml_of(tables))
     return path
 
 
@@ -333,6 +344,7 @@ def test_run_goes_from_nothing_to_an_answer_and_a_chat(home: Path, tmp_path: Pat
             done = mlxsup(hub, home, "run", REPO, "--json", stdin="tell me\n")
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["model"] == "tiny"
+            assert status_at(endpoint)["gateway"]["address"] == DEFAULT_LISTEN
             assert hub.fetched(WEIGHTS_NAME) == [0]
             [served] = status_at(endpoint)["models"]
             assert served["repo"] == REPO
@@ -373,14 +385,16 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
         assert done.stdout != ""
         assert contents(snapshot(home)) == NEEDED
         assert f"{REPO}: 0% of" in done.stderr, "downloaded where the progress is seen"
-        assert re.search(r"\(pid \d+\); `mlxsup stop` ends it\n", done.stderr)
+        assert re.search(r"started a daemon \(pid \d+\); `mlxsup stop` ends it\n", done.stderr)
         status = status_at(endpoint)
         assert status["config_path"] == str(config)
         assert not (home / ".mlxsup" / "run").exists()
-        for called in ("m", "em"):
-            again = mlxsup(hub, home, "run", called, "--json", stdin="more\n")
+        for called, most, count in (("m", "4", 4), ("em:short", "2", 2), ("em:short", "", 3)):
+            options = ["--max-tokens", most] if most else []
+            again = mlxsup(hub, home, "run", called, "--json", *options, stdin="more\n")
             assert again.returncode == 0, again.stderr
-            assert json.loads(again.stdout)["model"] == "m"
+            said = json.loads(again.stdout)
+            assert (said["model"], said["usage"]["completion_tokens"]) == ("m", count)
         assert status_at(endpoint)["pid"] == status["pid"], "the same one serves"
 
         done = mlxsup(hub, home, "rm", REPO, "--yes")
@@ -407,7 +421,11 @@ def test_run_with_a_file_names_it_in_the_hints(hub: LocalHub, home: Path) -> Non
     write_repository(home / "hf" / "hub", REPO)
     nowhere = f"ipc://{home}/nowhere/client.sock"
     try:
-        done = mlxsup(hub, home, "run", "m", *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
+        asked = ("run", "m:short", "--json", *given)
+        wrong = mlxsup(hub, home, *asked, "--top-p", "7")
+        assert (wrong.returncode, "--top-p must be" in wrong.stdout) == (64, True)
+        assert mlxsup(hub, home, "status", *given).returncode == 69, "nothing was begun"
+        done = mlxsup(hub, home, *asked[:2], *given, stdin="tell me\n", MLXSUP_ENDPOINT=nowhere)
         assert done.returncode == 0, done.stderr
         assert f"`mlxsup stop --config {home}/given.toml` ends it" in done.stderr
         done = mlxsup(hub, home, "run", OTHER, *given)

@@ -20,6 +20,7 @@ import zmq
 
 from mlxsup.cli.command_table import COMMANDS
 from mlxsup.cli.main import root
+from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
 from support.cli.cli import Piped, Terminal, environment, run_cli
 from support.cli.cli import command as command_line
@@ -288,16 +289,18 @@ def test_an_interrupt_of_start_says_at_once_what_it_waits_for() -> None:
 
 def test_a_newcomer_reads_what_works(home: Path) -> None:
     default = f"error: no daemon answers at ipc://{home}/.mlxsup/run/client.sock"
-    hint = "hint: start one with `mlxsup start`"
+    hint = "hint: `mlxsup run MODEL` starts one that serves MODEL, and chats with it"
     assert run_cli("status").stderr.splitlines() == [default, hint]
     started = run_cli("start", "--detach")
     assert (started.returncode, "no models yet: `mlxsup add MODEL`" in started.stderr) == (0, True)
     assert json.loads(run_cli("status", "--json").stdout)["models"] == []
     unknown = run_cli("generate", "x", "hi").stderr
-    assert "there is no model 'x'; configured: none" in unknown
+    assert "there is no model 'x'; configured: none\nhint: `mlxsup add MODEL`" in unknown
     assert run_cli("stop").returncode == 0
     file = home / ".mlxsup/config.toml"
-    assert tomllib.loads(file.read_text()) == {"defaults": {"preload": False}}
+    assert tomllib.loads(file.read_text()) == {
+        "gateway": {"listen": DEFAULT_LISTEN}, "defaults": {"preload": False}
+    }  # fmt: skip
     hint = "hint: start one with `mlxsup start`, which reads ~/.mlxsup/config.toml"
     assert run_cli("status").stderr.splitlines() == [default, hint]
 

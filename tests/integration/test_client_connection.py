@@ -218,6 +218,23 @@ def test_silent_daemon_is_noticed_by_both_clients_P2(
             asyncio.run(ask(supervisor.endpoint))
 
 
+@pytest.mark.parametrize("query", ["ping", "status", "requests"])
+def test_daemon_that_lives_and_does_not_answer_a_query_is_given_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    monkeypatch.setattr("mlxsup.client.parameters.ANSWER_LIMIT_S", 0.1)
+
+    async def ask_it(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client, asyncio.timeout(60.0):
+            await getattr(client, query)()
+
+    with scripted_supervisor(path, lambda peer, message: None) as supervisor:
+        with Client(supervisor.endpoint) as client, pytest.raises(ConnectionLost, match="has not"):
+            getattr(client, query)()
+        with pytest.raises(ConnectionLost, match="has not answered"):
+            asyncio.run(ask_it(supervisor.endpoint))
+
+
 def test_async_client_goes_on_after_the_death_of_the_daemon_and_in_one_loop_P2(path: Path) -> None:
     async def use(client: AsyncClient) -> None:
         for _ in range(2):

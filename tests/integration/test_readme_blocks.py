@@ -7,9 +7,7 @@ the wheel, which is installed by README's own line; the libraries are lent.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.cli.port import refused_at
+from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
 
 from support.cli.readme import Block, blocks
 from support.daemon.hub_caches import write_repository
@@ -46,12 +45,9 @@ os.execv("{python}", ["{python}", "-m", "pip", "--python", "{environment}", *how
 """In README `mlxsup` comes from the index; here it is the wheel. Its requirements are lent."""
 
 
-def free_port() -> int:
-    """A port that nothing listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def is_taken() -> bool:
+    """True if another program listens where README has the gateway."""
+    return refused_at(Address.parse(DEFAULT_LISTEN)) is not None
 
 
 class Newcomer:
@@ -66,7 +62,6 @@ class Newcomer:
     def __init__(self, home: Path, environment: Environment, wheel: Path) -> None:
         self._home = home
         self._environment = environment
-        self._listen = f"127.0.0.1:{free_port()}"
         commands = environment.folder / "bin"
         extras = set(PROJECT["project"]["optional-dependencies"])
         python = environment.python
@@ -90,9 +85,8 @@ class Newcomer:
         """
         if block.language == "text":
             return ""
-        text = self._own_port(block.text)
         file = self._home / f"block-of-line-{block.line}"
-        file.write_text(text)
+        file.write_text(block.text)
         command = {
             "sh": ("sh", "-e", file),
             "python": (self._environment.python, file),
@@ -100,7 +94,7 @@ class Newcomer:
         }[block.language]
         done = run(*command, cwd=self._home, **self._variables)
         said = f"{done.stdout}{done.stderr}"
-        assert done.returncode == 0, f"README, line {block.line}: {text}\n{said}"
+        assert done.returncode == 0, f"README, line {block.line}: {block.text}\n{said}"
         return said
 
     def ask(self, block: Block) -> list[str]:
@@ -116,10 +110,6 @@ class Newcomer:
         self._run_commands(block, commands[asks + 1 :])
         return pieces
 
-    def _own_port(self, text: str) -> str:
-        text = text.replace(DEFAULT_LISTEN, self._listen)
-        return re.sub(r"--http\b", f"--http {self._listen}", text)
-
     def _run_commands(self, block: Block, commands: list[str]) -> None:
         text = "".join(f"{command}\n" for command in commands)
         self.run_block(Block(block.line, block.language, text))
@@ -129,7 +119,7 @@ class Newcomer:
         with (
             errors.open("wb") as said,
             subprocess.Popen(
-                ["sh", "-e", "-c", self._own_port(question)],
+                ["sh", "-e", "-c", question],
                 stdout=subprocess.PIPE,
                 stderr=said,
                 cwd=self._home,
@@ -161,6 +151,7 @@ def newcomer(built: Built, folder: Path) -> Iterator[Newcomer]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.skipif(is_taken(), reason=f"{DEFAULT_LISTEN} is taken")
 def test_every_block_ends_well_and_the_first_answer_says_paris_before_it_ends(
     built: Built, tmp_path: Path
 ) -> None:

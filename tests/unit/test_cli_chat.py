@@ -11,9 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from mlxsup.cli.arguments import model_meant
 from mlxsup.cli.commands.chat import interrupts_cancel
 from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.options import below
 from mlxsup.cli.turn_reader import MAX_ENTRIES, History
 
 
@@ -60,6 +62,31 @@ def test_retry_is_of_the_latest_turn_whose_answer_stays_until_then() -> None:
 
 
 # ---------------------------------------------------------------- the file
+
+
+ROWS = [
+    {"name": "m", "aliases": ["em"], "presets": {"hot": {"temperature": 2.0, "max_tokens": 9}}},
+    {"name": "m:cold", "aliases": []},
+]
+MEANT = {
+    "m": ("m", {}), "em": ("m", {}), "m:hot": ("m", {"temperature": 2.0, "max_tokens": 9}),
+    "em:latest": ("m", {}), "m:cold": ("m:cold", {}), "m:none": None, "hot": None, "": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "meant"), MEANT.items(), ids=MEANT)
+def test_name_of_a_model_may_have_a_preset(name: str, meant: tuple[str, object] | None) -> None:
+    found = model_meant({"models": ROWS}, name)
+    assert (found and (found[0]["name"], found[1])) == meant
+
+
+def test_preset_stands_below_what_was_given() -> None:
+    preset = {"temperature": 2.0, "seed": 7, "chat_template_kwargs": {"a": 1, "b": 2}}
+    given = {"temperature": 0.5, "seed": None, "stop": None, "chat_template_kwargs": {"b": 3}}
+    assert below(preset, given) == {
+        "temperature": 0.5, "seed": 7, "stop": None, "chat_template_kwargs": {"a": 1, "b": 3},
+    }  # fmt: skip
+    assert below({}, {"seed": 1})["chat_template_kwargs"] is None
 
 
 def test_a_saved_conversation_can_be_continued(tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
-from mlxsup.cli.connection import Target, explain_connection_lost
+from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
+from mlxsup.cli.port import MAX_COLUMNS, program_of
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
@@ -118,6 +121,26 @@ def test_errors_of_start_have_their_exit_codes_and_no_traceback_P19(
     if status == ExitStatus.FAILED:
         with pytest.raises(type(error)):
             main(["start", "--config", str(config)])
+
+
+PROGRAMS = {
+    "python3 -m http.server": ["python3", "-u", "-m", "http.server", "8484"],
+    "python3 app.py": ["python3", "-O", "/srv/app.py", "-m", "x"],
+    "python3": ["python3", "-c", "import time\ntime.sleep(9)"],
+    "nginx": ["nginx", "-g", "daemon off;"],
+    "the gateway of another mlxsup daemon": ["python3", "-P", "-m", "mlxsup.gateway"],
+    "x" * (MAX_COLUMNS - 1) + "…": ["x" * 99],
+    "a b": ["a\nb"],
+}
+
+
+@pytest.mark.parametrize(("said", "words"), PROGRAMS.items(), ids=range(len(PROGRAMS)))
+def test_program_that_listens_is_named_in_one_short_line(
+    monkeypatch: pytest.MonkeyPatch, said: str, words: list[str]
+) -> None:
+    process = Mock(**{"name.return_value": words[0], "cmdline.return_value": words})
+    monkeypatch.setattr(psutil, "Process", lambda _: process)
+    assert program_of(7) == said
 
 
 class StuckOutput(io.StringIO):
@@ -280,6 +303,6 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
     assert hint(config=named) == f"start one with `mlxsup start --config '{named}'`"
     assert Target().repeat_in(LOST) == "", "it would listen at another endpoint"
     monkeypatch.delenv("MLXSUP_ENDPOINT")
-    assert hint() == "start one with `mlxsup start`"
+    assert hint() == NEWCOMER_HINT
     monkeypatch.setenv("MLXSUP_CONFIG", str(named))
     assert hint() == f"{LOST}, which reads {named} (named by MLXSUP_CONFIG)"

@@ -287,6 +287,19 @@ NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
 ]
 
 
+BARS = [
+    (-1.0, "[>           ]"), (0.08, "[>           ]"), (0.09, "[=>          ]"),
+    (0.5, "[======>     ]"), (0.99, "[===========>]"), (1.0, "[============]"),
+    (7.0, "[============]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("share", "drawn"), BARS)
+def test_bar_is_full_at_the_end_alone(share: float, drawn: str) -> None:
+    loading = Notice(kind=NoticeKind.LOADING, detail={"phase": "weights", "fraction": share})
+    assert f"the model, {drawn} " in notice_text(loading, has_bar=True)
+
+
 def test_the_sentence_of_each_notice(snapshot: SnapshotAssertion) -> None:
     assert [
         (str(kind), detail, notice_text(Notice(kind=kind, detail=detail)))

@@ -236,6 +236,38 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
 
 
+@pytest.mark.parametrize("reader", ["between its steps", "over it"])
+def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
+    place: KeyPlace, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    key = made(place, "a")
+    site = Site(PlayedDaemon(), keys=Keys(place))
+    seen = [(ask(site, x_api_key=key).status, ask(site).status)]
+    read, steps = read_key_file, [Path.replace, Path.unlink]
+
+    def between(step: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            seen.append((ask(site, x_api_key=key).status, ask(site).status))
+            return step(*arguments, **named)
+
+        return call
+
+    def while_it_reads(path: Path) -> bytes | None:
+        monkeypatch.setattr(keys_module, "read_key_file", read)
+        turn_off(place)
+        return read(path)
+
+    if reader == "over it":
+        monkeypatch.setattr(keys_module, "read_key_file", while_it_reads)
+    else:
+        for step in steps:
+            monkeypatch.setattr(Path, step.__name__, between(step))
+        turn_off(place)
+        assert len(seen) > len(steps)
+    assert (ask(site, x_api_key=key).status, ask(site).status) == (200, 200)
+    assert set(seen) == {(200, 401)}
+
+
 class Life(RuleBasedStateMachine):
     """Commands, cleaners and restarts in any order, which never open the gateway."""
 

@@ -17,6 +17,7 @@ from mlxsup.protocol.download import (
     DownloadReport,
     DownloadSpec,
     Repository,
+    Search,
     download_argv,
     read_report,
     report_line,
@@ -165,22 +166,24 @@ def test_origin_is_known_as_this_machine_or_another(origin: str) -> None:
 
 # ---------------------------------------------------------------- downloads
 
-DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"), parent_pid=7)
+DOWNLOAD = DownloadSpec(work=Repository("a/b", "v1"), parent_pid=7)
 
 WORDS = "a download spec is one line of JSON"
 
 
 def test_download_spec_is_one_line() -> None:
     line = DOWNLOAD.to_line()
-    assert line == b'{"repository":{"repo":"a/b","revision":"v1"},"parent_pid":7}\n'
+    assert line == b'{"work":{"repo":"a/b","revision":"v1"},"parent_pid":7}\n'
     assert DownloadSpec.from_line(line) == DOWNLOAD
+    search = DownloadSpec(work=Search("q w"), parent_pid=7)
+    assert DownloadSpec.from_line(search.to_line()) == search
     longest = line.rstrip().rjust(MAX_SPEC_BYTES)
     assert DownloadSpec.from_line(longest) == DOWNLOAD
 
 
 def test_revision_is_main_by_default() -> None:
-    assert DownloadSpec.from_line(b'{"repository": {"repo": "a/b"}, "parent_pid": "7"}') == (
-        DownloadSpec(repository=Repository("a/b", "main"), parent_pid=7)
+    assert DownloadSpec.from_line(b'{"work": {"repo": "a/b"}, "parent_pid": "7"}') == (
+        DownloadSpec(work=Repository("a/b", "main"), parent_pid=7)
     )
     assert (str(Repository("a/b")), str(Repository("a/b", "v1"))) == ("a/b", "a/b at v1")
 
@@ -192,9 +195,9 @@ def test_revision_is_main_by_default() -> None:
         b"{",
         b"[]",
         b'{"parent_pid": 7}',
-        b'{"repository": {"repo": "a/b"}}',
-        b'{"repository": {"name": "a/b"}, "parent_pid": 7}',
-        b'{"repository": {"repo": "a/b"}, "parent_pid": "x"}',
+        b'{"work": {"repo": "a/b"}}',
+        b'{"work": {"name": "a/b"}, "parent_pid": 7}',
+        b'{"work": {"repo": "a/b"}, "parent_pid": "x"}',
         b"[" * 20_000,
         b" " * MAX_SPEC_BYTES + DOWNLOAD.to_line(),
     ],

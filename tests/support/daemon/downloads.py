@@ -87,7 +87,7 @@ class Download:
             stderr=subprocess.STDOUT,
             env=dict(environment),
         )
-        spec = DownloadSpec(repository=Repository(REPO), parent_pid=os.getpid())
+        spec = DownloadSpec(work=Repository(REPO), parent_pid=os.getpid())
         assert self.process.stdin is not None
         self.process.stdin.write(spec.to_line())
         self.process.stdin.flush()
