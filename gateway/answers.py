@@ -42,6 +42,10 @@ MakeShape = Callable[[Any, str, int], Shape]
 """Makes the shape of an answer from what was asked for, the name of the request, and the time."""
 
 
+Take = Callable[[int, AsyncStream], Coroutine[Any, Any, None]]
+"""Reads the answer of a request of the daemon, which has this number."""
+
+
 class Endable(Protocol):
     """What runs until it is ended: a request of the daemon, or a task that follows its changes."""
 
@@ -118,7 +122,7 @@ class Answer:
 
     async def read(
         self,
-        take: Callable[[int, AsyncStream], Coroutine[Any, Any, None]],
+        take: Take,
         receive: Receive,
         on_accepted: Callable[[], None] | None = None,
     ) -> list[Result]:
@@ -210,11 +214,23 @@ async def answer(
         async for delta in stream:
             shaped.take(index, delta)
 
+    results, headers = await read_whole(request, ask, whole, take)
+    return Response(shaped.body(results), headers=headers, media_type="application/json")
+
+
+async def read_whole(
+    request: Request, ask: Ask, whole: Answer, take: Take
+) -> tuple[list[Result], dict[str, str]]:
+    """Return the results of an answer that is sent as a whole, and the headers of its response.
+
+    Raises:
+        Failure, Disconnected: as for `Answer.read`.
+    """
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
         headers |= {WARNINGS: "; ".join(warnings), **changed(warnings)}
-    return Response(shaped.body(results), headers=headers, media_type="application/json")
+    return results, headers
 
 
 def ignored(ask: Ask) -> dict[str, str]:

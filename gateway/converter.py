@@ -36,6 +36,7 @@ from .ask import TEMPLATE, Ask
 from .failure import Failure, bad_field
 from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
 from .openai.requests import read_chat, read_completion
+from .openai.tokens import read_detokenize, read_template, read_tokenize
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
 
@@ -73,6 +74,9 @@ class Api(StrEnum):
     COUNT = "count"
     OLLAMA_CHAT = "ollama chat"
     GENERATE = "generate"
+    TOKENIZE = "tokenize"
+    TEMPLATE = "template"
+    DETOKENIZE = "detokenize"
 
 
 _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
@@ -84,6 +88,9 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.COUNT: (MessageAsk, read_count),
     Api.OLLAMA_CHAT: (OllamaAsk, read_ollama_chat),
     Api.GENERATE: (OllamaAsk, read_generate),
+    Api.TOKENIZE: (Ask, read_tokenize),
+    Api.TEMPLATE: (Ask, read_template),
+    Api.DETOKENIZE: (Ask, read_detokenize),
 }
 
 

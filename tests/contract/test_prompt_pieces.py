@@ -187,7 +187,11 @@ def shown_ids(answer: Answer) -> list[int]:
 )
 def test_tokens_of_a_prompt_of_any_length_are_the_answer(worker: LoopDriver, length: int) -> None:
     tokens = [40 + n % 50 for n in range(length)]
-    answers = {"max_tokens": 3, "prompt_logprobs": 2, "response_format": {"type": "json_object"}}
+    answers: dict[str, Any] = {
+        "max_tokens": 3,
+        "prompt_logprobs": 2,
+        "response_format": {"type": "json_object"},
+    }
     got = worker.answer(prompt_tokens=tokens, tokenize={}, **answers)
     assert (got.tokens, got.text, got.finish) == ([], "", FinishReason.LENGTH)
     assert shown_ids(got) == tokens
