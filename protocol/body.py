@@ -196,7 +196,8 @@ class RequestBody:
         least, most = self.min_tokens, self.max_tokens
         if least is not None and most is not None and least > most:
             raise invalid("min_tokens", "at most max_tokens", least)
-        if most == 0 and self.messages is not None and not self.shows_prompt:
+        is_shown = self.shows_prompt or self.tokenize is not None
+        if most == 0 and self.messages is not None and not is_shown:
             raise invalid("max_tokens", f"an integer from 1 to {MOST_TOKENS} in a chat", most)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
@@ -326,8 +327,12 @@ class RequestBody:
     @property
     def shows_prompt(self) -> bool:
         """True if something of the prompt is shown before the answer."""
-        has_ids = self.tokenize is not None and self.tokenizes("ids")
-        return self.echo is True or self.prompt_logprobs is not None or has_ids
+        return self.echo is True or self.prompt_logprobs is not None or self.shows_ids
+
+    @property
+    def shows_ids(self) -> bool:
+        """True if the ids of the prompt are the answer."""
+        return self.tokenize is not None and self.tokenizes("ids")
 
     def tokenizes(self, name: str) -> bool:
         """True unless `tokenize` says otherwise of this name."""

@@ -344,7 +344,7 @@ def running_row(
             has_logprobs=row.prompt_logprobs is not None,
             shown=shown,
             describe=answer.describe,
-            has_ids=body.tokenize is not None and body.tokenizes("ids"),
+            has_ids=body.shows_ids,
         )
     return RunningRow(
         key=row.key,

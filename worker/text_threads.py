@@ -239,7 +239,7 @@ class Lane:
                 prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
-            if body.tokenize is not None and body.tokenizes("ids"):
+            if body.shows_ids:
                 _check_count(prompt)
             has_form = body.form is not AnswerForm.TEXT or body.strict_tools
             if has_form and body.tokenize is None:

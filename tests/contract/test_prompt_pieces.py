@@ -207,6 +207,8 @@ def test_tokens_are_those_that_an_answer_would_begin_with(worker: LoopDriver) ->
         assert shown_ids(worker.answer(**asked, tokenize={})) == prompt_of(
             worker.answer(**asked, max_tokens=1)
         )
+        counted = worker.answer(**asked, tokenize={"ids": False})
+        assert (pieces(counted), counted.error) == ([], None)
 
 
 def test_too_many_ids_are_refused_alone(
