@@ -22,7 +22,7 @@ from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.gateway import is_loopback
 from mlxsup.protocol.version import VERSION
 
-from . import limits, lm_studio
+from . import limits, lm_studio, openapi
 from .adding import Adding
 from .answers import Answer, MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
@@ -168,6 +168,7 @@ class Gateway:
             *self._page.routes(),
             *self._ollama.routes(),
             *lm_studio.routes(self._descriptions),
+            *openapi.routes(),
             *(
                 Route(path, _missing(sentence), methods=["GET", "POST"])
                 for path, sentence in MISSING.items()
@@ -187,7 +188,7 @@ class Gateway:
             [own, *hosts] if is_loopback(host) else None,
             keys,
             self._meter,
-            open_paths=self._page.open_paths,
+            open_paths=[*self._page.open_paths, *openapi.OPEN_PATHS],
             origins=origins,
         )
 

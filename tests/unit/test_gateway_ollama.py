@@ -471,14 +471,15 @@ OTHERS = "OpenAI's API is at /v1/chat/completions"
     ("path", "advice"),
     [
         *((path, f"did you mean {meant}?") for path, meant in (
-            ("/version", "/api/version"), ("/tags", "/api/tags"), ("/chat", "/api/chat"),
+            ("/v1/version", "/version"), ("/completion", "/v1/completions"),
+            ("/tags", "/api/tags"), ("/chat", "/api/chat"),
             ("/chat/completions", "/v1/chat/completions"), ("/completions", "/v1/completions"),
             ("/v1/v1/messages", "/v1/messages"), ("/api/v1/messages", "/v1/messages"),
             ("/v1/chat/completion", "/v1/chat/completions"), ("/healthz", "/health"),
             ("/v1/api/chat", "/api/chat"), ("/api/pul", "/api/pull"),
         )),
         *((path, OTHERS) for path in (
-            "/v1/rerank", "/rerank", "/v1/version", "/x", "//", "/page/x/y",
+            "/v1/reranks", "/x", "//", "/page/x/y",
         )),
     ],
 )  # fmt: skip
