@@ -4,6 +4,7 @@ that requests are read by."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -373,7 +374,7 @@ def _operation(one: Operation, path: str) -> dict[str, Any]:
     elif path != "/models/sse":
         answers = {"application/json": {"schema": OBJECT}, **answers}
     said: dict[str, Any] = {
-        "summary": one.says,
+        "summary": one.says[0].upper() + one.says[1:],
         "operationId": f"{one.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
         "responses": {
             "200": {"description": "the answer", "content": answers},
@@ -422,7 +423,10 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; p
 h2 { margin-top: 2.5rem; font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 td { border-top: 1px solid #8886; padding: .3rem .6rem .3rem 0; vertical-align: top; }
-td:first-child { white-space: nowrap; }
+@media (max-width: 40rem) {
+  td { display: block; border: 0; padding: 0 0 0 1rem; }
+  td:first-child { border-top: 1px solid #8886; padding: .4rem 0 0; }
+}
 summary { cursor: pointer; }
 """
 
@@ -448,10 +452,10 @@ def _page(said: dict[str, Any]) -> Iterator[str]:
     )
     for path, methods in said["paths"].items():
         for method, one in methods.items():
-            yield f"<h2>{method.upper()} {escape(path)}</h2><p>{_html(one['summary'])}</p>"
+            yield f"<h2>{method.upper()} {escape(path)}</h2><p>{_html(one['summary'])}.</p>"
             body = one.get("requestBody", {}).get("content", {}).get("application/json", {})
             if schema := body.get("schema"):
-                yield f"<details><summary>fields</summary>{_table(schema)}</details>"
+                yield f"<details><summary>Fields</summary>{_table(schema)}</details>"
 
 
 def _table(schema: Schema) -> str:
@@ -477,11 +481,10 @@ def _kind(schema: Schema) -> str:
     kind = schema.get("type", "any")
     word = kind[0] if isinstance(kind, list) else kind
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", math.inf)
     if low is None:
         return str(word)
-    return (
-        f"{word}, {low:g} to {schema['maximum']:g}" if "maximum" in schema else f"{word} ≥ {low:g}"
-    )
+    return f"{word}, {low:g} to {high:g}" if high < MOST_TOKENS else f"{word}, from {low:g}"
 
 
 def _html(text: str) -> str:
