@@ -246,6 +246,7 @@ OF_API: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {
         **_LOOSE,
         "messages": (MESSAGE_FIELDS, ("role",)),
+        "thinking": TEXT,
         "max_tokens": _CHAT_TOKENS,
         "max_completion_tokens": _CHAT_TOKENS,
     },
@@ -310,7 +311,10 @@ def object_schema(fields: Sequence[Field], *, path: str, needs: Sequence[str] = 
     """Return the schema of a body, or of an object within one."""
     properties = {}
     for field in fields:
-        says = _arguments().get(field.name, "") if field.use is Use.PASSED else field.says
+        says = field.says.removesuffix("; see below")
+        if "](" in says:  # a parameter that is passed on refers to a document that is not here
+            number = NUMBERS.get(field.name)
+            says = (number and number.says) or _arguments().get(field.name, "")
         if field.use in (Use.IGNORED, Use.HINT):
             says = f"{field.use}: {says}" if says else str(field.use)
         schema = field_schema(field, path, is_needed=field.name in needs)
@@ -422,7 +426,10 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; p
   color-scheme: light dark; }
 h2 { margin-top: 2.5rem; font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
-td { border-top: 1px solid #8886; padding: .3rem .6rem .3rem 0; vertical-align: top; }
+td { border-top: 1px solid #8886; padding: .3rem .6rem .3rem 0; vertical-align: top;
+  overflow-wrap: anywhere; }
+td:first-child { min-width: 9rem; }
+td.inner { border: 0; padding: 0 0 .6rem 1.5rem; }
 @media (max-width: 40rem) {
   td { display: block; border: 0; padding: 0 0 0 1rem; }
   td:first-child { border-top: 1px solid #8886; padding: .4rem 0 0; }
@@ -464,8 +471,9 @@ def _table(schema: Schema) -> str:
         needed = ", required" if name in schema.get("required", ()) else ""
         kind, says = _html(_kind(one)), _html(one.get("description", ""))
         inner = one.get("items", one)
-        more = _table(inner) if "properties" in inner and len(inner["properties"]) > 1 else ""
-        rows.append(f"<tr><td><code>{escape(name)}</code><td>{kind}{needed}<td>{says}{more}</tr>")
+        has_more = "properties" in inner and len(inner["properties"]) > 1
+        more = f'<tr><td class="inner" colspan="3">{_table(inner)}</tr>' if has_more else ""
+        rows.append(f"<tr><td><code>{escape(name)}</code><td>{kind}{needed}<td>{says}</tr>{more}")
     return f"<table>{''.join(rows)}</table>"
 
 
