@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client import AsyncClient
 from mlxsup.protocol.gateway import is_loopback
 from mlxsup.protocol.version import VERSION
 
-from . import limits, lm_studio, openapi
+from . import lm_studio, openapi
 from .adding import Adding
 from .answers import Answer, MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
@@ -32,7 +32,7 @@ from .body import Bodies, Disconnected
 from .changes import Changes, ModelEvents
 from .converter import Api
 from .descriptions import Descriptions
-from .errors import error_response, failure_of
+from .errors import error_response
 from .failure import Failure, bad_field
 from .guard import Guard
 from .headers import is_anthropic
@@ -42,7 +42,7 @@ from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.models import model_list, one_model, readiness
-from .operator import Operator, daemon_silent
+from .operator import Operator, answered
 from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
@@ -333,13 +333,7 @@ class Gateway:
         Raises:
             Failure: it does not answer.
         """
-        try:
-            async with asyncio.timeout(limits.STATUS_LIMIT_S):
-                status = await self._daemon.status()
-        except (RequestError, ConnectionLost) as error:
-            raise failure_of(error) from None
-        except TimeoutError:
-            raise daemon_silent() from None
+        status = await answered(self._daemon.status())
         self._meter.know(status["models"])
         return status
 

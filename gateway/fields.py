@@ -184,6 +184,31 @@ def read_model(given: dict[str, Any]) -> str:
     return model
 
 
+def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
+    """Return a list that is one, and is not too long.
+
+    Raises:
+        Failure: it is not.
+    """
+    if not isinstance(given, list):
+        raise bad_field(path, f"{path} must be a list of {things}")
+    check_count(given, path, things, most)
+    return given
+
+
+def check_chat(given: Any) -> list[Any]:
+    """Return the messages of a chat, which are not looked at.
+
+    Raises:
+        Failure: they are no list, none, or too many.
+    """
+    if given == []:
+        raise bad_field(
+            "messages", "messages must be a list of at least one message, not an empty list"
+        )
+    return check_list(given, "messages", "messages")
+
+
 def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_ITEMS) -> None:
     """Raise if a list is too long.
 

@@ -7,7 +7,7 @@ from typing import Any
 from .. import limits
 from ..content import Part, join_parts, media_part, read_parts
 from ..failure import bad_field
-from ..fields import check_count
+from ..fields import check_chat, check_count
 from .fields import MESSAGE_FIELDS
 
 ROLES = {
@@ -40,14 +40,8 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
     Raises:
         Failure: they are no chat; `param` names the place.
     """
-    if not isinstance(given, list):
-        raise bad_field("messages", "messages must be a list of messages")
-    if not given:
-        raise bad_field(
-            "messages", "messages must be a list of at least one message, not an empty list"
-        )
-    check_count(given, "messages", "messages")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+    chat = check_chat(given)
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(chat)]
 
 
 def read_tools(given: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import limits
 from ..failure import bad_field
-from ..fields import add_unread, check_count, check_fields
+from ..fields import add_unread, check_count, check_fields, check_list
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
 CUSTOM_INPUT = "input"
@@ -72,9 +72,7 @@ def read_tools(given: Any, unread: list[str]) -> Tools:
     Raises:
         Failure: one of them is none that the model could call.
     """
-    if not isinstance(given, list):
-        raise bad_field("tools", "tools must be a list of tools")
-    check_count(given, "tools", "tools", limits.MAX_TOOLS)
+    check_list(given, "tools", "tools", limits.MAX_TOOLS)
     found = [
         one
         for place, tool in enumerate(given)
