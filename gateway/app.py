@@ -379,8 +379,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"{path}: no such path; {_advice_on(request)}"
     else:
-        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "others").split(", ")))
-        message = f"{path}: this path takes {allowed}"
+        allowed = sorted((error.headers or {}).get("Allow", "another one").split(", "))
+        message = f"{path}: the method must be {' or '.join(allowed)}"
     words = {404: "unknown_path", 405: "method_not_allowed"}
     failure = Failure(
         error.status_code,

@@ -322,7 +322,7 @@ def _check_headers(request: Request, most_bytes: int) -> None:
     if kind != JSON_TYPE and any(name in request.headers for name in OF_BROWSERS):
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"a page sends `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
+            f"a web page must send `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
             code="unsupported_media_type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -357,7 +357,7 @@ def _too_long(most_bytes: int) -> Failure:
     size = f"{most_bytes // 2**20} MiB" if is_large else f"{most_bytes // 2**10} KiB"
     return Failure(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"a body has at most {size}: send less",
+        f"the body must be at most {size}; send less",
         code="request_too_large",
     )
 
@@ -365,8 +365,8 @@ def _too_long(most_bytes: int) -> Failure:
 def _too_slow() -> Failure:
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"to read this body took more than {limits.CONVERT_LIMIT_S} s: send a shorter one, or the"
-        " same when the machine is less busy",
+        f"reading this body took more than {limits.CONVERT_LIMIT_S} s; send a shorter one, or try"
+        " again when the machine is less busy",
         code="body_too_slow",
         is_retryable=False,
     )
@@ -376,7 +376,7 @@ def _lost(code: int) -> Failure:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"the process that read this body has ended ({how}): send it again",
+        f"the process that read this body ended ({how}); send the request again",
         code="converter_lost",
         is_retryable=True,
         retry_after_s=1.0,

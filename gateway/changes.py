@@ -47,7 +47,9 @@ class Follower:
         """Take a change, or the end; one that is too far behind gets a separate end."""
         if self._items.qsize() >= limits.MAX_CHANGES_BEHIND:
             self._changes.remove(self)
-            message = f"{limits.MAX_CHANGES_BEHIND} changes were not read in time"
+            message = (
+                f"this client left {limits.MAX_CHANGES_BEHIND} changes unread, so its stream ends"
+            )
             item = Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="slow_consumer")
         self._items.put_nowait(item)
 
@@ -102,7 +104,7 @@ class Changes:
         if len(self._followers) >= limits.MAX_FOLLOWERS:
             raise Failure(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{limits.MAX_FOLLOWERS} follow the models already",
+                f"{limits.MAX_FOLLOWERS} clients follow the models already; try again later",
                 code="overloaded",
                 is_retryable=True,
                 retry_after_s=1.0,

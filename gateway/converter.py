@@ -184,7 +184,7 @@ def _check_template(extra: dict[str, Any]) -> None:
     if not is_short:
         size = limits.MAX_TEMPLATE_BYTES // 1024
         raise bad_field(
-            TEMPLATE, f"{TEMPLATE} must be at most {size} KiB: put texts into a message"
+            TEMPLATE, f"{TEMPLATE} must be at most {size} KiB; put long text into a message"
         )
 
 
@@ -208,7 +208,7 @@ def _check_characters(value: dict[str, Any]) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _bad("a text of the body has half a surrogate pair: no character is that") from None
+        raise _bad("the body contains half a surrogate pair, which is not a character") from None
     except RecursionError:
         raise _nested_too_deeply() from None
 
@@ -302,7 +302,7 @@ def _too_complex() -> Failure:
     size = limits.CONVERTER_MEMORY_BYTES // 2**20
     return Failure(
         413,
-        f"the values in this body take more than {size} MiB of memory: send fewer, or longer ones",
+        f"the values in this body take more than {size} MiB of memory; send fewer values",
         code="request_too_large",
     )
 

@@ -111,7 +111,7 @@ def _message(message: Any, path: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} must be a text, or a list of blocks")
+        raise bad_field(path, f"{path} must be text or a list of blocks")
     check_count(content, path, "blocks")
     blocks = {f"{path}[{place}]": block for place, block in enumerate(content)}
     read = {where: block for where, block in blocks.items() if _is_read(block, where)}
@@ -236,7 +236,7 @@ def _shown(block: dict[str, Any], path: str) -> list[Part]:
 
 
 def _misplaced(kind: str, role: str, path: str) -> Failure:
-    message = f"{path}.type: {kind} has no place in a message of the role {role}"
+    message = f"{path}.type must not be {kind} in a message of role {role}"
     return bad_field(f"{path}.type", message)
 
 

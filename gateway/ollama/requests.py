@@ -58,7 +58,7 @@ GENERATE_FIELDS = (
     Field("images", Use.NEUTRAL, "no model here takes images; send text", ([],)),
     Field("template", Use.NEUTRAL, "the model's own template is used; render yours, and send it "
           "with `raw: true`", ("",)),
-    Field("suffix", Use.NEUTRAL, "nothing can be inserted", ("",)),
+    Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
     Field("context", Use.NEUTRAL, "nothing is kept; send the conversation to /api/chat", ([],)),
 )  # fmt: skip
 

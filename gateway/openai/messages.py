@@ -66,7 +66,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
         calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
     content = message.get("content")
     if content is None and role != "assistant":
-        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be a text")
+        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be text")
     text = content
     if content is not None:
         text = join_parts(read_parts(content, f"{path}.content", _part), between="")
@@ -89,5 +89,5 @@ def _part(part: Any, path: str) -> list[Part]:
         return [""]
     text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
-        raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
+        raise bad_field(path, f'{path} must be a part such as {{"type": "text", "text": …}}')
     return [text]

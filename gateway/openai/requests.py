@@ -72,7 +72,7 @@ def read_completion(body: dict[str, Any]) -> Ask:
     given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
-        raise bad_field("prompt", "prompt is missing; it must be a text")
+        raise bad_field("prompt", "prompt is missing; it must be text")
     inputs = _prompts(given.pop("prompt"))
     listed = given.pop("logprobs", None)
     if listed is not None:
@@ -145,4 +145,4 @@ def _prompt(prompt: Any) -> dict[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return {"prompt_tokens": prompt}
-    raise bad_field("prompt", "prompt must be a text, or a list of token ids, or a list of these")
+    raise bad_field("prompt", "prompt must be text, a list of token ids, or a list of these")

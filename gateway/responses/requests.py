@@ -81,7 +81,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     tools = _read_tools(given, unread)
     is_stored = given.pop("store", True)
     if "input" not in given:
-        raise bad_field("input", "input is missing; it must be a text")
+        raise bad_field("input", "input is missing; it must be text")
     items = read_items(given.pop("input"))
     references = references_in(items)
     history = []

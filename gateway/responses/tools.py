@@ -113,7 +113,7 @@ def _functions(
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     description = read.get("description", "")
     if not isinstance(description, str):
-        raise bad_field(f"{path}.description", f"{path}.description must be a text")
+        raise bad_field(f"{path}.description", f"{path}.description must be text")
     if kind == "custom":
         parameters: Any = _CUSTOM_PARAMETERS
         form = _form_of(read.get("format"))
@@ -153,5 +153,5 @@ def _form_of(form: Any) -> str:
 def _name(read: dict[str, Any], path: str) -> str:
     name = read.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_field(f"{path}.name", f"{path}.name must be a text")
+        raise bad_field(f"{path}.name", f"{path}.name must be text")
     return name
