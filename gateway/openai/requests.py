@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mlxsup.protocol.errors import invalid
+
 from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
@@ -34,6 +36,10 @@ def read_chat(body: dict[str, Any]) -> Ask:
         raise bad_field(
             "max_tokens", "max_tokens and max_completion_tokens differ; send only one of them"
         )
+    least = 0 if "prompt_logprobs" in given else 1
+    if newer is not None and (type(newer) is not int or newer < least):
+        name = "max_completion_tokens"
+        raise bad_field(name, invalid(name, f"an integer of {least} or more", newer).message)
     if "tools" in given:
         given["tools"] = read_tools(given["tools"])
         if given["tools"] == []:

@@ -19,7 +19,7 @@ from openai.types.responses import input_token_count_params as response_counts
 from openai.types.responses import response_create_params as responses
 from openai.types.responses import response_input_item_param as response_items
 
-from mlxsup.client import Channel, Delta, RequestError
+from mlxsup.client import Channel, Delta
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.gateway.answers import ignored
 from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
@@ -285,20 +285,6 @@ def test_what_would_change_the_answer_is_refused(
     with pytest.raises(Failure, match=words) as caught:
         read(Api.CHAT, **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
-
-
-NO_SCHEMA = [{"type": "function", "function": {"name": "f", "parameters": "{}"}}]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_tokens", 5.5), ("top_p", False), ("tools", NO_SCHEMA),
-    ],
-)  # fmt: skip
-def test_value_of_another_kind_is_still_refused(name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=name):
-        asked(Api.CHAT, **{name: value})
 
 
 # ---------------------------------------------------------------- histories

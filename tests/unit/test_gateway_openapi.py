@@ -13,6 +13,7 @@ import pytest
 from mlxsup.client import RequestError
 from mlxsup.gateway.app import MISSING
 from mlxsup.gateway.converter import Api, read_ask
+from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.ollama.routes import COMMANDS
@@ -44,12 +45,14 @@ def schema_of(api: Api) -> dict[str, Any]:
     return schema
 
 
-def is_refused(api: Api, body: dict[str, Any]) -> bool:
+def refused(api: Api, body: dict[str, Any]) -> str | None:
+    """Return the field that the refusal of a body names; None if it is taken."""
     try:
         sent(read_ask(api, json.dumps(body).encode()))
-    except (Failure, RequestError):
-        return True
-    return False
+    except (Failure, RequestError) as error:
+        failure = error if isinstance(error, Failure) else failure_of(error)
+        return re.split(r"[.[]", failure.param)[0]
+    return None
 
 
 ENDS_SAID = [*HI, {"role": "assistant", "content": "a"}]
@@ -74,18 +77,17 @@ def test_value_is_refused_if_and_only_if_the_schema_says_so(api: Api) -> None:
     wrong = []
     for name, field in schema_of(api)["properties"].items():
         least = beside(api, name)
-        bodies = [{**least, name: value} for value in VALUES]
+        bodies = [({**least, name: value}, name) for value in VALUES]
         if api is Api.TOKENIZE and name in ("prompt", "content", "messages"):
             bodies.pop(0)  # null: then it needs another one
         if field.get("type") == ["object", "null"]:
-            bodies += [
-                {**least, name: {inner: value}}
-                for inner in field.get("properties", ())
-                for value in VALUES
-            ]
-        for body in bodies:
-            if is_refused(api, body) is checks.is_valid(body):
-                wrong.append(body)
+            inside = [(inner, value) for inner in field.get("properties", ()) for value in VALUES]
+            bodies += [({**least, name: {inner: value}}, "") for inner, value in inside]
+        for body, named in bodies:
+            param = refused(api, body)
+            is_named = not (param and named) or named.startswith(param)  # `stop_sequences`, too
+            if (param is None) is not checks.is_valid(body) or not is_named:
+                wrong.append((param, body))
     assert wrong == []
 
 
