@@ -59,6 +59,24 @@ class GenerateParameters(TypedDict, total=False):
     on_notice: OnNotice | None
 
 
+class TokenizeParameters(TypedDict, total=False):
+    """The keyword arguments of `tokenize`; those of its inputs are as in `generate`.
+
+    `add_special_tokens`: False: a text does not begin with the begin-of-text token.
+    `add_generation_prompt`: False: a chat ends with its last message.
+    """
+
+    prompt: str | None
+    messages: list[dict[str, Any]] | None
+    messages_as_text: bool | None
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
+    continue_final_message: bool | None
+    add_special_tokens: bool
+    add_generation_prompt: bool
+    client: str | None
+
+
 class ClientBase(ABC, Generic[StreamType]):
     """A client of one daemon.
 
@@ -183,7 +201,7 @@ class ClientBase(ABC, Generic[StreamType]):
         Raises:
             RequestError: `invalid_request`; every other error comes out of the stream.
         """
-        body = {
+        body: dict[str, Any] = {
             "prompt": prompt,
             "prompt_tokens": prompt_tokens,
             "messages": messages,
@@ -216,11 +234,10 @@ class ClientBase(ABC, Generic[StreamType]):
             "continue_final_message": continue_final_message,
             "response_format": response_format,
         }
-        request_id = self._ids.next()
-        frames = encode_generate(
-            request_id,
+        return self._send(
             model,
             body,
+            on_notice,
             timeout_s=timeout_s,
             queue_timeout_s=queue_timeout_s,
             first_token_timeout_s=first_token_timeout_s,
@@ -228,8 +245,35 @@ class ClientBase(ABC, Generic[StreamType]):
             client=client,
             resume=resume,
             keep_alive=keep_alive,
-            notices=on_notice is not None,
         )
+
+    def _tokenizing(
+        self,
+        model: str,
+        *,
+        ids: bool,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+        client: str | None = None,
+        **body: Any,
+    ) -> StreamType:
+        """Sends a request for the tokens of a prompt, or for their text."""
+        asked = {
+            "ids": ids,
+            "add_special_tokens": add_special_tokens,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._send(model, {**body, "echo": not ids, "tokenize": asked}, client=client)
+
+    def _send(
+        self,
+        model: str,
+        body: dict[str, Any],
+        on_notice: OnNotice | None = None,
+        **options: Any,
+    ) -> StreamType:
+        request_id, has_notices = self._ids.next(), on_notice is not None
+        frames = encode_generate(request_id, model, body, notices=has_notices, **options)
         return self._open_stream(request_id, frames, on_notice)
 
     @abstractmethod

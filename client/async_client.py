@@ -23,7 +23,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import GenerateParameters
+from .api import GenerateParameters, TokenizeParameters
 from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
@@ -88,6 +88,30 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
             async for _ in stream:
                 pass
         return stream.result
+
+    async def tokenize(self, model: str, **parameters: Unpack[TokenizeParameters]) -> list[int]:
+        """Returns the ids of a prompt, as `generate` would make them of the same arguments.
+
+        Nothing is computed; the model is loaded if need be.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        async with self._tokenizing(model, ids=True, **parameters) as stream:
+            async for _ in stream:
+                pass
+        return stream.result.prompt_token_ids
+
+    async def detokenize(self, model: str, tokens: list[int]) -> str:
+        """Returns the text of token ids, special ones included.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        async with self._tokenizing(model, ids=False, prompt_tokens=tokens) as stream:
+            async for _ in stream:
+                pass
+        return stream.result.prompt
 
     async def ping(self) -> dict[str, Any]:
         """Returns once the daemon has answered."""

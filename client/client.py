@@ -23,7 +23,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import GenerateParameters
+from .api import GenerateParameters, TokenizeParameters
 from .connection import Connection
 from .io_thread import IoThread
 from .parameters import (
@@ -160,6 +160,30 @@ class Client(RequestCommands[Stream]):
             for _ in stream:
                 pass
         return stream.result
+
+    def tokenize(self, model: str, **parameters: Unpack[TokenizeParameters]) -> list[int]:
+        """Returns the ids of a prompt, as `generate` would make them of the same arguments.
+
+        Nothing is computed; the model is loaded if need be.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        with self._tokenizing(model, ids=True, **parameters) as stream:
+            for _ in stream:
+                pass
+        return stream.result.prompt_token_ids
+
+    def detokenize(self, model: str, tokens: list[int]) -> str:
+        """Returns the text of token ids, special ones included.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        with self._tokenizing(model, ids=False, prompt_tokens=tokens) as stream:
+            for _ in stream:
+                pass
+        return stream.result.prompt
 
     def ping(self) -> dict[str, Any]:
         """Returns once the daemon has answered."""

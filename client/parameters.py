@@ -89,14 +89,14 @@ def encode_generate(
     model: str,
     body: dict[str, Any],
     *,
-    timeout_s: float | None,
-    queue_timeout_s: float | None,
-    first_token_timeout_s: float | None,
-    priority: str | None,
-    client: str | None,
-    resume: bool,
-    keep_alive: float | None,
-    notices: bool,
+    timeout_s: float | None = None,
+    queue_timeout_s: float | None = None,
+    first_token_timeout_s: float | None = None,
+    priority: str | None = None,
+    client: str | None = None,
+    resume: bool = True,
+    keep_alive: float | None = None,
+    notices: bool = False,
 ) -> list[bytes]:
     """The frames of a request.
 

@@ -21,6 +21,7 @@ class Delta(Record):
         channel: which part of the answer it belongs to.
         logprobs: those of each new token, if the request asked for them; on the channel `prompt`
             those of its next tokens.
+        prompt_token_ids: on the channel `prompt`, its next ids, if the request asked for them.
         sampling: of the first piece, how tokens are picked: the parameters that differ from the
             defaults of docs/http-api.md, whether the request or the model's entry has them.
     """
@@ -30,6 +31,7 @@ class Delta(Record):
     channel: Channel = Channel.CONTENT
     logprobs: list[Logprobs] | None = None
     sampling: dict[str, float] | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Result:
         stop: the stop string that ended it, if one did.
         stop_token: the same for one of the request's `stop_token_ids`.
         prompt: the text of the prompt, if the request asked for it.
+        prompt_token_ids: its ids, for the same reason.
         prompt_logprobs: those of each token of the prompt, if the request asked for them; the first
             one has none.
         usage: tokens counted, and engine seconds.
@@ -88,4 +91,5 @@ class Result:
     stop: str | None = None
     stop_token: int | None = None
     prompt: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] | None = None

@@ -92,6 +92,7 @@ class _Open:
     stop: str | None = None
     stop_token: int | None = None
     prompt: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] | None = None
 
     def result(self, done: Done) -> Result:
@@ -106,6 +107,7 @@ class _Open:
             stop=self.stop,
             stop_token=self.stop_token,
             prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
             usage=done.usage,
             timings=done.timings,
@@ -260,6 +262,7 @@ class Session:
         try:
             token_ids = unpack_tokens(delta.tokens)
             body = read_body(delta.body)
+            prompt_token_ids = unpack_tokens(body.prompt_tokens) if body.prompt_tokens else []
         except (ValueError, DecodeError) as wrong:
             # The daemon passes on what a worker packed, and only this stream is concerned.
             error = internal(f"piece {delta.seq} of the stream cannot be read: {wrong}")
@@ -269,6 +272,7 @@ class Session:
         opened.token_ids += token_ids
         if body.channel is Channel.PROMPT:
             opened.prompt += body.text
+            opened.prompt_token_ids += prompt_token_ids
             if body.logprobs is not None:
                 opened.prompt_logprobs = opened.prompt_logprobs or []
                 opened.prompt_logprobs += body.logprobs
@@ -291,6 +295,7 @@ class Session:
             channel=body.channel,
             logprobs=body.logprobs,
             sampling=body.sampling,
+            prompt_token_ids=prompt_token_ids,
         )
         outcome.deliveries.append((opened.inbox, piece))
 

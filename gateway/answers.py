@@ -1,4 +1,4 @@
-"""Has the daemon answer a request, whole or in pieces, and ends it when nobody reads any longer.
+"""Has the daemon answer a request, whole or in pieces, and ends it when the reader leaves.
 
 Each piece is written in the turn of the event loop that brings it, without waking a task: at 200
 pieces per second the cost is how much different code each one touches.
@@ -29,7 +29,7 @@ from mlxsup.protocol.client_messages import CHANGED as BEGINNING
 
 from . import limits
 from .ask import Ask
-from .body import Disconnected, Receive, gone
+from .body import Disconnected, Receive, unless_gone
 from .converter import Sent
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
@@ -40,6 +40,10 @@ from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], Shape]
 """Makes the shape of an answer from what was asked for, the name of the request, and the time."""
+
+
+Take = Callable[[int, AsyncStream], Coroutine[Any, Any, None]]
+"""Reads the answer of a request of the daemon, which has this number."""
 
 
 class Endable(Protocol):
@@ -118,7 +122,7 @@ class Answer:
 
     async def read(
         self,
-        take: Callable[[int, AsyncStream], Coroutine[Any, Any, None]],
+        take: Take,
         receive: Receive,
         on_accepted: Callable[[], None] | None = None,
     ) -> list[Result]:
@@ -131,11 +135,24 @@ class Answer:
 
         Raises:
             Failure: one of them has failed.
-            Disconnected: nobody waits for the answer any longer.
+            Disconnected: the reader has left.
         """
-        has_left = asyncio.create_task(gone(receive))
-        # Its end is that of the requests: the reader has left, or nobody needs them any longer.
-        has_left.add_done_callback(lambda _: self.cancel())
+        try:
+            results = await unless_gone(receive, self._read(take, on_accepted))
+        except (RequestError, ConnectionLost) as error:
+            self._meter.failed(self._model, error)
+            raise self._named(failure_of(error)) from None
+        except Disconnected:
+            self._meter.left(self._model)
+            raise
+        finally:
+            self._open_answers.remove(self.streams)
+        self._meter.answered(self._model, results)
+        if any(result.finish_reason is FinishReason.CANCELLED for result in results):
+            raise self._named(interrupted() if self._open_answers.is_ending else cancelled())
+        return results
+
+    async def _read(self, take: Take, on_accepted: Callable[[], None] | None) -> list[Result]:
         tasks = [
             asyncio.create_task(take(index, stream)) for index, stream in enumerate(self.streams)
         ]
@@ -143,25 +160,15 @@ class Answer:
             if on_accepted is not None and await self._are_accepted(tasks):
                 on_accepted()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            if has_left.done():
-                self._meter.left(self._model)
-                raise Disconnected
             for task in tasks:
                 if task.done():
                     task.result()
-            results = [stream.result for stream in self.streams]
-        except (RequestError, ConnectionLost) as error:
-            self._meter.failed(self._model, error)
-            raise self._named(failure_of(error)) from None
+            return [stream.result for stream in self.streams]
         finally:
-            self._open_answers.remove(self.streams)
-            for task in (has_left, *tasks):
+            self.cancel()  # those that have not ended
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(has_left, *tasks, return_exceptions=True)
-        self._meter.answered(self._model, results)
-        if any(result.finish_reason is FinishReason.CANCELLED for result in results):
-            raise self._named(interrupted() if self._open_answers.is_ending else cancelled())
-        return results
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _are_accepted(self, tasks: Sequence[asyncio.Task[None]]) -> bool:
         """True if the daemon has taken every request, and not refused one of them.
@@ -197,7 +204,7 @@ async def answer(
 
     Raises:
         Failure: the daemon has refused; not if the response is streamed.
-        Disconnected: nobody waits for the answer any longer.
+        Disconnected: the reader has left.
     """
     if ask.is_streamed:
         progress = Progress(time.monotonic)
@@ -210,11 +217,23 @@ async def answer(
         async for delta in stream:
             shaped.take(index, delta)
 
+    results, headers = await read_whole(request, ask, whole, take)
+    return Response(shaped.body(results), headers=headers, media_type="application/json")
+
+
+async def read_whole(
+    request: Request, ask: Ask, whole: Answer, take: Take
+) -> tuple[list[Result], dict[str, str]]:
+    """Return the results of an answer that is sent as a whole, and the headers of its response.
+
+    Raises:
+        Failure, Disconnected: as for `Answer.read`.
+    """
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
         headers |= {WARNINGS: "; ".join(warnings), **changed(warnings)}
-    return Response(shaped.body(results), headers=headers, media_type="application/json")
+    return results, headers
 
 
 def ignored(ask: Ask) -> dict[str, str]:

@@ -18,21 +18,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client import AsyncClient
 from mlxsup.protocol.gateway import is_loopback
+from mlxsup.protocol.version import VERSION
 
-from . import limits, lm_studio
+from . import lm_studio, openapi
 from .adding import Adding
-from .answers import MakeShape, OpenAnswers, answer
+from .answers import Answer, MakeShape, OpenAnswers, answer
 from .anthropic import models as anthropic_models
 from .anthropic.events import MessageShape
 from .ask import Ask
 from .body import Bodies, Disconnected
 from .changes import Changes, ModelEvents
 from .converter import Api
-from .counting import count_tokens
 from .descriptions import Descriptions
-from .errors import error_response, failure_of
+from .errors import error_response
 from .failure import Failure, bad_field
 from .guard import Guard
 from .headers import is_anthropic
@@ -42,20 +42,26 @@ from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.models import model_list, one_model, readiness
-from .operator import Operator, daemon_silent
+from .operator import Operator, answered
 from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
+from .tokens import counted, listed, shown
 
 _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
 )
 _ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
+_NO_RERANK = "nothing is ranked here yet: ask a chat model to order the texts"
 
 MISSING = {
     "/v1/embeddings": _ONLY_TEXT.format("embeddings are"),
     "/v1/audio/{rest:path}": _ONLY_TEXT.format("audio is"),
     "/v1/images/{rest:path}": _ONLY_TEXT.format("images are"),
+    "/v1/rerank": _NO_RERANK,
+    "/rerank": _NO_RERANK,
+    "/v2/rerank": _NO_RERANK,
+    "/v1/score": _NO_RERANK,
     "/v1/moderations": _ONLY_TEXT.format("moderation is"),
     "/api/embed": _ONLY_TEXT.format("embeddings are"),
     "/api/embeddings": _ONLY_TEXT.format("embeddings are"),
@@ -97,6 +103,7 @@ class Gateway:
         adds_models: bool = False,
     ) -> None:
         self._meter = Meter()
+        self._uncounted = Meter()  # of what nothing is computed for
         self.open_answers = OpenAnswers(self._meter)
         self._names = Names(names, self._status)
         self._adding = Adding(lambda: self._daemon, self._status, is_automatic=adds_models)
@@ -146,8 +153,12 @@ class Gateway:
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             self._answered("/v1/messages", Api.MESSAGE, MessageShape),
             Route("/v1/messages/count_tokens", count, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", partial(self.text_of, api=Api.DETOKENIZE), methods=["POST"]),
+            Route("/apply-template", partial(self.text_of, api=Api.TEMPLATE), methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -157,6 +168,7 @@ class Gateway:
             *self._page.routes(),
             *self._ollama.routes(),
             *lm_studio.routes(self._descriptions),
+            *openapi.routes(),
             *(
                 Route(path, _missing(sentence), methods=["GET", "POST"])
                 for path, sentence in MISSING.items()
@@ -176,7 +188,7 @@ class Gateway:
             [own, *hosts] if is_loopback(host) else None,
             keys,
             self._meter,
-            open_paths=self._page.open_paths,
+            open_paths=[*self._page.open_paths, *openapi.OPEN_PATHS],
             origins=origins,
         )
 
@@ -224,8 +236,16 @@ class Gateway:
 
     async def count(self, request: Request, *, api: Api, **more: str) -> Response:
         """Count the tokens of a request; further fields of the answer are those of its API."""
-        ask, sent = await self._bodies.read(request, api)
-        return await count_tokens(request, self._daemon, ask, sent, self.open_answers, **more)
+        ask, whole = await self._tokens(request, api)
+        return await counted(request, ask, whole, **more)
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        return await listed(request, *await self._tokens(request, Api.TOKENIZE), self._status)
+
+    async def text_of(self, request: Request, *, api: Api) -> Response:
+        """`POST /detokenize` and `POST /apply-template`."""
+        return await shown(request, *await self._tokens(request, api))
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""
@@ -242,6 +262,10 @@ class Gateway:
         if is_anthropic(request.scope):
             listed = anthropic_models.one_model(listed)
         return JSONResponse(listed)
+
+    async def version(self, request: Request) -> Response:
+        """`GET /version`."""
+        return JSONResponse({"version": VERSION})
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: the gateway answers, whatever the daemon does."""
@@ -264,6 +288,11 @@ class Gateway:
         return Response(self._meter.page(status), media_type=CONTENT_TYPE)
 
     # ------------------------------------------------------------ inside
+
+    async def _tokens(self, request: Request, api: Api) -> tuple[Ask, Answer]:
+        """Ask the daemon for the tokens of a prompt."""
+        ask, sent = await self._bodies.read(request, api)
+        return ask, Answer(self._daemon, ask, sent, self.open_answers, None, self._uncounted)
 
     def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
         return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
@@ -303,13 +332,7 @@ class Gateway:
         Raises:
             Failure: it does not answer.
         """
-        try:
-            async with asyncio.timeout(limits.STATUS_LIMIT_S):
-                status = await self._daemon.status()
-        except (RequestError, ConnectionLost) as error:
-            raise failure_of(error) from None
-        except TimeoutError:
-            raise daemon_silent() from None
+        status = await answered(self._daemon.status())
         self._meter.know(status["models"])
         return status
 
@@ -355,8 +378,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"{path}: no such path; {_advice_on(request)}"
     else:
-        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "others").split(", ")))
-        message = f"{path}: this path takes {allowed}"
+        allowed = sorted((error.headers or {}).get("Allow", "another one").split(", "))
+        message = f"{path}: the method must be {' or '.join(allowed)}"
     words = {404: "unknown_path", 405: "method_not_allowed"}
     failure = Failure(
         error.status_code,
@@ -372,7 +395,9 @@ def _advice_on(request: Request) -> str:
     asked = request.url.path[:200]
     routes = (route.path for route in request.app.routes if isinstance(route, Route))
     known = [
-        path for path in routes if path != "/" and not path.startswith("/page/") and "{" not in path
+        path
+        for path in routes
+        if path not in ("/", *MISSING) and not path.startswith("/page/") and "{" not in path
     ]
     parts = [path for path in known if path.endswith(asked) or asked.endswith(path)]
     close = difflib.get_close_matches(asked, parts, n=1, cutoff=0)

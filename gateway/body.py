@@ -1,7 +1,7 @@
 """Reads the body of a request: JSON, of limited length, within a limited time.
 
-Some requests are answered before their body has come: it is too long, of another type, or nobody
-wants it. The rest must not be taken for a request, and its sender must get to see the answer.
+Some requests are answered before their body has come: it is too long, of another type, or not
+wanted. The rest must not be taken for a request, and its sender must get to see the answer.
 A short body is converted on the event loop, a long one by a process.
 """
 
@@ -60,7 +60,7 @@ Resolve = Callable[[Ask, Caller], Awaitable[Ask]]
 
 
 class Disconnected(Exception):
-    """The client has left before its request was complete: nobody waits for an answer."""
+    """The client has left: its request, or the answer to it, ends here."""
 
 
 class Heard:
@@ -100,10 +100,27 @@ class Heard:
             pass
 
 
-async def gone(receive: Receive) -> None:
-    """Return when the reader has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what some work returns; cancel it when the client leaves.
+
+    Raises:
+        Disconnected: the client has left.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, has_left = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, has_left}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Disconnected
+        return working.result()
+    finally:
+        for task in (working, has_left):
+            task.cancel()
+        await asyncio.gather(working, has_left, return_exceptions=True)
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -171,18 +188,19 @@ class Bodies:
 
         Raises:
             Failure: the body is wrong, too long or too slow, or there are too many.
-            Disconnected: nobody waits for the answer any longer.
+            Disconnected: its sender has left.
         """
         caller: Caller = request.scope[CALLER]
         with self._room() as take:
             data = await read_body(request, limits.MAX_BODY_BYTES, take)
             if len(data) > limits.MAX_SMALL_BODY_BYTES:
-                return await _unless_gone(request, self._convert(api, data, caller, take))
+                work = self._convert(api, data, caller, take)
+                return await unless_gone(request.receive, work)
             ask = read_ask(api, data)
             if (recalled := self._recall(ask, caller, take)) is not None:
                 if sum(map(len, recalled)) > limits.MAX_SMALL_BODY_BYTES:
                     work = self._convert(api, data, caller, take, recalled)
-                    return await _unless_gone(request, work)
+                    return await unless_gone(request.receive, work)
                 ask = read_ask(api, data, recalled)
         ask = await self._resolved(ask.in_name_of(caller.account), caller)
         with self._counting(ask):
@@ -299,30 +317,12 @@ def _checked(answer: Frame) -> Frame:
     return values["ok"], blobs
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what some work returns, unless nobody waits for the answer any longer.
-
-    Raises:
-        Disconnected: that is so.
-    """
-    working, has_left = asyncio.create_task(work), asyncio.create_task(gone(request.receive))
-    try:
-        await asyncio.wait({working, has_left}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Disconnected
-        return working.result()
-    finally:
-        for task in (working, has_left):
-            task.cancel()
-        await asyncio.gather(working, has_left, return_exceptions=True)
-
-
 def _check_headers(request: Request, most_bytes: int) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE and any(name in request.headers for name in OF_BROWSERS):
         raise Failure(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"a page sends `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
+            f"a web page must send `content-type: {JSON_TYPE}`, not {kind[:100] or 'none'}",
             code="unsupported_media_type",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -357,7 +357,7 @@ def _too_long(most_bytes: int) -> Failure:
     size = f"{most_bytes // 2**20} MiB" if is_large else f"{most_bytes // 2**10} KiB"
     return Failure(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"a body has at most {size}: send less",
+        f"the body must be at most {size}; send less",
         code="request_too_large",
     )
 
@@ -365,8 +365,8 @@ def _too_long(most_bytes: int) -> Failure:
 def _too_slow() -> Failure:
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"to read this body took more than {limits.CONVERT_LIMIT_S} s: send a shorter one, or the"
-        " same when the machine is less busy",
+        f"reading this body took more than {limits.CONVERT_LIMIT_S} s; send a shorter one, or try"
+        " again when the machine is less busy",
         code="body_too_slow",
         is_retryable=False,
     )
@@ -376,7 +376,7 @@ def _lost(code: int) -> Failure:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"the process that read this body has ended ({how}): send it again",
+        f"the process that read this body ended ({how}); send the request again",
         code="converter_lost",
         is_retryable=True,
         retry_after_s=1.0,

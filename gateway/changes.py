@@ -23,7 +23,7 @@ from mlxsup.protocol.errors import ErrorCode
 
 from . import limits
 from .answers import OpenAnswers
-from .body import Receive, gone
+from .body import Disconnected, Receive, unless_gone
 from .errors import failure_of, interrupted, openai_body
 from .failure import Failure
 from .openai.models import status_of
@@ -49,9 +49,15 @@ class Follower:
         """Take a change, or the end; one that is too far behind gets a separate end."""
         if self._items.qsize() >= limits.MAX_CHANGES_BEHIND:
             self._changes.remove(self)
-            message = f"{limits.MAX_CHANGES_BEHIND} changes were not read in time"
+            message = (
+                f"this client left {limits.MAX_CHANGES_BEHIND} changes unread, so its stream ends"
+            )
             item = Failure(HTTPStatus.SERVICE_UNAVAILABLE, message, code="slow_consumer")
         self._items.put_nowait(item)
+
+    def cancel(self) -> None:
+        """End it, because the gateway ends."""
+        self._items.put_nowait(interrupted())
 
     def __aiter__(self) -> Self:
         return self
@@ -100,7 +106,7 @@ class Changes:
         if len(self._followers) >= limits.MAX_FOLLOWERS:
             raise Failure(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{limits.MAX_FOLLOWERS} follow the models already",
+                f"{limits.MAX_FOLLOWERS} clients follow the models already; try again later",
                 code="overloaded",
                 is_retryable=True,
                 retry_after_s=1.0,
@@ -190,39 +196,23 @@ class _Followed(Response):
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, {})
-        passing_on = asyncio.create_task(_pass_on(self._follower, out))
-        has_left = asyncio.create_task(gone(receive))
-        self._open_answers.add([passing_on])
+        self._open_answers.add([self._follower])
         with self._follower:
             try:
-                await asyncio.wait({passing_on, has_left}, return_when=asyncio.FIRST_COMPLETED)
-                if has_left.done():
-                    return
-                failure = _failure_in(passing_on)
+                await unless_gone(receive, _pass_on(self._follower, out))
+            except Disconnected:
+                pass
+            except Failure as failure:
                 # And no end: who follows sees that it has been cut off, and connects again.
                 await out.write(event(json.dumps(openai_body(failure)).encode()))
             finally:
-                self._open_answers.remove([passing_on])
-                for task in (passing_on, has_left):
-                    task.cancel()
-                await asyncio.gather(passing_on, has_left, return_exceptions=True)
+                self._open_answers.remove([self._follower])
 
 
 async def _pass_on(follower: Follower, out: EventStream) -> None:
     await out.write(comment("changes from now on"))
     async for change in follower:
         await out.write(event(json.dumps(event_of(change), ensure_ascii=False).encode()))
-
-
-def _failure_in(task: asyncio.Task[None]) -> Failure:
-    """Return why it ended: the daemon is gone, the reader too slow, or the gateway is ending."""
-    try:
-        task.result()
-    except Failure as failure:
-        return failure
-    except asyncio.CancelledError:
-        pass
-    return interrupted()
 
 
 @asynccontextmanager

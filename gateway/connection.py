@@ -24,7 +24,7 @@ from .sse import WRITE
 
 TOO_LARGE = Failure(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    "the head of a request has at most 64 KiB",
+    "the request line and the headers must be at most 64 KiB together",
     code="headers_too_large",
 )
 NOT_HTTP = Failure(

@@ -31,7 +31,7 @@ def read_text(values: Mapping[str, Any], name: str, path: str) -> str:
     """
     value = values.get(name)
     if not isinstance(value, str):
-        raise bad_field(f"{path}.{name}", f"{path}.{name} must be a text")
+        raise bad_field(f"{path}.{name}", f"{path}.{name} must be text")
     return value
 
 
@@ -54,7 +54,7 @@ def read_parts(
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} must be a text, or a list of {things}")
+        raise bad_field(path, f"{path} must be text or a list of {things}")
     check_count(content, path, things)
     return [one for place, part in enumerate(content) for one in read(part, f"{path}[{place}]")]
 

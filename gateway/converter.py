@@ -36,6 +36,7 @@ from .ask import TEMPLATE, Ask
 from .failure import Failure, bad_field
 from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
 from .openai.requests import read_chat, read_completion
+from .openai.tokens import read_detokenize, read_template, read_tokenize
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
 
@@ -73,6 +74,9 @@ class Api(StrEnum):
     COUNT = "count"
     OLLAMA_CHAT = "ollama chat"
     GENERATE = "generate"
+    TOKENIZE = "tokenize"
+    TEMPLATE = "template"
+    DETOKENIZE = "detokenize"
 
 
 _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
@@ -84,6 +88,9 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.COUNT: (MessageAsk, read_count),
     Api.OLLAMA_CHAT: (OllamaAsk, read_ollama_chat),
     Api.GENERATE: (OllamaAsk, read_generate),
+    Api.TOKENIZE: (Ask, read_tokenize),
+    Api.TEMPLATE: (Ask, read_template),
+    Api.DETOKENIZE: (Ask, read_detokenize),
 }
 
 
@@ -177,7 +184,7 @@ def _check_template(extra: dict[str, Any]) -> None:
     if not is_short:
         size = limits.MAX_TEMPLATE_BYTES // 1024
         raise bad_field(
-            TEMPLATE, f"{TEMPLATE} must be at most {size} KiB: put texts into a message"
+            TEMPLATE, f"{TEMPLATE} must be at most {size} KiB; put long text into a message"
         )
 
 
@@ -201,7 +208,7 @@ def _check_characters(value: dict[str, Any]) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _bad("a text of the body has half a surrogate pair: no character is that") from None
+        raise _bad("the body contains half a surrogate pair, which is not a character") from None
     except RecursionError:
         raise _nested_too_deeply() from None
 
@@ -295,7 +302,7 @@ def _too_complex() -> Failure:
     size = limits.CONVERTER_MEMORY_BYTES // 2**20
     return Failure(
         413,
-        f"the values in this body take more than {size} MiB of memory: send fewer, or longer ones",
+        f"the values in this body take more than {size} MiB of memory; send fewer values",
         code="request_too_large",
     )
 

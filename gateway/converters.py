@@ -153,7 +153,7 @@ def busy() -> Failure:
     size = limits.MAX_SMALL_BODY_BYTES // 1024
     return Failure(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"too many bodies of more than {size} KiB are being read: send this one again in a moment",
+        f"too many bodies of more than {size} KiB are being read; send this one again in a moment",
         code=ErrorCode.OVERLOADED.value,
         is_retryable=True,
         retry_after_s=1.0,

@@ -18,6 +18,7 @@ from typing import Any
 
 from mlxsup.client.parameters import MAX_LIMIT_S
 from mlxsup.client.thinking import thinking_arguments
+from mlxsup.protocol.errors import invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
 from mlxsup.protocol.text import parse_duration
@@ -38,7 +39,7 @@ MOST_UNREAD = 32
 """So many of the fields that are not read are named."""
 
 TYPES: Mapping[type, str] = {
-    bool: "true or false", int: "an integer", str: "a text", list: "a list", dict: "an object",
+    bool: "true or false", int: "an integer", str: "text", list: "a list", dict: "an object",
 }  # fmt: skip
 """The types of JSON that a field may have to be of, as errors call them."""
 
@@ -135,7 +136,7 @@ def check_fields(
             add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             if field.takes is not None and type(value) is not field.takes:
-                raise bad_field(path, f"{path} must be {TYPES[field.takes]}")
+                raise bad_field(path, invalid(path, TYPES[field.takes], value).message)
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
@@ -182,6 +183,31 @@ def read_model(given: dict[str, Any]) -> str:
         message = f"model must be text of 1 to {MAX_ID_CHARACTERS} characters, not {len(model)}"
         raise bad_field("model", f"{message}; GET /v1/models lists the names")
     return model
+
+
+def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
+    """Return a list that is one, and is not too long.
+
+    Raises:
+        Failure: it is not.
+    """
+    if not isinstance(given, list):
+        raise bad_field(path, f"{path} must be a list of {things}")
+    check_count(given, path, things, most)
+    return given
+
+
+def check_chat(given: Any) -> list[Any]:
+    """Return the messages of a chat, which are not looked at.
+
+    Raises:
+        Failure: they are no list, none, or too many.
+    """
+    if given == []:
+        raise bad_field(
+            "messages", "messages must be a list of at least one message, not an empty list"
+        )
+    return check_list(given, "messages", "messages")
 
 
 def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_ITEMS) -> None:
@@ -276,7 +302,7 @@ def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
         Failure: it is no text.
     """
     if not isinstance(effort, str):
-        raise bad_field(path, f"{path} must be a text")
+        raise bad_field(path, f"{path} must be text")
     return {
         "reasoning_effort": effort,
         **(thinking_arguments(thinks=False) if effort == "none" else {}),
@@ -301,7 +327,7 @@ def read_keep_alive(given: dict[str, Any]) -> None:
     """
     named = [name for name in KEEP_ALIVE if name in given]
     if len(named) > 1:
-        raise bad_field("ttl", "ttl and keep_alive mean the same: send one")
+        raise bad_field("ttl", "ttl and keep_alive mean the same; send only one of them")
     for name in named:
         given["keep_alive"] = _seconds(name, given.pop(name))
 
@@ -326,5 +352,5 @@ def _seconds(name: str, value: Any) -> float:
 
 def _wrong(name: str) -> Exception:
     return bad_field(
-        name, f'{name} takes seconds, a text such as "5m", or -1 to keep the model loaded'
+        name, f'{name} must be seconds, text such as "5m", or -1 to keep the model loaded'
     )

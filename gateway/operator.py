@@ -11,9 +11,9 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +30,8 @@ from .keys import CALLER, Caller, operator_needed
 TOKEN_HEADER = "x-mlxsup-token"
 
 ACTIONS = ("load", "unload", "restart")
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -109,23 +111,38 @@ class Operator:
         self._under_way[action, model] = task
         task.add_done_callback(lambda done: self._on_end(action, model, done))
         # The daemon answers in order: a refusal comes before the answer to what was asked later.
-        answered = asyncio.create_task(client.ping())
+        ping = asyncio.create_task(client.ping())
         try:
-            async with asyncio.timeout(limits.STATUS_LIMIT_S):
-                await asyncio.wait({task, answered}, return_when=asyncio.FIRST_COMPLETED)
-            (task if task.done() else answered).result()
-        except (RequestError, ConnectionLost) as error:
-            raise failure_of(error) from None
-        except TimeoutError:
-            raise daemon_silent() from None
+            await answered(_first(task, ping))
         finally:
-            answered.cancel()
-            await asyncio.gather(answered, return_exceptions=True)
+            ping.cancel()
+            await asyncio.gather(ping, return_exceptions=True)
 
     def _on_end(self, action: str, model: str, done: asyncio.Task[dict[str, Any]]) -> None:
         del self._under_way[action, model]
         if not done.cancelled() and (error := done.exception()) is not None:
             logger.info("%s failed model=%s error=%s", action, model, error)
+
+
+async def _first(*tasks: asyncio.Task[T]) -> T:
+    """Return what the first task returns that has ended."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return next(task for task in tasks if task.done()).result()
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """Return what the daemon answers at once.
+
+    Raises:
+        Failure: it refuses, is gone, or does not answer.
+    """
+    try:
+        async with asyncio.timeout(limits.STATUS_LIMIT_S):
+            return await call
+    except (RequestError, ConnectionLost) as error:
+        raise failure_of(error) from None
+    except TimeoutError:
+        raise daemon_silent() from None
 
 
 def daemon_silent() -> Failure:

@@ -64,6 +64,12 @@ _FLAGS = (
     "continue_final_message",
 )  # fmt: skip
 
+TOKENIZE = ("ids", "add_special_tokens", "add_generation_prompt")
+"""The names in `tokenize`."""
+
+MAX_SHOWN_IDS = 2**20
+"""Of one prompt: half of what a client may leave unread."""
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 
@@ -109,6 +115,11 @@ class RequestBody:
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
             `{"type": "text"}`.
+        tokenize: the tokens of the prompt are the answer: nothing is computed, the prompt may be
+            longer than the context, and what says how to answer has no effect. By name, all true
+            unless given: `ids` (show them, at most `MAX_SHOWN_IDS`), `add_special_tokens` (a text
+            begins with the begin-of-text token, if the model has one) and `add_generation_prompt`
+            (a chat ends with what opens an answer).
     """
 
     prompt: str | None = None
@@ -133,6 +144,7 @@ class RequestBody:
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     response_format: dict[str, Any] | None = None
+    tokenize: dict[str, bool] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in INPUTS if getattr(self, name) is not None]
@@ -146,7 +158,7 @@ class RequestBody:
         if self.prompt is not None:
             if not isinstance(self.prompt, str):
                 raise invalid("prompt", "a string", self.prompt)
-            if not self.prompt:
+            if not self.prompt and self.tokenize is None:
                 raise invalid("prompt", "text of at least one character", shown="an empty string")
             _check_encodable("prompt", self.prompt)
         elif self.prompt_tokens is not None:
@@ -156,11 +168,11 @@ class RequestBody:
             for token in tokens:
                 if type(token) is not int:
                     raise invalid("prompt_tokens", "integers", token)
-            if not tokens:
+            if not tokens and self.tokenize is None:
                 raise invalid(
                     "prompt_tokens", "a list of at least one token id", shown="an empty list"
                 )
-            for token in (min(tokens), max(tokens)):
+            for token in (min(tokens, default=0), max(tokens, default=0)):
                 if not 0 <= token < 2**32:
                     raise invalid("prompt_tokens", "ids from 0 to 4294967295", token)
         elif not isinstance(self.messages, list):
@@ -184,7 +196,8 @@ class RequestBody:
         least, most = self.min_tokens, self.max_tokens
         if least is not None and most is not None and least > most:
             raise invalid("min_tokens", "at most max_tokens", least)
-        if most == 0 and self.messages is not None and not self.shows_prompt:
+        is_shown = self.shows_prompt or self.tokenize is not None
+        if most == 0 and self.messages is not None and not is_shown:
             raise invalid("max_tokens", f"an integer from 1 to {MOST_TOKENS} in a chat", most)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "0 unless logprobs is true", self.top_logprobs)
@@ -193,6 +206,15 @@ class RequestBody:
         self._check_logit_bias()
         if self.response_format is not None and not _is_format(self.response_format):
             raise invalid("response_format", FORMAT_EXPECTED, self.response_format)
+        tokenize = self.tokenize
+        if tokenize is not None and not (
+            isinstance(tokenize, dict)
+            and all(
+                name in TOKENIZE and isinstance(is_on, bool) for name, is_on in tokenize.items()
+            )
+        ):
+            expected = f"a map of {', '.join(TOKENIZE)}, each true or false"
+            raise invalid("tokenize", expected, tokenize)
         self._check_template()
 
     def _check_stop(self) -> None:
@@ -305,7 +327,16 @@ class RequestBody:
     @property
     def shows_prompt(self) -> bool:
         """True if something of the prompt is shown before the answer."""
-        return self.echo is True or self.prompt_logprobs is not None
+        return self.echo is True or self.prompt_logprobs is not None or self.shows_ids
+
+    @property
+    def shows_ids(self) -> bool:
+        """True if the ids of the prompt are the answer."""
+        return self.tokenize is not None and self.tokenizes("ids")
+
+    def tokenizes(self, name: str) -> bool:
+        """True unless `tokenize` says otherwise of this name."""
+        return (self.tokenize or {}).get(name, True)
 
     @property
     def choice(self) -> ToolChoice:
@@ -317,7 +348,8 @@ class RequestBody:
     @property
     def continues(self) -> bool:
         """True if the answer continues the last message, a text of the assistant's."""
-        if not self.messages or self.continue_final_message is False:
+        is_new = self.continue_final_message is False or not self.tokenizes("add_generation_prompt")
+        if not self.messages or is_new:
             return False
         last = self.messages[-1]
         content = last.get("content")

@@ -26,6 +26,8 @@ class DeltaBody(Record):
         sampling: in the first piece, the fields of `parameters.Sampling` that differ from their
             defaults; None if none does.
         stop_token: the same for one of the request's `stop_token_ids`.
+        prompt_tokens: the next ids of the prompt, packed as `ids.pack_tokens` does, if the request
+            asked for them.
     """
 
     text: str = ""
@@ -34,6 +36,7 @@ class DeltaBody(Record):
     stop: str | None = None
     sampling: dict[str, float] | None = None
     stop_token: int | None = None
+    prompt_tokens: bytes = b""
 
 
 def pack_body(
@@ -43,6 +46,7 @@ def pack_body(
     stop: str | None = None,
     sampling: Mapping[str, float] | None = None,
     stop_token: int | None = None,
+    prompt_tokens: bytes = b"",
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -59,6 +63,8 @@ def pack_body(
         plain["sampling"] = sampling
     if stop_token is not None:
         plain["stop_token"] = stop_token
+    if prompt_tokens:
+        plain["prompt_tokens"] = prompt_tokens
     return pack(plain)
 
 

@@ -282,6 +282,7 @@ class RowDelta(Row):
         stop: with `finish`, the stop string that has ended the answer, if one has.
         sampling: with the first token, see `DeltaBody`.
         stop_token: the same for one of the request's `stop_token_ids`.
+        prompt_tokens: see `DeltaBody`.
     """
 
     text: str = ""
@@ -290,15 +291,22 @@ class RowDelta(Row):
     stop: str | None = None
     sampling: Mapping[str, float] | None = None
     stop_token: int | None = None
+    prompt_tokens: bytes = b""
 
     @property
     def body(self) -> bytes:
         """What the client is shown of it, packed; empty if that is nothing."""
         has_end = self.stop is not None or self.stop_token is not None
-        if not (self.text or self.tokens or self.logprobs or has_end):
+        if not (self.text or self.tokens or self.logprobs or self.prompt_tokens or has_end):
             return b""
         return pack_body(
-            self.text, self.channel, self.logprobs, self.stop, self.sampling, self.stop_token
+            self.text,
+            self.channel,
+            self.logprobs,
+            self.stop,
+            self.sampling,
+            self.stop_token,
+            self.prompt_tokens,
         )
 
 

@@ -312,6 +312,8 @@ class StepLoop:
         else:
             self._engine.drop_kept(ready.key)
             self._running.end_without_row(running, end)
+        if running.prompt is not None:
+            self._send_step(StepResult())  # those of several requests may be too long for one
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that has something wrong with it: it fails alone (C7)."""

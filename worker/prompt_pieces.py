@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import RowDelta
@@ -18,6 +18,9 @@ from .engine import Prompt, RowLogprobs
 
 TOKENS_PER_PIECE = 64
 """With 20 others at each place a piece has 50 KiB, which a client reads in 2 ms."""
+
+IDS_PER_PIECE = 16 * 1024
+"""64 KiB, which a client reads in 1 ms."""
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 """Of a prompt whose text is shown, which is one piece: half of what a client may leave unread."""
@@ -41,6 +44,7 @@ class PromptPieces:
         has_logprobs: whether it is shown how likely the tokens were.
         shown: how many tokens the client was shown that of.
         describe: adds texts to log-probabilities.
+        has_ids: whether the ids of the tokens are shown, all before anything is read.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class PromptPieces:
         has_logprobs: bool,
         shown: int,
         describe: Describe,
+        has_ids: bool = False,
     ) -> None:
         self._key = key
         self._tokens = tokens
@@ -62,6 +67,16 @@ class PromptPieces:
         self._first = [] if text is None else [self._piece(text=text)]
         if has_logprobs:
             self._first += self.take([None])
+        if has_ids:
+            self._first += [
+                RowDelta(
+                    key=key,
+                    channel=Channel.PROMPT,
+                    prompt_tokens=pack_tokens(tokens[start : start + IDS_PER_PIECE]),
+                    is_prompt=True,
+                )
+                for start in range(0, len(tokens), IDS_PER_PIECE)
+            ]
 
     def begin(self) -> list[RowDelta]:
         """Return, once, what is shown before anything is read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody
@@ -75,7 +75,11 @@ def plan_row(
         RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
             the model does not have.
     """
-    context = min(facts.context_length, MOST_TOKENS_OF_ROW)
+    context = MOST_TOKENS_OF_ROW
+    if body.tokenize is None:
+        context = min(facts.context_length, context)
+    else:
+        body = replace(body, max_tokens=0, min_tokens=None, prompt_logprobs=None)
     max_tokens, min_tokens = _limits(body, len(prompt.tokens), context)
     bias = body.bias_by_token()
     stop_token_ids = tuple(sorted(set(body.stop_token_ids or ())))
@@ -329,7 +333,7 @@ def running_row(
         form=body.form,
         min_tokens=row.min_tokens,
         strict=prompt.strict,
-        after=row.tokens[-1] if body.echo else None,
+        after=row.tokens[-1] if body.echo and row.tokens else None,
     )
     pieces = None
     if body.shows_prompt:
@@ -340,6 +344,7 @@ def running_row(
             has_logprobs=row.prompt_logprobs is not None,
             shown=shown,
             describe=answer.describe,
+            has_ids=body.shows_ids,
         )
     return RunningRow(
         key=row.key,

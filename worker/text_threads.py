@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.body import MAX_SHOWN_IDS, RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, unfit
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
@@ -239,7 +239,10 @@ class Lane:
                 prompt = self._own_codec().encode(body)
             else:
                 body, prompt = _from_acceptance(job.resume)
-            if body.form is not AnswerForm.TEXT or body.strict_tools:
+            if body.shows_ids:
+                _check_count(prompt)
+            has_form = body.form is not AnswerForm.TEXT or body.strict_tools
+            if has_form and body.tokenize is None:
                 prompt = self._own_codec().constrain(body, prompt)
             if body.echo and (job.resume is None or not job.resume.shown):
                 prompt = replace(prompt, text=self._shown_text(body, prompt))
@@ -282,6 +285,14 @@ class Lane:
         if self._codec is None:
             self._codec = self._make_codec()
         return self._codec
+
+
+def _check_count(prompt: Prompt) -> None:
+    """Raise if a prompt has too many tokens to be shown."""
+    if (count := len(prompt.tokens)) > MAX_SHOWN_IDS:
+        raise unfit(
+            "prompt", f"the prompt must have at most {MAX_SHOWN_IDS:,} tokens, not {count:,}"
+        )
 
 
 def _from_acceptance(resume: Resume) -> tuple[RequestBody, Prompt]:

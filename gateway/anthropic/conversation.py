@@ -10,7 +10,7 @@ from typing import Any
 from .. import limits
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
 from ..failure import Failure, bad_field
-from ..fields import add_unread, check_count, check_fields
+from ..fields import add_unread, check_chat, check_count, check_fields, check_list
 from .client_tools import CLIENT_TOOLS
 from .fields import TOOL_FIELDS
 
@@ -57,16 +57,9 @@ def read_messages(given: Any) -> list[Message]:
     Raises:
         Failure: they are no chat; `param` names the place.
     """
-    if not isinstance(given, list):
-        raise bad_field("messages", "messages must be a list of messages")
-    if not given:
-        raise bad_field(
-            "messages", "messages must be a list of at least one message, not an empty list"
-        )
-    check_count(given, "messages", "messages")
     return [
         one
-        for place, message in enumerate(given)
+        for place, message in enumerate(check_chat(given))
         for one in _message(message, f"messages[{place}]")
     ]
 
@@ -84,9 +77,7 @@ def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> lis
     Raises:
         Failure: one of them is none that the model could call.
     """
-    if not isinstance(given, list):
-        raise bad_field("tools", "tools must be a list of tools")
-    check_count(given, "tools", "tools", limits.MAX_TOOLS)
+    check_list(given, "tools", "tools", limits.MAX_TOOLS)
     named = {*_named_tools(messages), *_named_tools(choice)}
     tools = []
     for place, tool in enumerate(given):
@@ -120,7 +111,7 @@ def _message(message: Any, path: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} must be a text, or a list of blocks")
+        raise bad_field(path, f"{path} must be text or a list of blocks")
     check_count(content, path, "blocks")
     blocks = {f"{path}[{place}]": block for place, block in enumerate(content)}
     read = {where: block for where, block in blocks.items() if _is_read(block, where)}
@@ -245,7 +236,7 @@ def _shown(block: dict[str, Any], path: str) -> list[Part]:
 
 
 def _misplaced(kind: str, role: str, path: str) -> Failure:
-    message = f"{path}.type: {kind} has no place in a message of the role {role}"
+    message = f"{path}.type must not be {kind} in a message of role {role}"
     return bad_field(f"{path}.type", message)
 
 

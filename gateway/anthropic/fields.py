@@ -25,8 +25,8 @@ _COUNTED = (
              "billing_policy", "fallback_credit_token"),
     Field("compaction", Use.HINT, "what is too long is refused"),
     Field("fallbacks", Use.HINT, "no other model answers"),
-    Field("container", Use.NEUTRAL, "nothing is run here"),
-    Field("mcp_servers", Use.NEUTRAL, "connect them to the program that asks", ([],)),
+    Field("container", Use.NEUTRAL, "no code is run here"),
+    Field("mcp_servers", Use.NEUTRAL, "connect the servers to your program", ([],)),
 )  # fmt: skip
 
 MESSAGES_FIELDS = (

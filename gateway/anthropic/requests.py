@@ -20,6 +20,7 @@ from ..fields import (
     read_model,
     whole_numbers,
 )
+from ..openai.tokens import COUNTED
 from .conversation import read_messages, read_system, read_tools
 from .fields import (
     CHOICE_FIELDS,
@@ -69,15 +70,13 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
 
 
 def read_count(body: dict[str, Any]) -> MessageAsk:
-    """Read the body of `POST /v1/messages/count_tokens`: what the daemon would be asked, and more
-    tokens than it can give.
+    """Read the body of `POST /v1/messages/count_tokens`: the same as a message, without an answer.
 
     Raises:
         Failure: as for `read_message`.
     """
     unread: list[str] = []
-    refused = {"max_tokens": MOST_TOKENS, "cap_max_tokens": False}
-    given = check_fields(body, COUNT_FIELDS, unread) | refused
+    given = check_fields(body, COUNT_FIELDS, unread) | {"tokenize": COUNTED}
     return _ask(given, unread, is_streamed=False, max_tokens=0)
 
 

@@ -45,7 +45,7 @@ _BOTH = (
 CHAT_FIELDS = (
     used("messages", "the chat; without any, the model is loaded, or unloaded with "
           "`keep_alive: 0`"),
-    used("tools", "functions in OpenAI's form"),
+    used("tools", "functions in OpenAI's form", list),
     *_BOTH,
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ GENERATE_FIELDS = (
     Field("images", Use.NEUTRAL, "no model here takes images; send text", ([],)),
     Field("template", Use.NEUTRAL, "the model's own template is used; render yours, and send it "
           "with `raw: true`", ("",)),
-    Field("suffix", Use.NEUTRAL, "nothing can be inserted", ("",)),
+    Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
     Field("context", Use.NEUTRAL, "nothing is kept; send the conversation to /api/chat", ([],)),
 )  # fmt: skip
 
@@ -187,16 +187,14 @@ def _read_options(given: dict[str, Any], unread: list[str]) -> None:
     """Add the sampling parameters that `options` asks for."""
     known = check_fields(given.pop("options", {}), OPTION_FIELDS, unread, within="options")
     read = translate(known, unread, is_chat=False)
-    if isinstance(limit := read.get("max_tokens"), int) and limit < 1:
+    if type(limit := read.get("max_tokens")) is int and limit < 1:
         del read["max_tokens"]
-    match read.pop("repeat_last_n", None):
-        case None:
-            pass
-        case 0:
-            read |= PENALTIES
-        case window:
-            read["penalty_window"] = 0 if window == -1 else window
-            whole_numbers(read)
+    window = read.pop("repeat_last_n", None)
+    if type(window) in (int, float) and window == 0:
+        read |= PENALTIES
+    elif window is not None:
+        read["penalty_window"] = 0 if window == -1 else window
+        whole_numbers(read)
     if isinstance(read.get("stop"), str):
         read["stop"] = [read["stop"]]
     given |= read

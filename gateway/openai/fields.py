@@ -43,9 +43,9 @@ CHAT_FIELDS = (
     Field("modalities", Use.NEUTRAL, "answers are text", (["text"],)),
     Field("verbosity", Use.HINT, "say it in a message", ("medium",)),
     Field("audio", Use.NEUTRAL, "answers are text"),
-    Field("web_search_options", Use.NEUTRAL, "nothing is searched", ()),
-    Field("functions", Use.NEUTRAL, "the older form of `tools`: use that", ([],)),
-    Field("function_call", Use.NEUTRAL, "the older form of `tool_choice`: use that", ("auto",)),
+    Field("web_search_options", Use.NEUTRAL, "the web is not searched", ()),
+    Field("functions", Use.NEUTRAL, "use `tools`, its newer form", ([],)),
+    Field("function_call", Use.NEUTRAL, "use `tool_choice`, its newer form", ("auto",)),
     *NEUTRAL_IN_CHATS,
 )  # fmt: skip
 
@@ -54,13 +54,13 @@ COMPLETION_FIELDS = (
     *_BOTH,
     used("max_tokens", "at most that many tokens; without it 16, as OpenAI has it; 0: none"),
     used("logprobs", "how many of the likeliest tokens to list at each position"),
-    Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
+    Field("best_of", Use.NEUTRAL, "use `n` and choose among the answers", (1,)),
     used(
         "echo",
         "true: the text begins with the prompt, and with `logprobs` they begin "
         "with those of its tokens; the first token has none",
     ),
-    Field("suffix", Use.NEUTRAL, "nothing can be inserted", ("",)),
+    Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
 )
 
 MESSAGE_FIELDS = (

@@ -7,7 +7,7 @@ from typing import Any
 from .. import limits
 from ..content import Part, join_parts, media_part, read_parts
 from ..failure import bad_field
-from ..fields import check_count
+from ..fields import check_chat, check_count
 from .fields import MESSAGE_FIELDS
 
 ROLES = {
@@ -40,14 +40,8 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
     Raises:
         Failure: they are no chat; `param` names the place.
     """
-    if not isinstance(given, list):
-        raise bad_field("messages", "messages must be a list of messages")
-    if not given:
-        raise bad_field(
-            "messages", "messages must be a list of at least one message, not an empty list"
-        )
-    check_count(given, "messages", "messages")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(given)]
+    chat = check_chat(given)
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(chat)]
 
 
 def read_tools(given: Any) -> Any:
@@ -72,7 +66,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
         calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
     content = message.get("content")
     if content is None and role != "assistant":
-        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be a text")
+        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be text")
     text = content
     if content is not None:
         text = join_parts(read_parts(content, f"{path}.content", _part), between="")
@@ -95,5 +89,5 @@ def _part(part: Any, path: str) -> list[Part]:
         return [""]
     text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
-        raise bad_field(path, f'{path} takes a part {{"type": "text", "text": …}}')
+        raise bad_field(path, f'{path} must be a part such as {{"type": "text", "text": …}}')
     return [text]

@@ -108,5 +108,6 @@ def _model(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
         "owned_by": OWNER,
         "aliases": row["aliases"],
         "status": status_of(row["state"]),
+        "max_model_len": row["context_length"],
         "meta": {"n_ctx": row["context_length"]},
     }

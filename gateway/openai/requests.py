@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mlxsup.protocol.errors import invalid
+
 from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
@@ -34,6 +36,10 @@ def read_chat(body: dict[str, Any]) -> Ask:
         raise bad_field(
             "max_tokens", "max_tokens and max_completion_tokens differ; send only one of them"
         )
+    least = 0 if "prompt_logprobs" in given else 1
+    if newer is not None and (type(newer) is not int or newer < least):
+        name = "max_completion_tokens"
+        raise bad_field(name, invalid(name, f"an integer of {least} or more", newer).message)
     if "tools" in given:
         given["tools"] = read_tools(given["tools"])
         if given["tools"] == []:
@@ -72,7 +78,7 @@ def read_completion(body: dict[str, Any]) -> Ask:
     given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
-        raise bad_field("prompt", "prompt is missing; it must be a text")
+        raise bad_field("prompt", "prompt is missing; it must be text")
     inputs = _prompts(given.pop("prompt"))
     listed = given.pop("logprobs", None)
     if listed is not None:
@@ -145,4 +151,4 @@ def _prompt(prompt: Any) -> dict[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return {"prompt_tokens": prompt}
-    raise bad_field("prompt", "prompt must be a text, or a list of token ids, or a list of these")
+    raise bad_field("prompt", "prompt must be text, a list of token ids, or a list of these")

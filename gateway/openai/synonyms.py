@@ -59,7 +59,7 @@ NEUTRAL_ELSEWHERE = (
 NEUTRAL_IN_CHATS = (
     used("add_generation_prompt", "false is `continue_final_message: true`", bool),
     Field("echo", Use.NEUTRAL, "the answer does not repeat the prompt", (False,)),
-    Field("best_of", Use.NEUTRAL, "use `n`, and choose", (1,)),
+    Field("best_of", Use.NEUTRAL, "use `n` and choose among the answers", (1,)),
     *hints((True,), "include_reasoning", "separate_reasoning", "stream_reasoning"),
 )
 

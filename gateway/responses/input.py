@@ -49,7 +49,7 @@ def read_items(given: Any) -> list[Any]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list):
-        raise bad_field("input", "input must be a text, or a list of items")
+        raise bad_field("input", "input must be text or a list of items")
     if not given:
         raise bad_field("input", "input must be a list of at least one item, not an empty list")
     check_count(given, "input", "items")
@@ -162,7 +162,7 @@ class _Conversation:
         if not isinstance(role, str) or role not in ROLES:
             raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
         if read.get("content") is None:
-            raise bad_field(f"{path}.content", f"{path}.content is missing; it must be a text")
+            raise bad_field(f"{path}.content", f"{path}.content is missing; it must be text")
         parts = read_parts(read["content"], f"{path}.content", _part)
         if role == "assistant":
             joined = join_parts(parts)
@@ -260,5 +260,5 @@ def _part(part: Any, path: str) -> list[Part]:
     if (media := media_part(kind, path)) is not None:
         return [media]
     if not isinstance(kind, str) or kind not in TEXTS:
-        raise bad_field(path, f'{path} takes a part {{"type": "input_text", "text": …}}')
+        raise bad_field(path, f'{path} must be a part such as {{"type": "input_text", "text": …}}')
     return [read_text(part, TEXTS[kind], path)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from mlxsup.protocol.codec import pack
-from mlxsup.protocol.parameters import MOST_TOKENS, SAMPLING
+from mlxsup.protocol.parameters import SAMPLING
 
 from .. import limits
 from ..ask import Ask
@@ -21,6 +21,7 @@ from ..fields import (
     read_model,
     whole_numbers,
 )
+from ..openai.tokens import COUNTED
 from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
@@ -80,7 +81,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     tools = _read_tools(given, unread)
     is_stored = given.pop("store", True)
     if "input" not in given:
-        raise bad_field("input", "input is missing; it must be a text")
+        raise bad_field("input", "input is missing; it must be text")
     items = read_items(given.pop("input"))
     references = references_in(items)
     history = []
@@ -125,15 +126,14 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
 
 
 def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
-    """Read the body of `POST /v1/responses/input_tokens`: what the daemon would be asked, and more
-    tokens than it can give.
+    """Read the body of `POST /v1/responses/input_tokens`: the same as a response, without an
+    answer.
 
     Raises:
         Failure: as for `read_response`.
     """
     ask = read_response({**body, "store": False, "stream": False}, recalled)
-    longest = {**ask.parameters, "max_tokens": MOST_TOKENS, "cap_max_tokens": False}
-    return replace(ask, parameters=longest)
+    return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED})
 
 
 def _echo(given: dict[str, Any]) -> dict[str, Any]:

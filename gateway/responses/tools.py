@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import limits
 from ..failure import bad_field
-from ..fields import add_unread, check_count, check_fields
+from ..fields import add_unread, check_count, check_fields, check_list
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
 CUSTOM_INPUT = "input"
@@ -72,9 +72,7 @@ def read_tools(given: Any, unread: list[str]) -> Tools:
     Raises:
         Failure: one of them is none that the model could call.
     """
-    if not isinstance(given, list):
-        raise bad_field("tools", "tools must be a list of tools")
-    check_count(given, "tools", "tools", limits.MAX_TOOLS)
+    check_list(given, "tools", "tools", limits.MAX_TOOLS)
     found = [
         one
         for place, tool in enumerate(given)
@@ -115,7 +113,7 @@ def _functions(
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     description = read.get("description", "")
     if not isinstance(description, str):
-        raise bad_field(f"{path}.description", f"{path}.description must be a text")
+        raise bad_field(f"{path}.description", f"{path}.description must be text")
     if kind == "custom":
         parameters: Any = _CUSTOM_PARAMETERS
         form = _form_of(read.get("format"))
@@ -155,5 +153,5 @@ def _form_of(form: Any) -> str:
 def _name(read: dict[str, Any], path: str) -> str:
     name = read.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_field(f"{path}.name", f"{path}.name must be a text")
+        raise bad_field(f"{path}.name", f"{path}.name must be text")
     return name

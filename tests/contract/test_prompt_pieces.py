@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason, RowState
 from mlxsup.protocol.worker_messages import RowDelta
 from mlxsup.worker import text_threads
-from mlxsup.worker.prompt_pieces import TOKENS_PER_PIECE
+from mlxsup.worker.prompt_pieces import IDS_PER_PIECE, TOKENS_PER_PIECE
 
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 
@@ -175,3 +176,49 @@ def test_the_stop_token_that_ended_an_answer_is_named(worker: LoopDriver) -> Non
     assert got.tokens == free.tokens[:place]
     assert [delta.stop_token for delta in got.deltas if delta.finish] == [free.tokens[place]]
     assert {delta.stop_token for delta in free.deltas} == {None}
+
+
+def shown_ids(answer: Answer) -> list[int]:
+    return [one for delta in pieces(answer) for one in unpack_tokens(delta.prompt_tokens)]
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, IDS_PER_PIECE, IDS_PER_PIECE + 1, 40_000], ids="{} tokens".format
+)
+def test_tokens_of_a_prompt_of_any_length_are_the_answer(worker: LoopDriver, length: int) -> None:
+    tokens = [40 + n % 50 for n in range(length)]
+    answers: dict[str, Any] = {
+        "max_tokens": 3,
+        "prompt_logprobs": 2,
+        "response_format": {"type": "json_object"},
+    }
+    got = worker.answer(prompt_tokens=tokens, tokenize={}, **answers)
+    assert (got.tokens, got.text, got.finish) == ([], "", FinishReason.LENGTH)
+    assert shown_ids(got) == tokens
+    text = worker.answer(prompt_tokens=tokens, tokenize={"ids": False}, echo=True)
+    assert (shown_ids(text), text.finish) == ([], FinishReason.LENGTH)
+
+
+def test_tokens_are_those_that_an_answer_would_begin_with(worker: LoopDriver) -> None:
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}], "messages_as_text": True,
+    }  # fmt: skip
+    for asked in ({"prompt": LONG}, chat):
+        assert shown_ids(worker.answer(**asked, tokenize={})) == prompt_of(
+            worker.answer(**asked, max_tokens=1)
+        )
+        counted = worker.answer(**asked, tokenize={"ids": False})
+        assert (pieces(counted), counted.error) == ([], None)
+
+
+def test_too_many_ids_are_refused_alone(
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_threads, "MAX_SHOWN_IDS", 2)
+    got, counted = worker.finish(
+        worker.dispatch(prompt=LONG, tokenize={}),
+        worker.dispatch(prompt=LONG, tokenize={"ids": False}),
+    )
+    assert got.error is not None
+    assert "at most 2 tokens" in got.error["message"]
+    assert counted.finish is FinishReason.LENGTH

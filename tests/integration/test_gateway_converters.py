@@ -195,7 +195,7 @@ def test_converter_that_dies_or_is_slow_fails_one_request(
             held.converter.kill()
             response = await held.asked
             assert error_of(response) == (503, "converter_lost", "true")
-            assert response.error["message"].endswith(": send it again")
+            assert response.error["message"].endswith("send the request again")
             assert response.headers["retry-after"] == "1"
             assert (await held.ask()).status == 200
             (held.converter,) = converters()
@@ -207,7 +207,7 @@ def test_converter_that_dies_or_is_slow_fails_one_request(
             await held.hold()
             response = await held.asked
             assert error_of(response) == (503, "body_too_slow", "false")
-            assert "took more than 0.2 s: send a shorter one" in response.error["message"]
+            assert "took more than 0.2 s" in response.error["message"]
 
     asyncio.run(run())
 

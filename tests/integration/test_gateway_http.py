@@ -152,7 +152,7 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
         request(b" " * (limits.MAX_BODY_BYTES + 1)), 413, "at most 8 MiB"),
     "a length of more than 8 MiB, and no body": (POST + TOO_LONG, 413, "at most 8 MiB"),
     "a tunnel": (b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, NO_HTTP),
-    "a GET where a POST belongs": (request(None, method="GET"), 405, "this path takes POST"),
+    "a GET where a POST belongs": (request(None, method="GET"), 405, "the method must be POST"),
     "an unknown path": (request(None, method="GET", path="/v2"), 404, "no such path"),
     "a body cut short": (request(b'{"model": "m"'), 400, "not JSON"),
     "100,000 lists inside each other": (request(b"[" * 100_000), 400, "nested too deeply"),

@@ -126,23 +126,29 @@ def test_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", CHAT, 405, "takes POST"),
-        ("OPTIONS", CHAT, 405, "takes POST"),
-        ("DELETE", "/v1/models/m", 405, "takes GET"),
-        ("GET", "/nothing", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
-        ("GET", "/pages/state", 404, "no such path; OpenAI's API is at /v1/chat/completions"),
-        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions?"),
-        ("POST", "/v1/v1/messages", 404, "did you mean /v1/messages?"),
-        ("POST", "/v1/responses/", 404, "did you mean /v1/responses?"),
-        ("GET", "/models/load", 405, "takes POST"),
+        ("GET", CHAT, 405, "must be POST"),
+        ("OPTIONS", CHAT, 405, "must be POST"),
+        ("DELETE", "/v1/models/m", 405, "must be GET or HEAD"),
+        *(("GET", path, 404, "no such path; OpenAI's API is at /v1/chat/completions")
+          for path in ("/pages/state", "/v1/reranks", "/x", "//", "/page/x/y")),
+        *(("GET", path, 404, f"no such path; did you mean {meant}?") for path, meant in (
+            ("/v1/responses/", "/v1/responses"), ("/v1/version", "/version"),
+            ("/completion", "/v1/completions"), ("/tags", "/api/tags"), ("/chat", "/api/chat"),
+            ("/chat/completions", "/v1/chat/completions"), ("/completions", "/v1/completions"),
+            ("/v1/v1/messages", "/v1/messages"), ("/api/v1/messages", "/v1/messages"),
+            ("/v1/chat/completion", "/v1/chat/completions"), ("/healthz", "/health"),
+            ("/v1/api/chat", "/api/chat"), ("/api/pul", "/api/pull"),
+        )),
+        ("GET", "/models/load", 405, "must be POST"),
         ("POST", "/v1/embeddings", 501, "embeddings are not there yet"),
         ("POST", "/v1/audio/speech", 501, "audio is not there yet"),
     ],
-)
+)  # fmt: skip
 def test_unknown_path_or_method_is_refused(method: str, path: str, status: int, words: str) -> None:
     response = ask(method, path, BODY if method == "POST" else None)
     assert response.status == status
-    assert words in response.error["message"]
+    error = response.json()["error"]
+    assert words in (error if isinstance(error, str) else error["message"])
     assert response.headers["x-request-id"]
     assert ("allow" in response.headers) == (status == 405)
 
@@ -234,7 +240,10 @@ def test_every_route_but_the_open_ones_needs_a_key(
     }
     assert {route: " ".join(map(str, statuses)) for route, statuses in seen.items()} == snapshot
     assert {route for route, statuses in seen.items() if statuses[0] != 401} == {
-        "GET /", "HEAD /", "GET /health", "HEAD /health", *(f"GET {path}" for path in loaded),
+        *(f"{method} {path}" for method in ("GET", "HEAD") for path in (
+            "/", "/health", "/docs", "/openapi.json",
+        )),
+        *(f"GET {path}" for path in loaded),
     }  # fmt: skip
     assert all(statuses[2] != 401 for statuses in seen.values())
 

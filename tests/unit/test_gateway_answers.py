@@ -489,18 +489,44 @@ def count(path: str, *items: Item, **fields: Any) -> tuple[Response, PlayedDaemo
 
 
 @pytest.mark.parametrize("path", COUNTS)
-def test_count_is_what_the_refusal_says(path: str) -> None:
+def test_count_is_the_length_of_the_prompt(path: str) -> None:
     most = {"max_output_tokens": 9} if path.startswith(RESPONSE) else {}
-    refusal = refused("context_length_exceeded", prompt_tokens=12)
-    response, daemon = count(path, refusal, **most)
-    assert (response.status, response.json()) == (200, {"input_tokens": 12, **COUNTS[path][1]})
+    response, daemon = count(path, result(), **most)
+    assert (response.status, response.json()) == (200, {"input_tokens": 5, **COUNTS[path][1]})
     assert response.headers["x-request-id"] == "r1"
     (asked,) = daemon.asked
-    assert (asked["messages"], asked["max_tokens"]) == (HI, 2**31 - 1)
-    assert not asked.get("cap_max_tokens"), "then it would be answered"
+    assert (asked["messages"], asked["tokenize"]) == (HI, {"ids": False})
     for code, status in (("unknown_model", 404), ("load_failed", 503)):
-        response, _ = count(path, refused(code, prompt_tokens=12))
+        response, _ = count(path, refused(code))
         assert (response.status, response.error["message"]) == (status, f"it is {code}")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "shown"),
+    [
+        ("/tokenize", {"prompt": "hi"},
+         {"tokens": [7, 8, 9], "count": 5, "max_model_len": 64, "token_strs": None}),
+        ("/detokenize", {"tokens": [7]}, {"prompt": "<s>hi", "content": "<s>hi"}),
+        ("/apply-template", {"messages": HI}, {"prompt": "<s>hi", "content": "<s>hi"}),
+    ],
+)  # fmt: skip
+def test_tokens_are_the_answer(path: str, fields: dict[str, Any], shown: dict[str, Any]) -> None:
+    pieces = [delta("", channel=Channel.PROMPT, prompt_token_ids=ids) for ids in ([7, 8], [9])]
+    site = Site(PlayedDaemon([*pieces, result(prompt="<s>hi")]))
+    answer = asyncio.run(site.ask("POST", path, {"model": "n", "mood": 1, **fields}))
+    assert (answer.status, answer.json()) == (200, shown)
+    assert (answer.headers["x-request-id"], answer.headers["x-mlxsup-ignored"]) == ("r1", "mood")
+    metrics = site.gateway.open_answers.meter.page(None)
+    assert b"mlxsup_prompt_tokens_total{" not in metrics, "nothing was computed"
+
+
+def test_id_that_the_model_lacks_is_named_as_it_was_sent() -> None:
+    unknown = refused("invalid_request", parameter="prompt_tokens")
+    unknown.message = "prompt_tokens must be ids below 9, not 12"
+    site = Site(PlayedDaemon([unknown]))
+    answer = asyncio.run(site.ask("POST", "/detokenize", {"model": "m", "tokens": [12]}))
+    assert (answer.status, answer.error["param"]) == (400, "tokens")
+    assert answer.error["message"].startswith("tokens must be ids below")
 
 
 @pytest.mark.parametrize("path", LEAST)

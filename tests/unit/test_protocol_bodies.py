@@ -226,8 +226,9 @@ PROMPT = Prompt(tokens=[5])
 
 KEY = RequestKey(1)
 
+NOT_OF_GENERATE = (*INPUTS, "sampling", "tokenize")
 BODY_FIELDS = [
-    *(name for name in RequestBody.__dataclass_fields__ if name not in (*INPUTS, "sampling")),
+    *(name for name in RequestBody.__dataclass_fields__ if name not in NOT_OF_GENERATE),
     *SAMPLING,
 ]
 
@@ -403,6 +404,9 @@ class EncodingClient(ClientBase[dict[str, Any]]):
         return decode_body(message.body).to_wire()
 
 
+HI = [{"role": "user", "content": "Hi"}]
+TOKENIZED = {"ids": True, "add_special_tokens": True, "add_generation_prompt": True}
+
 EXAMPLES: dict[str, Any] = {
     "messages_as_text": True,
     "logit_bias": {"5": 1.5},
@@ -426,6 +430,29 @@ def test_the_client_sends_every_parameter() -> None:
     messages = [{"role": "user", "content": None}]
     sent = EncodingClient("ipc:///unused").generate("m", messages=messages, **asked)
     assert sent == asked | {"messages": messages}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"prompt": ""}, {"prompt": "", "tokenize": TOKENIZED}),
+        ({"messages": HI, "add_generation_prompt": False, "client": "c"},
+         {"messages": HI, "tokenize": {**TOKENIZED, "add_generation_prompt": False}}),
+        ({"tokens": []},
+         {"prompt_tokens": [], "echo": True, "tokenize": {**TOKENIZED, "ids": False}}),
+        ({"prompt": "p", "add_special_tokens": 1}, "tokenize must be a map of ids, add_spec"),
+        ({"tokens": [-1]}, "prompt_tokens must be ids"),
+    ],
+    ids=["nothing", "chat", "no ids", "no boolean", "no id"],
+)  # fmt: skip
+def test_the_client_asks_for_tokens_and_their_text(given: dict[str, Any], sent: Any) -> None:
+    client = EncodingClient("ipc:///unused")
+    given = {"prompt_tokens": given["tokens"]} if (is_text := "tokens" in given) else given
+    if isinstance(sent, str):
+        with pytest.raises(RequestError, match=sent):
+            client._tokenizing("m", ids=not is_text, **given)
+    else:
+        assert {"echo": False, **sent} == client._tokenizing("m", ids=not is_text, **given)
 
 
 # ---------------------------------------------------------------- generation_config.json

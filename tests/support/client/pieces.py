@@ -60,6 +60,7 @@ def _unpacked(row: Row) -> RowDelta:
         logprobs=body.logprobs,
         stop=body.stop,
         stop_token=body.stop_token,
+        prompt_tokens=body.prompt_tokens,
         is_prompt=row.is_prompt,
         warning=row.warning,
         finish=row.finish,

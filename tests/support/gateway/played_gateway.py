@@ -55,6 +55,9 @@ LEAST_OF: dict[Api, dict[str, Any]] = {
     Api.RESPONSE_COUNT: {"model": "m", **LEAST[RESPONSE]},
     Api.OLLAMA_CHAT: BODY,
     Api.GENERATE: {"model": "m", **LEAST[GENERATE]},
+    Api.TOKENIZE: {"model": "m", "prompt": "hi"},
+    Api.TEMPLATE: BODY,
+    Api.DETOKENIZE: {"model": "m", "tokens": [1, 2]},
 }
 """The least bodies."""
 

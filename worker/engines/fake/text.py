@@ -219,7 +219,7 @@ class FakeTextCodec:
             time.sleep(self._tokenize_s)
         if body.prompt_tokens is not None:
             tokens = body.prompt_tokens
-            if max(tokens) >= VOCABULARY_SIZE:
+            if max(tokens, default=0) >= VOCABULARY_SIZE:
                 raise RemoteError(
                     ErrorCode.INVALID_REQUEST,
                     f"prompt_tokens must be ids below {VOCABULARY_SIZE}, not {max(tokens)}",
@@ -285,7 +285,7 @@ def _render(body: RequestBody) -> str:
     lines = [
         f"{message['role']}: {message.get('content') or ''}" for message in body.messages or ()
     ]
-    return "\n".join([*lines, "assistant:"])
+    return "\n".join(lines + ["assistant:"] * body.tokenizes("add_generation_prompt"))
 
 
 def token_logprobs(token: int, count: int | None) -> RowLogprobs | None:

@@ -142,12 +142,15 @@ class MlxText:
         if body.messages is not None:
             prompt = self._encode_messages(body)
         else:
-            tokens = body.prompt_tokens or self._encode_text(body.prompt or "")
+            tokens = body.prompt_tokens
+            if tokens is None:
+                is_special = body.tokenizes("add_special_tokens")
+                tokens = self._encode_text(body.prompt or "", may_add=is_special)
             prompt = Prompt(tokens=list(tokens), opening=self._raw_opening(tokens))
         tokens = prompt.tokens
-        if not tokens:
+        if not tokens and body.tokenize is None:
             raise invalid("prompt", "text of at least one token", shown="text of none")
-        if max(tokens) >= self.vocabulary_size:
+        if max(tokens, default=0) >= self.vocabulary_size:
             raise invalid(
                 "prompt_tokens",
                 f"ids below this model's vocabulary of {self.vocabulary_size}",
@@ -285,10 +288,10 @@ class MlxText:
     def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
-    def _encode_text(self, text: str) -> list[int]:
+    def _encode_text(self, text: str, *, may_add: bool = True) -> list[int]:
         # A prompt that already begins with the begin-of-text token must not get a second one.
         bos = self.tokenizer.bos_token
-        adds_special_tokens = bos is None or not text.startswith(bos)
+        adds_special_tokens = may_add and (bos is None or not text.startswith(bos))
         return list(self.tokenizer.encode(text, add_special_tokens=adds_special_tokens))
 
     def _raw_opening(self, tokens: Sequence[int]) -> str:
@@ -345,9 +348,11 @@ class MlxText:
         if is_continued:
             rendered = _cut(rendered)
             opening = self._opening_of_rest(fitted, rendered, closed)
+        elif not body.tokenizes("add_generation_prompt"):
+            rendered = closed
         tokens = self._encode_rendered(rendered)
         checkpoints: tuple[int, ...] = ()
-        if self.wants_checkpoints:
+        if self.wants_checkpoints and body.tokenize is None:
             checkpoints = find_checkpoints(
                 fitted.messages,
                 rendered,

@@ -1,0 +1,123 @@
+"""Requests for the tokens of a prompt, in the form of vLLM and of llama-server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ask import Ask
+from ..failure import bad_field
+from ..fields import (
+    Field,
+    Use,
+    check_fields,
+    hints,
+    passed,
+    read_keep_alive,
+    read_model,
+    time_limits,
+    used,
+)
+from .messages import read_messages, read_tools
+
+COUNTED = {"ids": False}
+"""The `tokenize` of a request that only counts."""
+
+_BOTH = (
+    used("model", "the name of a model of the configuration", str),
+    used("keep_alive", "how long the model stays loaded once it is idle: seconds, or a text such "
+         "as `5m`; 0: unload it then; below 0: keep it"),
+    *passed("priority"),
+    *time_limits(),
+)  # fmt: skip
+
+_CHAT = (
+    used("messages", "the chat; its template makes the prompt", list),
+    used("tools", "functions in OpenAI's form", list),
+    used("add_generation_prompt", "false: the prompt ends with the last message", bool),
+    *passed("chat_template_kwargs", "continue_final_message"),
+    Field("chat_template", Use.NEUTRAL, "the model's own template is used"),
+)
+
+TOKENIZE_FIELDS = (
+    used("prompt", "a text", str),
+    used("content", "llama-server's name of `prompt`; without begin-of-text token by default", str),
+    *_CHAT,
+    used("add_special_tokens", "false: no begin-of-text token before the prompt; a chat has those "
+         "of its template", bool),
+    used("add_special", "llama-server's name of `add_special_tokens`", bool),
+    *_BOTH,
+    *hints((False,), "return_token_strs", "with_pieces"),
+    *hints((True,), "parse_special"),
+)  # fmt: skip
+
+TEMPLATE_FIELDS = (*_CHAT, *_BOTH)
+
+DETOKENIZE_FIELDS = (used("tokens", "a list of token ids", list), *_BOTH)
+
+
+def read_tokenize(body: dict[str, Any]) -> Ask:
+    """Read the body of `POST /tokenize`.
+
+    Raises:
+        Failure: a field is wrong; `param` names it.
+    """
+    unread: list[str] = []
+    given = check_fields(body, TOKENIZE_FIELDS, unread)
+    is_special = "content" not in given
+    for theirs, ours in (("content", "prompt"), ("add_special", "add_special_tokens")):
+        if theirs in given and ours in given:
+            raise bad_field(theirs, f"{theirs} and {ours} mean the same; send only one of them")
+        if theirs in given:
+            given[ours] = given.pop(theirs)
+    if ("prompt" in given) is ("messages" in given):
+        raise bad_field("prompt", "send either prompt or messages")
+    is_special = given.pop("add_special_tokens", "prompt" in given and is_special)
+    if "prompt" in given:
+        return _ask(given, unread, {"prompt": given.pop("prompt")}, add_special_tokens=is_special)
+    if is_special:
+        message = "add_special_tokens must be false with messages: their template adds them"
+        raise bad_field("add_special_tokens", message)
+    return _ask(given, unread, _chat(given))
+
+
+def read_template(body: dict[str, Any]) -> Ask:
+    """Read the body of `POST /apply-template`; errors as for `read_tokenize`."""
+    unread: list[str] = []
+    given = check_fields(body, TEMPLATE_FIELDS, unread)
+    return _ask(given, unread, {**_chat(given), "echo": True}, ids=False)
+
+
+def read_detokenize(body: dict[str, Any]) -> Ask:
+    """Read the body of `POST /detokenize`; errors as for `read_tokenize`."""
+    unread: list[str] = []
+    given = check_fields(body, DETOKENIZE_FIELDS, unread)
+    tokens = given.pop("tokens", None)
+    if tokens is None or not all(type(one) is int and 0 <= one < 2**32 for one in tokens):
+        raise bad_field("tokens", "tokens must be a list of token ids")
+    return _ask(given, unread, {"prompt_tokens": tokens, "echo": True}, ids=False)
+
+
+def _chat(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the chat out of the fields."""
+    if "tools" in given and not read_tools(given["tools"]):
+        del given["tools"]
+    return {"messages": read_messages(given.pop("messages", []))}
+
+
+def _ask(given: dict[str, Any], unread: list[str], asked: dict[str, Any], **tokenize: bool) -> Ask:
+    opens, continues = given.pop("add_generation_prompt", None), given.get("continue_final_message")
+    if opens and continues:
+        raise bad_field(
+            "add_generation_prompt",
+            "add_generation_prompt and continue_final_message contradict each other; send only "
+            "one of them",
+        )
+    if opens is False and not continues:
+        tokenize["add_generation_prompt"] = False
+    read_keep_alive(given)
+    return Ask(
+        model=read_model(given),
+        inputs=({**asked, "tokenize": tokenize},),
+        parameters=given,
+        unread=unread,
+    )
