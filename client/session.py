@@ -93,6 +93,7 @@ class _Open:
     stop_token: int | None = None
     prompt: str = ""
     prompt_logprobs: list[Logprobs] | None = None
+    vectors: list[bytes] = field(default_factory=list)
 
     def result(self, done: Done) -> Result:
         tool_calls, warnings = read_tool_calls("".join(self.tool_calls))
@@ -107,6 +108,7 @@ class _Open:
             stop_token=self.stop_token,
             prompt=self.prompt,
             prompt_logprobs=self.prompt_logprobs,
+            vectors=self.vectors,
             usage=done.usage,
             timings=done.timings,
             seed=done.seed,
@@ -279,7 +281,9 @@ class Session:
             opened.stop = body.stop
         if body.stop_token is not None:
             opened.stop_token = body.stop_token
-        if body.channel is Channel.CONTENT:
+        if body.vector is not None:
+            opened.vectors.append(body.vector)
+        elif body.channel is Channel.CONTENT:
             opened.text.append(body.text)
         elif body.channel is Channel.REASONING:
             opened.reasoning.append(body.text)
@@ -291,6 +295,7 @@ class Session:
             channel=body.channel,
             logprobs=body.logprobs,
             sampling=body.sampling,
+            vector=body.vector,
         )
         outcome.deliveries.append((opened.inbox, piece))
 

@@ -38,6 +38,13 @@ from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
 from .openai.requests import read_chat, read_completion
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
+from .vectors.requests import (
+    VectorAsk,
+    read_embeddings,
+    read_ollama_embed,
+    read_ollama_embedding,
+    read_rerank,
+)
 
 Sent = tuple[RequestId, list[bytes]]
 """A request of the daemon: its id and its frames."""
@@ -73,6 +80,10 @@ class Api(StrEnum):
     COUNT = "count"
     OLLAMA_CHAT = "ollama chat"
     GENERATE = "generate"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    OLLAMA_EMBED = "ollama embed"
+    OLLAMA_EMBEDDING = "ollama embedding"
 
 
 _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
@@ -84,6 +95,10 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.COUNT: (MessageAsk, read_count),
     Api.OLLAMA_CHAT: (OllamaAsk, read_ollama_chat),
     Api.GENERATE: (OllamaAsk, read_generate),
+    Api.EMBEDDINGS: (VectorAsk, read_embeddings),
+    Api.RERANK: (VectorAsk, read_rerank),
+    Api.OLLAMA_EMBED: (VectorAsk, read_ollama_embed),
+    Api.OLLAMA_EMBEDDING: (VectorAsk, read_ollama_embedding),
 }
 
 

@@ -26,6 +26,8 @@ class DeltaBody(Record):
         sampling: in the first piece, the fields of `parameters.Sampling` that differ from their
             defaults; None if none does.
         stop_token: the same for one of the request's `stop_token_ids`.
+        vector: what a text became, packed by `pooling.pack_vector`, if that was asked for; the
+            token of the piece is the number of the text.
     """
 
     text: str = ""
@@ -34,6 +36,7 @@ class DeltaBody(Record):
     stop: str | None = None
     sampling: dict[str, float] | None = None
     stop_token: int | None = None
+    vector: bytes | None = None
 
 
 def pack_body(
@@ -43,6 +46,7 @@ def pack_body(
     stop: str | None = None,
     sampling: Mapping[str, float] | None = None,
     stop_token: int | None = None,
+    vector: bytes | None = None,
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -59,6 +63,8 @@ def pack_body(
         plain["sampling"] = sampling
     if stop_token is not None:
         plain["stop_token"] = stop_token
+    if vector is not None:
+        plain["vector"] = vector
     return pack(plain)
 
 

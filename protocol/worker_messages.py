@@ -15,6 +15,7 @@ from .ids import Generation, ModelName, RequestKey
 from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
 from .packed_rows import ROWS, Row
+from .pooling import Task
 from .rendering import Render, Rendered
 from .states import (
     Batching,
@@ -221,6 +222,8 @@ class Ready(Message):
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
         warnings: what users should know about this model, a sentence each.
+        task: `generate`, `embed` or `rerank`.
+        dimensions: of its embeddings; 0 for a model without any.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -234,6 +237,8 @@ class Ready(Message):
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
     warnings: list[str] = field(default_factory=list)
+    task: Task = Task.GENERATE
+    dimensions: int = 0
 
 
 @record
@@ -282,6 +287,7 @@ class RowDelta(Row):
         stop: with `finish`, the stop string that has ended the answer, if one has.
         sampling: with the first token, see `DeltaBody`.
         stop_token: the same for one of the request's `stop_token_ids`.
+        vector: see `DeltaBody`.
     """
 
     text: str = ""
@@ -290,6 +296,7 @@ class RowDelta(Row):
     stop: str | None = None
     sampling: Mapping[str, float] | None = None
     stop_token: int | None = None
+    vector: bytes | None = None
 
     @property
     def body(self) -> bytes:
@@ -298,8 +305,9 @@ class RowDelta(Row):
         if not (self.text or self.tokens or self.logprobs or has_end):
             return b""
         return pack_body(
-            self.text, self.channel, self.logprobs, self.stop, self.sampling, self.stop_token
-        )
+            self.text, self.channel, self.logprobs, self.stop, self.sampling, self.stop_token,
+            self.vector,
+        )  # fmt: skip
 
 
 @record

@@ -135,7 +135,7 @@ def test_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ("POST", "/v1/v1/messages", 404, "did you mean /v1/messages?"),
         ("POST", "/v1/responses/", 404, "did you mean /v1/responses?"),
         ("GET", "/models/load", 405, "takes POST"),
-        ("POST", "/v1/embeddings", 501, "embeddings are not there yet"),
+        ("GET", "/v1/embeddings", 405, "takes POST"),
         ("POST", "/v1/audio/speech", 501, "audio is not there yet"),
     ],
 )

@@ -437,8 +437,6 @@ def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "error"),
     [
-        ("POST", "/api/embed", 501, "embeddings are not there yet"),
-        ("POST", "/api/embeddings", 501, "embeddings are not there yet"),
         ("POST", "/api/pull", 403, "only the page at / may do this"),
         ("DELETE", "/api/delete", 403, "only the page at / may do this"),
         ("POST", "/api/create", 501, "`mlxsup convert SOURCE`"),
@@ -478,7 +476,7 @@ OTHERS = "OpenAI's API is at /v1/chat/completions"
             ("/v1/api/chat", "/api/chat"), ("/api/pul", "/api/pull"),
         )),
         *((path, OTHERS) for path in (
-            "/v1/rerank", "/rerank", "/v1/version", "/x", "//", "/page/x/y",
+            "/v1/version", "/x", "//", "/page/x/y",
         )),
     ],
 )  # fmt: skip

@@ -28,6 +28,7 @@ from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
+from mlxsup.gateway.vectors import requests as vectors
 
 from support.client.sent_requests import JSON, asked_in, outcome, sent
 from support.gateway.played_gateway import HI, LEAST_OF
@@ -36,6 +37,9 @@ FIELDS = {
     Api.CHAT: CHAT_FIELDS, Api.COMPLETION: COMPLETION_FIELDS, Api.RESPONSE: RESPONSE_FIELDS,
     Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
     Api.OLLAMA_CHAT: ollama.CHAT_FIELDS, Api.GENERATE: ollama.GENERATE_FIELDS,
+    Api.EMBEDDINGS: vectors.EMBEDDING_FIELDS, Api.RERANK: vectors.RERANK_FIELDS,
+    Api.OLLAMA_EMBED: vectors.OLLAMA_EMBED_FIELDS,
+    Api.OLLAMA_EMBEDDING: vectors.OLLAMA_EMBEDDING_FIELDS,
 }  # fmt: skip
 
 

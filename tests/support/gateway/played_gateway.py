@@ -55,6 +55,10 @@ LEAST_OF: dict[Api, dict[str, Any]] = {
     Api.RESPONSE_COUNT: {"model": "m", **LEAST[RESPONSE]},
     Api.OLLAMA_CHAT: BODY,
     Api.GENERATE: {"model": "m", **LEAST[GENERATE]},
+    Api.EMBEDDINGS: {"model": "m", "input": "hi"},
+    Api.RERANK: {"model": "m", "query": "hi", "documents": ["a", "b"]},
+    Api.OLLAMA_EMBED: {"model": "m", "input": ["hi"]},
+    Api.OLLAMA_EMBEDDING: {"model": "m", "prompt": "hi"},
 }
 """The least bodies."""
 
