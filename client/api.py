@@ -233,7 +233,9 @@ class ClientBase(ABC, Generic[StreamType]):
         )
         return self._open_stream(request_id, frames, on_notice)
 
-    def _ask_vectors(self, model: str, body: dict[str, Any], options: RequestOptions) -> StreamType:
+    def stream_vectors(
+        self, model: str, body: dict[str, Any], options: RequestOptions
+    ) -> StreamType:
         """Sends a request for embeddings or a ranking, and returns the stream of its vectors."""
         request_id, on_notice = self._ids.next(), options.get("on_notice")
         frames = encode_generate(

@@ -103,7 +103,7 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
     ) -> Embeddings:
         """As `Client.embed`."""
         body = embed_body(texts, dimensions, input_type, truncate)
-        return embeddings_of(await self._read_out(self._ask_vectors(model, body, options)))
+        return embeddings_of(await self._read_out(self.stream_vectors(model, body, options)))
 
     async def rerank(
         self,
@@ -117,7 +117,7 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
     ) -> Ranking:
         """As `Client.rerank`."""
         body = rerank_body(query, documents, truncate)
-        return ranking_of(await self._read_out(self._ask_vectors(model, body, options)), top_n)
+        return ranking_of(await self._read_out(self.stream_vectors(model, body, options)), top_n)
 
     @staticmethod
     async def _read_out(stream: AsyncStream) -> Result:

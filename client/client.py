@@ -186,7 +186,7 @@ class Client(RequestCommands[Stream]):
             RequestError, ConnectionLost: the request ended with this error.
         """
         body = embed_body(texts, dimensions, input_type, truncate)
-        return embeddings_of(self._read_out(self._ask_vectors(model, body, options)))
+        return embeddings_of(self._read_out(self.stream_vectors(model, body, options)))
 
     def rerank(
         self,
@@ -212,7 +212,7 @@ class Client(RequestCommands[Stream]):
             RequestError, ConnectionLost: the request ended with this error.
         """
         body = rerank_body(query, documents, truncate)
-        return ranking_of(self._read_out(self._ask_vectors(model, body, options)), top_n)
+        return ranking_of(self._read_out(self.stream_vectors(model, body, options)), top_n)
 
     @staticmethod
     def _read_out(stream: Stream) -> Result:

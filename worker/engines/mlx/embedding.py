@@ -76,7 +76,7 @@ SMOOTHING = 0.2
 CAUTION = 3.0
 """A pass may take this many times as long as it is thought to."""
 
-PROBE_LENGTHS = (2, 5, 16, 17, 33, 64, 150)
+PROBE_LENGTHS = (2, 7, 16, 33)
 """Of the texts that are tried alone and together before a model is READY."""
 
 EXACT, HALF = 2e-4, 3e-2
@@ -393,8 +393,7 @@ class EmbeddingEngine:
         began = time.perf_counter()
         items = plan_pass(list(self._rows.values()), self._budget(), alike=self._alike)
         size = filled(max(item.length for item in items))
-        kinds = None
-        found = self._compute([one.texts.tokens(one.number) for one in items], size, kinds)
+        found = self._compute([one.texts.tokens(one.number) for one in items], size)
         is_number = np.isfinite(found).all(axis=1)
         tokens, computed = [], dict.fromkeys(dict.fromkeys(one.texts.row.key for one in items), 0)
         for item, vector, is_right in zip(items, found, is_number, strict=True):
@@ -426,7 +425,7 @@ class EmbeddingEngine:
         self._token_s += weight * (token_s - self._token_s)
         return StepResult(tokens=tokens, prefill=prefill, took_s=took_s)
 
-    def _compute(self, texts: Sequence[Sequence[int]], size: int, kinds: Any = None) -> Any:
+    def _compute(self, texts: Sequence[Sequence[int]], size: int) -> Any:
         """Return the vectors of texts as an array of numpy, (texts, width), not normalised."""
         import mlx.core as mx
         import numpy as np

@@ -7,6 +7,7 @@ comes later. Gemma 3 can be trained to see both sides; then its layers get a mas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
 from mlxsup.protocol.pooling import Mode, Pooling, Task
@@ -200,8 +202,6 @@ def _dense(folder: Path) -> tuple[nn.Linear, str]:
     Raises:
         BadModelError: it is missing or of another kind.
     """
-    import json
-
     try:
         config = json.loads((folder / "config.json").read_bytes())
         weights: Any = mx.load(str(folder / "model.safetensors"))
@@ -218,7 +218,5 @@ def _dense(folder: Path) -> tuple[nn.Linear, str]:
 
 
 def _flat(module: Any) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
     found: list[tuple[str, mx.array]] = tree_flatten(module.parameters())
     return found
