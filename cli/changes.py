@@ -198,7 +198,8 @@ def http_lines(url: str, pid: int) -> str:
 
 
 def next_commands(first: str) -> str:
-    """Return what to do with a daemon that has just started; `first` is a model, if it has one."""
+    """Return what to do with a daemon that has just started; `first` is a model that writes text,
+    if it has one."""
     return f"next: `mlxsup {f'chat {first}' if first else 'add OWNER/NAME'}`, `mlxsup status`"
 
 

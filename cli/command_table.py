@@ -16,6 +16,7 @@ GROUPS = {
         "start": "Run the daemon; --http serves OpenAI's API as well.",
         "chat": "Chat with a model.",
         "generate": "Generate an answer.",
+        "embed": "Print the embeddings of texts, or rank them.",
     },
     "Models": {
         "add": "Add a model to the configuration and the daemon.",

@@ -16,6 +16,7 @@ from mlxsup.protocol.states import Channel, FinishReason, NoticeKind
 from .client import Client
 from .errors import ConnectionLost, RequestError
 from .results import Delta, Notice, Result
+from .vectors import Embeddings, Ranked, Ranking
 
 if TYPE_CHECKING:
     from .async_client import AsyncClient
@@ -26,11 +27,14 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "Delta",
+    "Embeddings",
     "ErrorCode",
     "FinishReason",
     "Logprobs",
     "Notice",
     "NoticeKind",
+    "Ranked",
+    "Ranking",
     "RequestError",
     "Result",
     "Timings",

@@ -11,6 +11,7 @@ from mlxsup.protocol.places import find_place
 from .connection import RequestIds
 from .parameters import encode_generate
 from .streams import OnNotice
+from .vectors import RequestOptions
 
 StreamType = TypeVar("StreamType")
 
@@ -274,6 +275,26 @@ class ClientBase(ABC, Generic[StreamType]):
     ) -> StreamType:
         request_id, has_notices = self._ids.next(), on_notice is not None
         frames = encode_generate(request_id, model, body, notices=has_notices, **options)
+        return self._open_stream(request_id, frames, on_notice)
+
+    def stream_vectors(
+        self, model: str, body: dict[str, Any], options: RequestOptions
+    ) -> StreamType:
+        """Sends a request for embeddings or a ranking, and returns the stream of its vectors."""
+        request_id, on_notice = self._ids.next(), options.get("on_notice")
+        frames = encode_generate(
+            request_id,
+            model,
+            body,
+            timeout_s=options.get("timeout_s"),
+            queue_timeout_s=options.get("queue_timeout_s"),
+            first_token_timeout_s=options.get("first_token_timeout_s"),
+            priority=options.get("priority"),
+            client=options.get("client"),
+            resume=options.get("resume", True),
+            keep_alive=options.get("keep_alive"),
+            notices=on_notice is not None,
+        )
         return self._open_stream(request_id, frames, on_notice)
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -43,6 +43,15 @@ from .parameters import (
 from .request_commands import AsyncRequestCommands
 from .results import Result
 from .streams import OnNotice, value_of
+from .vectors import (
+    Embeddings,
+    Ranking,
+    RequestOptions,
+    embed_body,
+    embeddings_of,
+    ranking_of,
+    rerank_body,
+)
 
 
 class AsyncClient(AsyncRequestCommands[AsyncStream]):
@@ -84,7 +93,39 @@ class AsyncClient(AsyncRequestCommands[AsyncStream]):
         Raises:
             RequestError, ConnectionLost: the request ended with this error.
         """
-        async with self.generate(model, **parameters) as stream:
+        return await self._read_out(self.generate(model, **parameters))
+
+    async def embed(
+        self,
+        model: str,
+        texts: Sequence[str | list[int]],
+        *,
+        dimensions: int | None = None,
+        input_type: str | None = None,
+        truncate: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Embeddings:
+        """As `Client.embed`."""
+        body = embed_body(texts, dimensions, input_type, truncate)
+        return embeddings_of(await self._read_out(self.stream_vectors(model, body, options)))
+
+    async def rerank(
+        self,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool | None = True,
+        **options: Unpack[RequestOptions],
+    ) -> Ranking:
+        """As `Client.rerank`."""
+        body = rerank_body(query, documents, truncate)
+        return ranking_of(await self._read_out(self.stream_vectors(model, body, options)), top_n)
+
+    @staticmethod
+    async def _read_out(stream: AsyncStream) -> Result:
+        async with stream:
             async for _ in stream:
                 pass
         return stream.result

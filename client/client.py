@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -43,6 +43,15 @@ from .request_commands import RequestCommands
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, value_of
+from .vectors import (
+    Embeddings,
+    Ranking,
+    RequestOptions,
+    embed_body,
+    embeddings_of,
+    ranking_of,
+    rerank_body,
+)
 
 SyncInbox = queue.SimpleQueue[Item]
 
@@ -156,7 +165,63 @@ class Client(RequestCommands[Stream]):
         Raises:
             RequestError, ConnectionLost: the request ended with this error.
         """
-        with self.generate(model, **parameters) as stream:
+        return self._read_out(self.generate(model, **parameters))
+
+    def embed(
+        self,
+        model: str,
+        texts: Sequence[str | list[int]],
+        *,
+        dimensions: int | None = None,
+        input_type: str | None = None,
+        truncate: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Embeddings:
+        """Returns the embeddings of texts.
+
+        Args:
+            model: the embedding model.
+            texts: up to 2,048 of them; each text, or a list of token ids that is used as it is.
+            dimensions: only so many of the first numbers of each, for models that allow it.
+            input_type: the kind of text, as the model's makers call it: `query`, `document`.
+            truncate: whether a text that is too long is cut; otherwise it is refused.
+            options: those of `generate` that concern every request.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        body = embed_body(texts, dimensions, input_type, truncate)
+        return embeddings_of(self._read_out(self.stream_vectors(model, body, options)))
+
+    def rerank(
+        self,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool | None = True,
+        **options: Unpack[RequestOptions],
+    ) -> Ranking:
+        """Returns documents in the order in which they answer a query.
+
+        Args:
+            model: the reranking model.
+            query: what is asked.
+            documents: up to 2,048 texts.
+            top_n: only so many of the best; None: all.
+            truncate: whether a document that is too long is cut, as it is by default.
+            options: those of `generate` that concern every request.
+
+        Raises:
+            RequestError, ConnectionLost: the request ended with this error.
+        """
+        body = rerank_body(query, documents, truncate)
+        return ranking_of(self._read_out(self.stream_vectors(model, body, options)), top_n)
+
+    @staticmethod
+    def _read_out(stream: Stream) -> Result:
+        with stream:
             for _ in stream:
                 pass
         return stream.result

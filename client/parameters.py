@@ -19,7 +19,7 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
-from mlxsup.protocol.codec import encode, encode_body
+from mlxsup.protocol.codec import body_of, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel
@@ -103,8 +103,6 @@ def encode_generate(
     Raises:
         RequestError: `invalid_request`, naming the parameter and what it takes.
     """
-    from mlxsup.protocol.body import RequestBody
-
     try:
         if client is not None:
             _check_name("client", client, MAX_CLIENT_CHARACTERS)
@@ -119,7 +117,7 @@ def encode_generate(
             notices=notices,
             resume=_check_flag("resume", resume),
             keep_alive=_check_keep_alive(keep_alive),
-            body=encode_body(RequestBody.from_wire(body)),
+            body=encode_body(body_of(body)),
         )
         return encode(message)
     except RemoteError as error:

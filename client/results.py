@@ -22,6 +22,8 @@ class Delta(Record):
         logprobs: those of each new token, if the request asked for them; on the channel `prompt`
             those of its next tokens.
         prompt_token_ids: on the channel `prompt`, its next ids, if the request asked for them.
+        vector: what a text became, packed by `protocol.pooling.pack_vector`, if that was asked for;
+            the token of the piece is the number of the text.
         sampling: of the first piece, how tokens are picked: the parameters that differ from the
             defaults of docs/http-api.md, whether the request or the model's entry has them.
     """
@@ -32,6 +34,7 @@ class Delta(Record):
     logprobs: list[Logprobs] | None = None
     sampling: dict[str, float] | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Result:
         resumed: how many times the stream continued after a crash or a restart.
         paused: how many times it continued after a pause.
         warnings: sentences for people.
+        vectors: what each text became, packed, if that was asked for; `token_ids` has the number of
+            each text, in the same order.
     """
 
     text: str
@@ -93,3 +98,4 @@ class Result:
     prompt: str = ""
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] | None = None
+    vectors: list[bytes] = field(default_factory=list)

@@ -94,6 +94,7 @@ class _Open:
     prompt: str = ""
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] | None = None
+    vectors: list[bytes] = field(default_factory=list)
 
     def result(self, done: Done) -> Result:
         tool_calls, warnings = read_tool_calls("".join(self.tool_calls))
@@ -109,6 +110,7 @@ class _Open:
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
+            vectors=self.vectors,
             usage=done.usage,
             timings=done.timings,
             seed=done.seed,
@@ -283,7 +285,9 @@ class Session:
             opened.stop = body.stop
         if body.stop_token is not None:
             opened.stop_token = body.stop_token
-        if body.channel is Channel.CONTENT:
+        if body.vector is not None:
+            opened.vectors.append(body.vector)
+        elif body.channel is Channel.CONTENT:
             opened.text.append(body.text)
         elif body.channel is Channel.REASONING:
             opened.reasoning.append(body.text)
@@ -296,6 +300,7 @@ class Session:
             logprobs=body.logprobs,
             sampling=body.sampling,
             prompt_token_ids=prompt_token_ids,
+            vector=body.vector,
         )
         outcome.deliveries.append((opened.inbox, piece))
 

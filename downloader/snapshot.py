@@ -59,6 +59,7 @@ from .failures import (
 PATTERNS = (
     "*.json",
     "model*.safetensors",
+    "[0-9]_Dense/model.safetensors",
     "tokenizer.model",
     "*.tiktoken",
     "tiktoken.model",
@@ -67,7 +68,7 @@ PATTERNS = (
     "*.jinja",
     "README.md",
 )
-"""What mlx-lm reads of a repository, except for Python files: no code of a model is ever run; and
+"""What a worker reads of a repository, except for Python files: no code of a model is ever run; and
 its card, which names its licence."""
 
 PARALLEL_FILES = 4

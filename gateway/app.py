@@ -47,24 +47,20 @@ from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
 from .tokens import counted, listed, shown
+from .vectors.answers import answer_vectors
+from .vectors.requests import VectorAsk
 
 _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
 )
 _ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
-_NO_RERANK = "nothing is ranked here yet: ask a chat model to order the texts"
+_NO_SCORES = "texts are not scored in pairs: POST /v1/rerank ranks documents for a query"
 
 MISSING = {
-    "/v1/embeddings": _ONLY_TEXT.format("embeddings are"),
     "/v1/audio/{rest:path}": _ONLY_TEXT.format("audio is"),
     "/v1/images/{rest:path}": _ONLY_TEXT.format("images are"),
-    "/v1/rerank": _NO_RERANK,
-    "/rerank": _NO_RERANK,
-    "/v2/rerank": _NO_RERANK,
-    "/v1/score": _NO_RERANK,
+    "/v1/score": _NO_SCORES,
     "/v1/moderations": _ONLY_TEXT.format("moderation is"),
-    "/api/embed": _ONLY_TEXT.format("embeddings are"),
-    "/api/embeddings": _ONLY_TEXT.format("embeddings are"),
     "/v1/responses/compact": "no input is compacted here: send fewer items, or a summary of them",
     "/v1/responses/{id}/cancel": (
         "no response runs in the background here: end the connection of one to cancel it"
@@ -73,6 +69,15 @@ MISSING = {
     "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
 }
 """Parts of the APIs that are not there, and what is said instead."""
+
+VECTOR_PATHS = {
+    "/v1/embeddings": Api.EMBEDDINGS,
+    "/v1/rerank": Api.RERANK,
+    "/v2/rerank": Api.RERANK,
+    "/rerank": Api.RERANK,
+    "/api/embed": Api.OLLAMA_EMBED,
+    "/api/embeddings": Api.OLLAMA_EMBEDDING,
+}
 
 
 CLOSE = 0.8
@@ -156,6 +161,10 @@ class Gateway:
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", partial(self.text_of, api=Api.DETOKENIZE), methods=["POST"]),
             Route("/apply-template", partial(self.text_of, api=Api.TEMPLATE), methods=["POST"]),
+            *(
+                Route(path, partial(self.vectors, api=api), methods=["POST"])
+                for path, api in VECTOR_PATHS.items()
+            ),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -209,6 +218,12 @@ class Gateway:
         """Answer a request for text, in the form of its API."""
         ask, sent = await self._bodies.read(request, api)
         return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+
+    async def vectors(self, request: Request, *, api: Api) -> Response:
+        """Answer a request for embeddings or a ranking, in the form of its API."""
+        ask, sent = await self._bodies.read(request, api)
+        assert isinstance(ask, VectorAsk)
+        return await answer_vectors(request, self._daemon, ask, sent, self.open_answers)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""

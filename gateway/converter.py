@@ -39,6 +39,13 @@ from .openai.requests import read_chat, read_completion
 from .openai.tokens import read_detokenize, read_template, read_tokenize
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
+from .vectors.requests import (
+    VectorAsk,
+    read_embeddings,
+    read_ollama_embed,
+    read_ollama_embedding,
+    read_rerank,
+)
 
 Sent = tuple[RequestId, list[bytes]]
 """A request of the daemon: its id and its frames."""
@@ -77,6 +84,10 @@ class Api(StrEnum):
     TOKENIZE = "tokenize"
     TEMPLATE = "template"
     DETOKENIZE = "detokenize"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    OLLAMA_EMBED = "ollama embed"
+    OLLAMA_EMBEDDING = "ollama embedding"
 
 
 _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
@@ -91,6 +102,10 @@ _READERS: Mapping[Api, tuple[type[Ask], Callable[..., Ask]]] = {
     Api.TOKENIZE: (Ask, read_tokenize),
     Api.TEMPLATE: (Ask, read_template),
     Api.DETOKENIZE: (Ask, read_detokenize),
+    Api.EMBEDDINGS: (VectorAsk, read_embeddings),
+    Api.RERANK: (VectorAsk, read_rerank),
+    Api.OLLAMA_EMBED: (VectorAsk, read_ollama_embed),
+    Api.OLLAMA_EMBEDDING: (VectorAsk, read_ollama_embedding),
 }
 
 

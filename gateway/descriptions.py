@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.context_length import UNKNOWN_CONTEXT_LENGTH
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import State
 from mlxsup.store.description import Description, describe
 
@@ -98,6 +99,12 @@ class Described:
         """
         declared = self.said.context_length if self.said else None
         return self.row["context_length"] or declared or UNKNOWN_CONTEXT_LENGTH
+
+    @property
+    def task(self) -> Task:
+        """Return what it is for; before a load, as its folder says."""
+        known = self.row.get("task")
+        return Task(known) if known else self.said.task if self.said else Task.GENERATE
 
     @property
     def takes_tools(self) -> bool:

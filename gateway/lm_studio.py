@@ -8,7 +8,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from mlxsup.protocol.pooling import Task
+
 from .descriptions import Described, Descriptions
+
+_TYPES = {Task.GENERATE: "llm", Task.EMBED: "embeddings", Task.RERANK: "rerank"}
+_KINDS = {**_TYPES, Task.EMBED: "embedding"}
+"""The same in the newer list."""
 
 
 def routes(models: Descriptions) -> list[Route]:
@@ -34,7 +40,7 @@ def _older(model: Described) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
-        "type": "llm",
+        "type": _TYPES[model.task],
         "publisher": model.publisher,
         "arch": model.family,
         "compatibility_type": "mlx",
@@ -49,7 +55,7 @@ def _older(model: Described) -> dict[str, Any]:
 def _newer(model: Described) -> dict[str, Any]:
     instance = {"id": model.name, "config": {"context_length": model.context_length}}
     return {
-        "type": "llm",
+        "type": _KINDS[model.task],
         "publisher": model.publisher,
         "key": model.name,
         "display_name": model.name,

@@ -26,6 +26,7 @@ from mlxsup.protocol.parameters import (
     MOST_TOKENS,
     NUMBERS,
 )
+from mlxsup.protocol.pooling import MAX_DIMENSIONS, MAX_TEXTS
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.version import VERSION
 
@@ -44,6 +45,12 @@ from .openai.requests import MAX_TOP_LOGPROBS
 from .openai.tokens import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOKENIZE_FIELDS
 from .responses.fields import REASONING_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS
 from .responses.kept import INPUT_ITEMS, MOST_INPUT_ITEMS
+from .vectors.requests import (
+    EMBEDDING_FIELDS,
+    OLLAMA_EMBED_FIELDS,
+    OLLAMA_EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+)
 
 Schema = dict[str, Any]
 
@@ -75,6 +82,7 @@ class Operation(NamedTuple):
 
 _MODEL = (used("model", "the name of a model of the configuration"),)
 
+RANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "answer a chat (OpenAI)", CHAT_FIELDS,
               ("model", "messages"), SSE),
@@ -91,6 +99,14 @@ OPERATIONS = (
               ("model", "messages", "max_tokens"), SSE),
     Operation("POST", "/v1/messages/count_tokens", "count the tokens of such a chat",
               COUNT_FIELDS, ("model", "messages")),
+    Operation("POST", "/v1/embeddings", "the vectors of texts (OpenAI)", EMBEDDING_FIELDS,
+              ("model", "input")),
+    *(Operation("POST", path, "documents ranked for a query (Jina, Cohere)", RERANK_FIELDS,
+                ("model", "query", "documents")) for path in RANK_PATHS),
+    Operation("POST", "/api/embed", "the vectors of texts (Ollama)", OLLAMA_EMBED_FIELDS,
+              ("model", "input")),
+    Operation("POST", "/api/embeddings", "the vector of a text (Ollama)", OLLAMA_EMBEDDING_FIELDS,
+              ("model", "prompt")),
     Operation("GET", "/v1/models", "the models; in Anthropic's form with `anthropic-version`"),
     Operation("GET", "/v1/models/{name:path}", "one model"),
     Operation("POST", "/tokenize", "the tokens of a text or chat (vLLM, llama-server)",
@@ -227,6 +243,20 @@ SCHEMAS: Mapping[str, Schema] = {
 """What a field takes whose table does not say, by its name."""
 
 _UNSET: Schema = {"minimum": -1}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_SIZE: Schema = {**_COUNT, "maximum": MAX_DIMENSIONS}
+_RANKED: dict[str, Any] = {
+    "query": TEXT,
+    "documents": _items({"anyOf": [TEXT, _with_any("text")]}, MAX_TEXTS, least=1),
+    "top_n": _COUNT,
+}
+_TEXTS: Schema = {"anyOf": [TEXT, _items(TEXT, MAX_TEXTS, least=1)]}
+_TEXTS_OR_IDS: Schema = {
+    "anyOf": [
+        TEXT, {**_IDS, "minItems": 1},
+        _items({"anyOf": [TEXT, {**_IDS, "minItems": 1}]}, MAX_TEXTS, least=1),
+    ],
+}  # fmt: skip
 _CHAT_TOKENS: Schema = {"type": "integer", **_UNSET, "not": {"const": 0}}
 _PROMPTS: list[Schema] = [{"type": "string", "minLength": 1}, {**_IDS, "minItems": 1}]
 _SAMPLED: dict[str, Any] = {
@@ -270,6 +300,13 @@ OF_API: Mapping[str, Mapping[str, Any]] = {
         "format": {"anyOf": [_one_of("json", ""), OBJECT]},
         "options": (OPTION_FIELDS,),
     },
+    "/v1/embeddings": {
+        "input": _TEXTS_OR_IDS, "dimensions": _SIZE, "encoding_format": _one_of("float", "base64"),
+        "input_type": {"type": "string", "minLength": 1},
+    },
+    **dict.fromkeys(RANK_PATHS, _RANKED),
+    "/api/embed": {"input": _TEXTS_OR_IDS, "dimensions": _SIZE},
+    "/api/embeddings": {"prompt": TEXT},
     "/api/pull": {"model": TEXT, "stream": FLAG},
 }  # fmt: skip
 """Where a path has another one: a schema, or the fields of an object within, and which it needs.

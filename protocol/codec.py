@@ -27,6 +27,7 @@ from .version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from .body import RequestBody
+    from .pooling import PoolingBody
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -168,7 +169,7 @@ def _packed_header(header: dict[str, Any]) -> bytes:
     return typing.cast(bytes, packer.pack(header))
 
 
-def encode_body(body: RequestBody) -> bytes:
+def encode_body(body: RequestBody | PoolingBody) -> bytes:
     """The body frame of `Generate`; equal requests give equal bytes.
 
     Raises:
@@ -188,8 +189,8 @@ def encode_body(body: RequestBody) -> bytes:
     return packed
 
 
-def decode_body(frame: bytes) -> RequestBody:
-    """Reads what a client put into the body frame of `Generate`.
+def decode_body(frame: bytes) -> RequestBody | PoolingBody:
+    """Reads what a client put into the body frame of `Generate`; `texts` are embedded or ranked.
 
     Raises:
         RemoteError: `invalid_request`, naming what was wrong.
@@ -198,8 +199,20 @@ def decode_body(frame: bytes) -> RequestBody:
         value = _unpack(frame, "the body", {"strict_map_key": True, "max_ext_len": 0})
     except DecodeError as error:
         raise RemoteError(error.code, error.message) from None
-    from .body import RequestBody
+    return body_of(value)
 
+
+def body_of(value: object) -> RequestBody | PoolingBody:
+    """Return the body of a request from a map of its fields.
+
+    Raises:
+        RemoteError: `invalid_request`, naming what was wrong.
+    """
+    from .body import RequestBody
+    from .pooling import PoolingBody
+
+    if isinstance(value, dict) and value.get("texts") is not None:
+        return PoolingBody.from_wire(value)
     return RequestBody.from_wire(value)
 
 

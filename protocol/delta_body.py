@@ -28,6 +28,8 @@ class DeltaBody(Record):
         stop_token: the same for one of the request's `stop_token_ids`.
         prompt_tokens: the next ids of the prompt, packed as `ids.pack_tokens` does, if the request
             asked for them.
+        vector: what a text became, packed by `pooling.pack_vector`, if that was asked for; the
+            token of the piece is the number of the text.
     """
 
     text: str = ""
@@ -37,6 +39,7 @@ class DeltaBody(Record):
     sampling: dict[str, float] | None = None
     stop_token: int | None = None
     prompt_tokens: bytes = b""
+    vector: bytes | None = None
 
 
 def pack_body(
@@ -47,6 +50,7 @@ def pack_body(
     sampling: Mapping[str, float] | None = None,
     stop_token: int | None = None,
     prompt_tokens: bytes = b"",
+    vector: bytes | None = None,
 ) -> bytes:
     """The bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
@@ -65,6 +69,8 @@ def pack_body(
         plain["stop_token"] = stop_token
     if prompt_tokens:
         plain["prompt_tokens"] = prompt_tokens
+    if vector is not None:
+        plain["vector"] = vector
     return pack(plain)
 
 

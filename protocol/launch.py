@@ -66,6 +66,9 @@ class Values:
 
 
 _TEXT = {"values": Values("a folder", lambda value: isinstance(value, str))}
+_POOLING = {
+    "values": Values("empty, mean, cls or last", lambda v: v in ("", "mean", "cls", "last"))
+}
 _ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES)}
 _FROM_0 = {"values": Values("an integer of 0 or more", lambda value: is_integer(value, 0))}
 _FROM_1 = {"values": Values("an integer of 1 or more", lambda value: is_integer(value, 1))}
@@ -127,6 +130,8 @@ class LaunchSettings:
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused; None: a share
             of the memory that is free after the load.
         sampling: parameters of requests that leave them out, by name; before those of the model.
+        pooling: `mean`, `cls` or `last` to make an embedding model of any model; empty: as its
+            folder says.
         fake: options of the fake engine, by name.
     """
 
@@ -143,6 +148,7 @@ class LaunchSettings:
     wired_limit_bytes: int | None = field(default=0, metadata=_BYTES)
     prefix_cache_bytes: int | None = field(default=None, metadata=_BYTES)
     sampling: dict[str, Any] = field(default_factory=dict, metadata=_SAMPLING)
+    pooling: str = field(default="", metadata=_POOLING)
     fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
 
 

@@ -15,6 +15,7 @@ from .ids import Generation, ModelName, RequestKey
 from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
 from .packed_rows import ROWS, Row
+from .pooling import Task
 from .rendering import Render, Rendered
 from .states import (
     Batching,
@@ -221,6 +222,8 @@ class Ready(Message):
         batching: how many rows a pass computes without changing an answer.
         batching_reason: why it is not `together`; empty if it is.
         warnings: what users should know about this model, a sentence each.
+        task: `generate`, `embed` or `rerank`.
+        dimensions: of its embeddings; 0 for a model without any.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -234,6 +237,8 @@ class Ready(Message):
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
     warnings: list[str] = field(default_factory=list)
+    task: Task = Task.GENERATE
+    dimensions: int = 0
 
 
 @record
@@ -283,6 +288,7 @@ class RowDelta(Row):
         sampling: with the first token, see `DeltaBody`.
         stop_token: the same for one of the request's `stop_token_ids`.
         prompt_tokens: see `DeltaBody`.
+        vector: see `DeltaBody`.
     """
 
     text: str = ""
@@ -292,6 +298,7 @@ class RowDelta(Row):
     sampling: Mapping[str, float] | None = None
     stop_token: int | None = None
     prompt_tokens: bytes = b""
+    vector: bytes | None = None
 
     @property
     def body(self) -> bytes:
@@ -307,6 +314,7 @@ class RowDelta(Row):
             self.sampling,
             self.stop_token,
             self.prompt_tokens,
+            self.vector,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
 from mlxsup.protocol.parameters import makers_sampling
+from mlxsup.protocol.pooling import Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, open_regular, read_regular
 
 CONFIG = "config.json"
@@ -91,6 +92,8 @@ class Description:
         licence: as its card names it; empty if it does not say.
         size_bytes: of the weight files.
         sampling: how its makers sample, by the names of parameters; empty for the likeliest token.
+        task: what it is for.
+        task_problem: why it cannot do that here; empty if it can.
     """
 
     architecture: str
@@ -102,12 +105,15 @@ class Description:
     licence: str
     size_bytes: int
     sampling: dict[str, Any]
+    task: Task = Task.GENERATE
+    task_problem: str = ""
 
 
 def describe(folder: Path) -> Description:
     """Return what a model folder says; a file that cannot be read says nothing."""
     config = _json_object(folder / CONFIG)
     context = find_context_length(config, 0)
+    pooling = find_pooling(folder, config)
     return Description(
         architecture=_architecture(config),
         model_type=model_type_of(config),
@@ -118,6 +124,8 @@ def describe(folder: Path) -> Description:
         licence=_licence(folder),
         size_bytes=_size(folder),
         sampling=makers_sampling(_json_object(folder / GENERATION_CONFIG)),
+        task=Task.GENERATE if pooling is None else pooling.task,
+        task_problem="" if pooling is None else pooling.problem,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlxsup.protocol.download import DEFAULT_REVISION
 from mlxsup.protocol.folders import MODELS_DIR
+from mlxsup.protocol.pooling import ENCODERS
 
 from .description import CONFIG, Description, describe
 from .folder_problems import GGUF_SUFFIX, FolderProblem, folder_problem, folders_below
@@ -112,6 +113,8 @@ def look_at(
             else f"{path} has no model_type"
         )
         problem = FolderProblem(text=text)
+    if problem is None and description.task_problem:
+        problem = FolderProblem(text=description.task_problem)
     return FoundModel(
         title=title, origin=origin, path=path, description=description, problem=problem, **more
     )
@@ -213,7 +216,7 @@ class ServedTypes:
 
     def __contains__(self, kind: str) -> bool:
         """True if models of a type can be served; most types have a module of their name."""
-        if kind in self._modules:
+        if kind in ENCODERS or kind in self._modules:
             return True
         if self._remapped is None:
             self._remapped = _remapped(self._package / "utils.py")

@@ -15,6 +15,7 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
+from mlxsup.protocol.pooling import PoolingBody, Task
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from .text.channels import ChannelRules
@@ -68,6 +69,8 @@ class EngineFacts:
         prefix_cache_tokens: the longest prompt that is kept whole.
         cache_layers: what the layers keep for each row.
         sampling: how the model's makers sample, for requests that do not say.
+        task: what the model is for.
+        dimensions: of its embeddings; 0 for a model without any.
     """
 
     context_length: int
@@ -82,6 +85,8 @@ class EngineFacts:
     prefix_cache_tokens: int = 0
     cache_layers: tuple[CacheLayers, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    task: Task = Task.GENERATE
+    dimensions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ class Prompt:
             number of tokens.
         warnings: what was changed in the messages, a sentence each.
         text: what the client is shown of it, if it asks for that.
+        lengths: of texts that are embedded or ranked, how many of the tokens each has, in order;
+            empty for a prompt that is answered with text.
     """
 
     tokens: list[int]
@@ -109,6 +116,7 @@ class Prompt:
     checkpoints: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     text: str | None = None
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +147,10 @@ class Row:
             read, whatever is known of it.
         grammar: the grammar that the answer must follow, after what was delivered; None: any text.
         checkpoints: see `Prompt.checkpoints`.
+        lengths: see `Prompt.lengths`. Such a row is given a vector for each of its texts, in any
+            order, under the number of the text instead of a token; `max_tokens` is how many there
+            are, and `delivered` has the numbers of those that are not computed again.
+        dimensions: of each vector; 0: all that the model has.
     """
 
     key: RequestKey
@@ -155,6 +167,8 @@ class Row:
     prompt_logprobs: int | None = None
     grammar: RowGrammar | None = None
     checkpoints: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    dimensions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +195,8 @@ class RowToken:
         finish: `stop` or `length` on the last one; the row has then left the batch.
         logprobs: set if the row asked for them and there is a token.
         ended_by: the id that ended the answer, if one did.
+        vector: of the text that `token` is the number of, packed by `pooling.pack_vector`; empty if
+            not all of it are numbers, which ends the row.
     """
 
     key: RequestKey
@@ -188,6 +204,7 @@ class RowToken:
     finish: FinishReason | None = None
     logprobs: RowLogprobs | None = None
     ended_by: int | None = None
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +251,7 @@ class StepResult:
     """What one step produced, and how long it took; not frozen, because each step makes one.
 
     Attributes:
-        tokens: at most one for each decoding row.
+        tokens: at most one for each decoding row, or one for each text that was read.
         prefill: one chunk.
         took_s: seconds that the engine worked, without any in which this process was stopped.
         decode_s: how many of them went to the decoding rows, as predicted from steps without
@@ -289,6 +306,14 @@ class TextCodec(Protocol):
         Raises:
             RemoteError: `invalid_request`, the request's own fault (a template error, no template,
                 ids outside the vocabulary, a prompt of no tokens).
+        """
+
+    def encode_texts(self, body: PoolingBody) -> Prompt:
+        """The texts of a request that are embedded or ranked; runs on a helper thread.
+
+        Raises:
+            RemoteError: `invalid_request`, the request's own fault, or the model does not do that;
+                `context_length_exceeded`.
         """
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:

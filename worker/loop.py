@@ -17,10 +17,12 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
 from mlxsup.protocol.log_level import LogLevel
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.rendering import Render
 from mlxsup.protocol.states import FinishReason, PauseReason, RowState, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
+    Acceptance,
     Accepted,
     CancelRow,
     Dispatch,
@@ -42,12 +44,13 @@ from .idle_time import IdleTime
 from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .logs import set_level
+from .pooling import PoolingRow, plan_pooling_row, pooling_acceptance
 from .preparing import Preparing, TextSide
 from .prompt_pieces import shown_tokens
 from .rendering import Rendering
 from .row_memory import RowMemory
-from .rows import RunningRow, acceptance, check_resume, plan_row, progress_of, running_row
-from .running_rows import RunningRows
+from .rows import acceptance, check_resume, plan_row, progress_of, running_row
+from .running_rows import AnyRow, RunningRows
 from .signs import Signs
 from .text_threads import Refused, Tokenised
 
@@ -96,7 +99,7 @@ class StepLoop:
         self._max_concurrency = max_concurrency
         self._sampling = dict(sampling or {})
         self._clock = clock
-        self._waiting: OrderedDict[RequestKey, tuple[Row, RunningRow]] = OrderedDict()
+        self._waiting: OrderedDict[RequestKey, tuple[Row, AnyRow]] = OrderedDict()
         self._running = RunningRows()
         # Mostly requests whose end is already on its way; no more than there are places.
         self._cancelled_early: deque[RequestKey] = deque(maxlen=max_concurrency)
@@ -274,35 +277,18 @@ class StepLoop:
 
     def _accept(self, ready: Tokenised, dispatched: Dispatch) -> None:
         resume = ready.resume
-        delivered = [] if resume is None else unpack_tokens(resume.delivered)
-        shown = 0 if resume is None else shown_tokens(ready.body, ready.prompt, resume.shown)
         try:
-            row = plan_row(
-                ready.key,
-                ready.body,
-                ready.prompt,
-                self._facts,
-                delivered=delivered,
-                shown=shown,
-                sampling=self._sampling,
-            )
+            row, running, accepted = self._open(ready, dispatched)
         except RemoteError as error:
             self._reject(ready.key, error)
             return
-        if resume is None:
-            accepted = acceptance(row, ready.body, ready.prompt, self._facts)
-        else:
-            accepted = resume.acceptance
         self._link.send(
             Accepted(
                 key=ready.key,
-                acceptance=accepted,
+                acceptance=accepted if resume is None else resume.acceptance,
                 tokenize_s=ready.tokenize_s,
                 warnings=list(ready.prompt.warnings),
             )
-        )
-        running = running_row(
-            row, ready.body, ready.prompt, self._engine.text, dispatched, shown=shown
         )
         if running.prompt is not None:
             self._running.end(*running.prompt.begin())
@@ -314,6 +300,30 @@ class StepLoop:
             self._running.end_without_row(running, end)
         if running.prompt is not None:
             self._send_step(StepResult())  # those of several requests may be too long for one
+
+    def _open(self, ready: Tokenised, dispatched: Dispatch) -> tuple[Row, AnyRow, Acceptance]:
+        """The row of a request, the text or the vectors of its answer, and what was made of it.
+
+        Raises:
+            RemoteError: see `plan_row`.
+        """
+        body, prompt, resume = ready.body, ready.prompt, ready.resume
+        delivered = [] if resume is None else unpack_tokens(resume.delivered)
+        if isinstance(body, PoolingBody):
+            row = plan_pooling_row(ready.key, body, prompt, delivered)
+            return row, PoolingRow.of(row, dispatched), pooling_acceptance(row, body, self._facts)
+        shown = 0 if resume is None else shown_tokens(body, prompt, resume.shown)
+        row = plan_row(
+            ready.key,
+            body,
+            prompt,
+            self._facts,
+            delivered=delivered,
+            shown=shown,
+            sampling=self._sampling,
+        )
+        running = running_row(row, body, prompt, self._engine.text, dispatched, shown=shown)
+        return row, running, acceptance(row, body, prompt, self._facts)
 
     def _reject(self, key: RequestKey, error: RemoteError) -> None:
         """Answers a request that has something wrong with it: it fails alone (C7)."""

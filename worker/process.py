@@ -204,10 +204,11 @@ class Life:
             )
             return FakeEngine(self._spec, reach)
         try:
-            from .engines.mlx.engine import MlxEngine
+            from .engines.mlx.embedding import make_engine
+
+            return make_engine(self._spec, self._clock.now)
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported: {error}") from error
-        return MlxEngine(self._spec, self._clock.now)
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()
@@ -247,6 +248,8 @@ class Life:
                 batching=facts.batching,
                 batching_reason=facts.batching_reason,
                 warnings=list(facts.warnings),
+                task=facts.task,
+                dimensions=facts.dimensions,
             )
         )
         loop.run(self._must_end)

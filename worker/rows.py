@@ -249,6 +249,14 @@ class RunningRow:
                     return [RowDelta(key=self.key, text=text, tokens=packed, channel=channel)]
         return self._sort(result, text, now)
 
+    def refusal(self, *, is_over: bool) -> RemoteError | None:
+        """Return the error that an ended answer is, if it is not what its grammar owes.
+
+        Args:
+            is_over: whether it ended by itself.
+        """
+        return None if self.grammar is None else self.grammar.refusal(is_over=is_over)
+
     def _sort(self, result: RowToken, text: str, now: float) -> list[RowDelta]:
         """The same for a token with which something begins, ends or is said; `text` was read."""
         pieces: list[Piece] = []

@@ -12,7 +12,10 @@ from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RowDelta
 
 from .engine import RowPrefill, RowToken
+from .pooling import PoolingRow
 from .rows import RunningRow
+
+AnyRow = RunningRow | PoolingRow
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class RunningRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[RequestKey, RunningRow] = {}
+        self._rows: dict[RequestKey, AnyRow] = {}
         self._reading: set[RequestKey] = set()  # those whose first token has not come
         self._ended: list[RowDelta] = []
         self._refused: list[tuple[RequestKey, RemoteError]] = []  # without their formats
@@ -38,7 +41,7 @@ class RunningRows:
     def __contains__(self, key: object) -> bool:
         return key in self._rows
 
-    def values(self) -> Collection[RunningRow]:
+    def values(self) -> Collection[AnyRow]:
         """The rows themselves."""
         return self._rows.values()
 
@@ -59,12 +62,12 @@ class RunningRows:
             return 0
         return len(self._refused) + sum(bool(delta.finish or delta.paused) for delta in self._ended)
 
-    def join(self, row: RunningRow) -> None:
+    def join(self, row: AnyRow) -> None:
         """The engine has its row."""
         self._rows[row.key] = row
         self._reading.add(row.key)
 
-    def leave(self, key: RequestKey) -> RunningRow | None:
+    def leave(self, key: RequestKey) -> AnyRow | None:
         """The engine has it no longer, or will not; None if it had none."""
         self._reading.discard(key)
         return self._rows.pop(key, None)
@@ -119,7 +122,7 @@ class RunningRows:
                 self._reading.discard(token.key)
         return deltas, between_steps, leaving
 
-    def advance(self, row: RunningRow, token: RowToken, now: float) -> tuple[list[RowDelta], bool]:
+    def advance(self, row: AnyRow, token: RowToken, now: float) -> tuple[list[RowDelta], bool]:
         """What the last token of a row that leaves means for its stream, and whether the answer is
         over with it."""
         deltas = row.advance(token, now)
@@ -128,16 +131,14 @@ class RunningRows:
             self._end(row, deltas)
         return deltas, is_over
 
-    def end_without_row(self, row: RunningRow, deltas: list[RowDelta]) -> None:
+    def end_without_row(self, row: AnyRow, deltas: list[RowDelta]) -> None:
         """Take the end of an answer that has no row in the engine any longer."""
         self._end(row, deltas)
         self.end(*deltas)
 
-    def _end(self, row: RunningRow, deltas: list[RowDelta]) -> None:
-        """End an answer with an error, and not with these, if it is not what its grammar owes."""
-        if row.grammar is None:
-            return
-        refusal = row.grammar.refusal(is_over=deltas[-1].finish is FinishReason.STOP)
+    def _end(self, row: AnyRow, deltas: list[RowDelta]) -> None:
+        """End an answer with an error, and not with these, if it is not what it should be."""
+        refusal = row.refusal(is_over=deltas[-1].finish is FinishReason.STOP)
         if refusal is not None:
             deltas[-1].finish = None
             self._refused.append((row.key, refusal))

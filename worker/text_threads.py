@@ -19,6 +19,7 @@ from mlxsup.protocol.body import MAX_SHOWN_IDS, RequestBody
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, unfit
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import AnswerForm
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Resume
@@ -53,7 +54,7 @@ class Tokenised:
     """
 
     key: RequestKey
-    body: RequestBody
+    body: RequestBody | PoolingBody
     prompt: Prompt
     tokenize_s: float
     resume: Resume | None = None
@@ -234,18 +235,7 @@ class Lane:
 
     def _prepare(self, job: _Job) -> Tokenised | Refused:
         try:
-            if job.resume is None:
-                body = decode_body(job.body)
-                prompt = self._own_codec().encode(body)
-            else:
-                body, prompt = _from_acceptance(job.resume)
-            if body.shows_ids:
-                _check_count(prompt)
-            has_form = body.form is not AnswerForm.TEXT or body.strict_tools
-            if has_form and body.tokenize is None:
-                prompt = self._own_codec().constrain(body, prompt)
-            if body.echo and (job.resume is None or not job.resume.shown):
-                prompt = replace(prompt, text=self._shown_text(body, prompt))
+            body, prompt = self._encoded(job)
         except RemoteError as error:
             return Refused(key=job.key, error=error)
         except MemoryError:
@@ -267,6 +257,30 @@ class Lane:
             tokenize_s=self._clock() - job.submitted_at,
             resume=job.resume,
         )
+
+    def _encoded(self, job: _Job) -> tuple[RequestBody | PoolingBody, Prompt]:
+        """The request and its ids.
+
+        Raises:
+            RemoteError: the request's own fault.
+        """
+        if job.resume is None:
+            body = decode_body(job.body)
+            if isinstance(body, PoolingBody):
+                return body, self._own_codec().encode_texts(body)
+            prompt = self._own_codec().encode(body)
+        else:
+            body, prompt = _from_acceptance(job.resume)
+            if isinstance(body, PoolingBody):
+                return body, prompt
+        if body.shows_ids:
+            _check_count(prompt)
+        has_form = body.form is not AnswerForm.TEXT or body.strict_tools
+        if has_form and body.tokenize is None:
+            prompt = self._own_codec().constrain(body, prompt)
+        if body.echo and (job.resume is None or not job.resume.shown):
+            prompt = replace(prompt, text=self._shown_text(body, prompt))
+        return body, prompt
 
     def _shown_text(self, body: RequestBody, prompt: Prompt) -> str:
         """The text of a prompt that is shown before the answer.
@@ -295,8 +309,11 @@ def _check_count(prompt: Prompt) -> None:
         )
 
 
-def _from_acceptance(resume: Resume) -> tuple[RequestBody, Prompt]:
+def _from_acceptance(resume: Resume) -> tuple[RequestBody | PoolingBody, Prompt]:
     acceptance = resume.acceptance
     tokens = unpack_tokens(acceptance.prompt_tokens)
+    if lengths := acceptance.parameters.get("lengths"):
+        vectors = PoolingBody.accepted(tokens, acceptance.parameters)
+        return vectors, Prompt(tokens=tokens, lengths=tuple(lengths))
     body = RequestBody.accepted(tokens, acceptance.parameters, acceptance.seed)
     return body, Prompt(tokens=tokens, opening=acceptance.opening)

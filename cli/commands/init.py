@@ -14,6 +14,7 @@ import click
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
+from mlxsup.protocol.pooling import NOUNS, Task
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 from mlxsup.store.references import EXAMPLE
 from mlxsup.store.search import short_name
@@ -91,7 +92,9 @@ def init(file: Path, output: Output) -> None:
     found = find_config()
     is_found = found is not None and found.path.expanduser().absolute() == path
     where = "" if is_found else f" --config {shlex.quote(str(path))}"
-    output.note(f"hint: `mlxsup start --detach{where}`, then `mlxsup chat {served[0]}{where}`")
+    chats = [one["name"] for one in entries if one["fits"] and one["task"] == Task.GENERATE]
+    use = f"chat {chats[0]}" if chats else "status"
+    output.note(f"hint: `mlxsup start --detach{where}`, then `mlxsup {use}{where}`")
 
 
 def _entries(rows: Sequence[Mapping[str, Any]], output: Output) -> list[Entry]:
@@ -162,6 +165,7 @@ def _summary(entry: Entry) -> str:
         format_bytes(entry["size_bytes"]),
         entry["model_type"],
         entry["quantization"],
+        f"makes {NOUNS[Task(entry['task'])]}" if entry["task"] != Task.GENERATE else "",
         f"{context} tokens of context" if context else "",
         f"from {entry['origin']}",
     )

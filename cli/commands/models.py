@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.pooling import NOUNS, Task
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 from ..arguments import LATEST, complete_model_or_repository
@@ -64,7 +65,12 @@ def models(config_path: Path | None, output: Output) -> None:
 def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
     """Print a row for each model, and then why some cannot be served."""
     output.data(title)
-    output.show(listing(HEADINGS, map(_cells, rows), right=("SIZE", "CONTEXT")))
+    headings, cells = list(HEADINGS), [list(_cells(row)) for row in rows]
+    if any(row["task"] not in (None, Task.GENERATE) for row in rows):
+        headings.insert(1, "MAKES")
+        for row, one in zip(rows, cells, strict=True):
+            one.insert(1, NOUNS[Task(row["task"] or Task.GENERATE)])
+    output.show(listing(headings, cells, right=("SIZE", "CONTEXT")))
     for row in rows:
         if row["problem"]:
             about = "; ".join(filter(None, (row["problem"], row["hint"])))
@@ -165,13 +171,16 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "folder", row["path"]
     kind = row["model_type"] or unknown
     yield "architecture", f"{row['architecture']} ({kind})" if row["architecture"] else kind
+    yield "makes", NOUNS[Task(row["task"])]
     yield "numbers", row["quantization"] or unknown
     tokens = row["context_length"]
     yield "context", f"{tokens} tokens" if tokens else unknown
-    yield "chat template", "yes" if row["has_template"] else "none"
+    if row["task"] == Task.GENERATE:
+        yield "chat template", "yes" if row["has_template"] else "none"
     yield "licence", row["licence"] or unknown
     chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
-    yield "sampling", chosen or "the likeliest token"
+    if row["task"] == Task.GENERATE:
+        yield "sampling", chosen or "the likeliest token"
     yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
     if needs is not None:
         about = "about " if needs["source"] == "estimated" else ""
@@ -186,7 +195,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "has_template", "licence", "sampling", "problem", "hint",
+    "quantization", "context_length", "task", "has_template", "licence", "sampling",
+    "problem", "hint",
 )  # fmt: skip
 """Facts from the files of a model."""
 
@@ -256,6 +266,7 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
         "model_type": said.model_type or None,
         "quantization": said.quantization or None,
         "context_length": said.context_length,
+        "task": said.task.value,
         "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": said.sampling,

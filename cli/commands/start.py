@@ -154,7 +154,7 @@ def start(
         output.note(Target(config=config_path).repeat_in(NO_MODELS))
     endpoint = _endpoint_of(configuration)
     target = target_to_reach(endpoint, config_path)
-    first = next((str(model.name) for model in configuration.models), "")
+    first = _first_to_chat(configuration)
     if configuration.http is not None:
         _refuse_taken(configuration.http, endpoint)
     try:
@@ -231,6 +231,20 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
         hint=f"{other}, or stop the other program",
         status=ExitStatus.ALREADY_RUNNING,
     )
+
+
+def _first_to_chat(configuration: DaemonConfig) -> str:
+    """Return the first model that writes text, as far as its folder says; empty if none does."""
+    from mlxsup.protocol.pooling import Task
+    from mlxsup.store.description import describe
+
+    for model in configuration.models:
+        launch = model.launch
+        if launch.engine == "mlx" and describe(Path(launch.path)).task is not Task.GENERATE:
+            continue
+        if not launch.pooling and launch.fake.get("task", Task.GENERATE) == Task.GENERATE:
+            return str(model.name)
+    return ""
 
 
 def _run(configuration: DaemonConfig, first: str, target: Target, output: Output) -> int:

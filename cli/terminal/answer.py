@@ -313,6 +313,7 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
     from dataclasses import asdict
 
     value = asdict(result)
+    del value["vectors"]  # of embeddings, which `mlxsup embed` prints
     for one in value["logprobs"] or ():
         for token in (one["chosen"], *one["top"]):
             token["raw_bytes"] = list(token["raw_bytes"])  # JSON has no bytes

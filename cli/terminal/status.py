@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
+from mlxsup.protocol.pooling import NOUNS, Task
 from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
@@ -314,7 +315,9 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
     mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
     count = len(warnings) if isinstance(warnings, Sequence) else 0
     warned = counted(count, "warning") if count else None
-    return [remark for remark in (waiting, mode, warned) if remark]
+    task = model.get("task")
+    makes = NOUNS[Task(task)] if task in (Task.EMBED, Task.RERANK) else None
+    return [remark for remark in (waiting, makes, mode, warned) if remark]
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:

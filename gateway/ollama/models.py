@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.text import timestamp
 from mlxsup.protocol.version import VERSION
 
@@ -79,7 +80,8 @@ def shown(model: Described, began: float) -> dict[str, Any]:
         "details": _details(model),
         "model_info": info,
         "capabilities": [
-            "completion",
+            *(["embedding"] if model.task is Task.EMBED else []),
+            *(["completion"] if model.task is Task.GENERATE else []),
             *(["tools"] if model.takes_tools else []),
             *(["thinking"] if model.thinks else []),
         ],

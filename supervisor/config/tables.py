@@ -503,6 +503,12 @@ class ModelTable(Table):
     wired: SizeAutoOrOff = key(
         "off", 'memory that cannot be paged out; "auto": the size of the weights'
     )
+    pooling: Literal["", "mean", "cls", "last"] = key(
+        _LAUNCH.pooling,
+        "make embeddings with any model: mean, cls or last",
+        " of a text's vectors; empty: as the files of the model say",
+        description='"mean", "cls" or "last"',
+    )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,
         '"mlx", or "fake", which answers without a model, for tests',

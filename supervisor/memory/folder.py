@@ -305,6 +305,8 @@ def _array_bytes(path: Path, size: int, header: bytes) -> int:
 def _key(read: FolderBytes) -> str:
     """Return a text that changes whenever mlx-lm might say something else of a folder."""
     digest = hashlib.sha256(f"1 {sys.platform} {_engine_versions()}".encode())
+    if "modules.json" in read.names:
+        digest.update(b"pooled")
     for content in (read.config, read.quantization, *(header for _, _, header in read.headers)):
         digest.update(b"%d " % len(content) + content)
     return digest.hexdigest()

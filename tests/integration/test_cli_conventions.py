@@ -52,6 +52,7 @@ MODELS = {
     "beta": fake(preload=False),
     "brief": fake(preload=False, fake={"answer_tokens": 3}),
     LONG: fake(preload=False),
+    "vectors": fake(preload=False, fake={"task": "embed"}),
     "broken": {"path": "/nowhere/" + "a-long-path/" * 8, "preload": True},
 }
 
@@ -68,6 +69,7 @@ ONCE: list[list[str]] = [
     ["restart", "alpha"],
     ["generate", "alpha", "hello", "--max-tokens", "3", "-v"],
     ["chat", "alpha", "--max-tokens", "3", "-v"],
+    ["embed", "vectors", "hello"],
     ["run", "brief"],
     ["requests"],
     ["requests", "--client", "nobody"],

@@ -22,7 +22,7 @@ from support.models.safetensors_files import llama_arrays, llama_config
 from support.models.safetensors_files import write_folder as write_weights
 from support.models.tiny_model import make_tiny_model
 
-BERT = {**MODEL, "config.json": b'{"model_type": "bert"}'}
+T5 = {**MODEL, "config.json": b'{"model_type": "t5"}'}
 TITLE = "mlx-community/Tiny-Llama-Instruct-4bit"
 
 
@@ -39,7 +39,7 @@ def stocked() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
         home = Path(name)
         make_tiny_model(home / ".lmstudio/models" / TITLE)
-        write_repository(home / "hub", "a/bert", BERT)
+        write_repository(home / "hub", "a/t5", T5)
         write_repository(home / "hub", "b/Second-8bit")
         # Its header says that it has 2 TiB; nothing but the header is read.
         arrays = llama_arrays(vocabulary=2**34, hidden=64)
@@ -75,7 +75,7 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
     assert first == "#:schema mlxsup.schema.json"
     schema = json.loads(path.with_name("mlxsup.schema.json").read_text())
     assert set(tomllib.loads(text)) <= set(schema["properties"])
-    assert "# a/bert: mlx-lm does not support models of type bert" in text
+    assert "# a/t5: mlx-lm does not support models of type t5" in text
     assert "# 2.2 KiB, llama, from Hugging Face cache. Fits into memory\n" in text
     assert "# [models.huge]" in text
     assert "Does not fit: needs " in text
@@ -91,7 +91,7 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
         "tiny-llama",
         "late",
     ]
-    assert [row["title"] for row in value["left_out"]] == ["a/bert"]
+    assert [row["title"] for row in value["left_out"]] == ["a/t5"]
 
 
 @pytest.mark.mlx
@@ -154,7 +154,7 @@ def test_models_lists_what_is_configured_first_and_nothing_twice(stocked: Path) 
     assert [(row["name"], row["title"], row["problem"]) for row in rows] == [
         ("second", "b/Second-8bit", None),
         ("tiny-llama", TITLE, None),
-        (None, "a/bert", "mlx-lm does not support models of type bert"),
+        (None, "a/t5", "mlx-lm does not support models of type t5"),
         (None, "huge", None),
         (None, "late", None),
     ]
@@ -184,13 +184,13 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     text = run_cli("show", "tiny-llama", **variables(stocked)).stdout
     assert "chat template  yes" in text
     assert "licence        not said" in text
-    done = run_cli("show", "a/bert", **variables(stocked))
+    done = run_cli("show", "a/t5", **variables(stocked))
     assert done.returncode == 1
-    assert "problem        mlx-lm does not support models of type bert" in done.stdout
+    assert "problem        mlx-lm does not support models of type t5" in done.stdout
     assert "memory" not in done.stdout
-    value = run_cli("show", "a/bert", "--json", **variables(stocked))
+    value = run_cli("show", "a/t5", "--json", **variables(stocked))
     assert (value.returncode, value.stderr) == (1, "")
-    assert json.loads(value.stdout)["problem"] == "mlx-lm does not support models of type bert"
+    assert json.loads(value.stdout)["problem"] == "mlx-lm does not support models of type t5"
     done = run_cli("show", "tiny-lama", "--json", **variables(stocked))
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (1, "unknown_model")

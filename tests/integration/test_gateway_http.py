@@ -223,7 +223,7 @@ def test_two_hosts_are_refused(daemon: HttpDaemon) -> None:
     assert told(daemon, b"GET /health HTTP/1.1\r\n" + hosts)[0] in (400, 403)
 
 
-REFUSED = [("/nothing", b"", 404), ("/models/load", b"", 403), ("/v1/embeddings", b"", 501),
+REFUSED = [("/nothing", b"", 404), ("/models/load", b"", 403), ("/v1/moderations", b"", 501),
            (CHAT, b"Content-Encoding: gzip\r\n", 415)]  # fmt: skip
 
 

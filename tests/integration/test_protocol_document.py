@@ -22,6 +22,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.parameters import SAMPLING
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -178,6 +179,7 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
     LoadPhase,
     WorkerPhase,
     Batching,
+    Task,
 )
 
 MESSAGES = (

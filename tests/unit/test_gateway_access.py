@@ -130,9 +130,10 @@ def test_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ("OPTIONS", CHAT, 405, "must be POST"),
         ("DELETE", "/v1/models/m", 405, "must be GET or HEAD"),
         *(("GET", path, 404, "no such path; OpenAI's API is at /v1/chat/completions")
-          for path in ("/pages/state", "/v1/reranks", "/x", "//", "/page/x/y")),
+          for path in ("/pages/state", "/x", "//", "/page/x/y")),
         *(("GET", path, 404, f"no such path; did you mean {meant}?") for path, meant in (
             ("/v1/responses/", "/v1/responses"), ("/v1/version", "/version"),
+            ("/v1/reranks", "/v1/rerank"),
             ("/completion", "/v1/completions"), ("/tags", "/api/tags"), ("/chat", "/api/chat"),
             ("/chat/completions", "/v1/chat/completions"), ("/completions", "/v1/completions"),
             ("/v1/v1/messages", "/v1/messages"), ("/api/v1/messages", "/v1/messages"),
@@ -140,7 +141,7 @@ def test_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             ("/v1/api/chat", "/api/chat"), ("/api/pul", "/api/pull"),
         )),
         ("GET", "/models/load", 405, "must be POST"),
-        ("POST", "/v1/embeddings", 501, "embeddings are not there yet"),
+        ("GET", "/v1/embeddings", 405, "must be POST"),
         ("POST", "/v1/audio/speech", 501, "audio is not there yet"),
     ],
 )  # fmt: skip

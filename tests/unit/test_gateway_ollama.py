@@ -427,8 +427,6 @@ def test_lm_studio_lists_models(daemon: PlayedDaemon) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "error"),
     [
-        ("POST", "/api/embed", 501, "embeddings are not there yet"),
-        ("POST", "/api/embeddings", 501, "embeddings are not there yet"),
         ("POST", "/api/pull", 403, "only the page at / may do this"),
         ("DELETE", "/api/delete", 403, "only the page at / may do this"),
         ("POST", "/api/create", 501, "`mlxsup convert SOURCE`"),

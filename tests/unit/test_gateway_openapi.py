@@ -31,6 +31,8 @@ PATHS = {
     Api.MESSAGE: "/v1/messages", Api.COUNT: "/v1/messages/count_tokens",
     Api.OLLAMA_CHAT: "/api/chat", Api.GENERATE: "/api/generate",
     Api.TOKENIZE: "/tokenize", Api.TEMPLATE: "/apply-template", Api.DETOKENIZE: "/detokenize",
+    Api.EMBEDDINGS: "/v1/embeddings", Api.RERANK: "/v1/rerank",
+    Api.OLLAMA_EMBED: "/api/embed", Api.OLLAMA_EMBEDDING: "/api/embeddings",
 }  # fmt: skip
 VALUES: list[Any] = [
     None, True, False, 0, 1, 3, -1, -7, 0.5, 2.5, 10**12, "x", "5m", "", [], [1], [-1], ["x"], [{}],

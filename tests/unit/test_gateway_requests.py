@@ -29,6 +29,7 @@ from mlxsup.gateway.openai.tokens import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOK
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
 from mlxsup.gateway.responses.requests import ResponseAsk, read_response
+from mlxsup.gateway.vectors import requests as vectors
 
 from support.client.sent_requests import JSON, asked_in, outcome, sent
 from support.gateway.played_gateway import HI, LEAST_OF
@@ -38,6 +39,9 @@ FIELDS = {
     Api.MESSAGE: MESSAGES_FIELDS, Api.COUNT: COUNT_FIELDS, Api.RESPONSE_COUNT: RESPONSE_FIELDS,
     Api.OLLAMA_CHAT: ollama.CHAT_FIELDS, Api.GENERATE: ollama.GENERATE_FIELDS,
     Api.TOKENIZE: TOKENIZE_FIELDS, Api.TEMPLATE: TEMPLATE_FIELDS, Api.DETOKENIZE: DETOKENIZE_FIELDS,
+    Api.EMBEDDINGS: vectors.EMBEDDING_FIELDS, Api.RERANK: vectors.RERANK_FIELDS,
+    Api.OLLAMA_EMBED: vectors.OLLAMA_EMBED_FIELDS,
+    Api.OLLAMA_EMBEDDING: vectors.OLLAMA_EMBEDDING_FIELDS,
 }  # fmt: skip
 
 

@@ -256,6 +256,7 @@ def parameters() -> st.SearchStrategy[dict[str, Any]]:
 def test_every_value_in_range_travels_and_is_accepted(chosen: dict[str, Any]) -> None:
     chosen.pop("max_tokens", None)
     received = decode_body(encode_body(body(**chosen)))
+    assert isinstance(received, RequestBody)
     row = plan_row(KEY, received, PROMPT, FACTS)
     for name, value in chosen.items():
         assert getattr(row.sampling if name in SAMPLING else row, name) == value

@@ -58,6 +58,10 @@ LEAST_OF: dict[Api, dict[str, Any]] = {
     Api.TOKENIZE: {"model": "m", "prompt": "hi"},
     Api.TEMPLATE: BODY,
     Api.DETOKENIZE: {"model": "m", "tokens": [1, 2]},
+    Api.EMBEDDINGS: {"model": "m", "input": "hi"},
+    Api.RERANK: {"model": "m", "query": "hi", "documents": ["a", "b"]},
+    Api.OLLAMA_EMBED: {"model": "m", "input": ["hi"]},
+    Api.OLLAMA_EMBEDDING: {"model": "m", "prompt": "hi"},
 }
 """The least bodies."""
 

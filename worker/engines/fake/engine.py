@@ -38,6 +38,7 @@ from typing import NoReturn
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 
 from ...engine import (
@@ -70,10 +71,14 @@ from .text import (
     decode_tokens,
     encode_text,
     prompt_digest,
+    text_vector,
     token_logprobs,
 )
 
 GARBAGE = [b"\xc1not a message"]
+
+FAKE_DIMENSIONS = 16
+"""Of an embedding: one for each byte of a digest."""
 
 MAX_KEPT = 1024
 """How many rows that were taken out may return: their prefill is remembered, as with MLX."""
@@ -103,7 +108,10 @@ class FakeEngine:
         self._spec = spec
         self._options = FakeOptions.from_map(spec.fake)
         self._reach = reach
-        self._codec = FakeTextCodec(self._options.tokenize_s)
+        self._task = Task(self._options.task)
+        self._codec = FakeTextCodec(
+            self._options.tokenize_s, self._task, self._options.context_length
+        )
         self._rows: dict[RequestKey, FakeRow] = {}
         self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
         self._aside: dict[RequestKey, int] = {}  # the same, of rows that will return
@@ -140,6 +148,8 @@ class FakeEngine:
             batching_reason=reason,
             warnings=(options.warning,) if options.warning else (),
             cache_layers=options.cache_layers,
+            task=self._task,
+            dimensions=FAKE_DIMENSIONS if self._task is Task.EMBED else 0,
         )
 
     def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
@@ -321,6 +331,8 @@ class FakeEngine:
     def _decode(self, row: FakeRow) -> RowToken:
         self._fail_when_due(row, row.generated + 1)
         key, index = row.row.key, row.generated
+        if row.row.lengths:
+            return self._vector(row)
         if not row.row.max_tokens:
             return RowToken(key=key, token=None, finish=FinishReason.LENGTH)
         may_end = index >= row.row.min_tokens
@@ -336,6 +348,22 @@ class FakeEngine:
         finish = FinishReason.LENGTH if row.generated >= row.row.max_tokens else None
         logprobs = token_logprobs(token, row.row.top_logprobs)
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
+
+    def _vector(self, row: FakeRow) -> RowToken:
+        """The vector of the first text without one."""
+        asked = row.row
+        done = {*asked.delivered, *row.answered}
+        number = next(one for one in range(len(asked.lengths)) if one not in done)
+        begin = sum(asked.lengths[:number])
+        tokens = asked.tokens[begin : begin + asked.lengths[number]]
+        row.answered.append(number)
+        row.generated += 1
+        return RowToken(
+            key=asked.key,
+            token=number,
+            vector=text_vector(tokens, self._options.voice, self._task, asked.dimensions),
+            finish=FinishReason.STOP if row.generated == len(asked.lengths) else None,
+        )
 
     def _answer_length(self, row: FakeRow) -> float:
         if row.said:

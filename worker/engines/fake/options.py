@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import Batching
 
 LOAD_ERRORS = ("missing", "bad", "memory", "device", "exception")
@@ -69,6 +70,7 @@ class FakeOptions:
             answers do not depend on it.
         warning: READY's warning; empty for none.
         voice: models of different voices give different answers to the same prompt.
+        task: what it is for: `generate`, `embed` or `rerank`.
     """
 
     load_s: float = 0.0
@@ -92,10 +94,12 @@ class FakeOptions:
     batching: str = Batching.TOGETHER.value
     warning: str = ""
     voice: str = ""
+    task: str = Task.GENERATE.value
 
     def __post_init__(self) -> None:
         _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
         _check_choice("load_stall", self.load_stall, ("", *STALLS))
+        _check_choice("task", self.task, tuple(task.value for task in Task))
         _check_choice("batching", self.batching, tuple(mode.value for mode in Batching))
         if self.crash_in_load:
             check_crash("crash_in_load", self.crash_in_load)

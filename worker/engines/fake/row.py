@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...engine import Row
 from .text import BIG_TOKEN_BASE, Directives, answer_token
@@ -20,6 +20,7 @@ class FakeRow:
         known: how many of those were known before it came.
         prefilled: how many tokens of the prompt, and of what was delivered, have been read.
         generated: how many tokens the answer has.
+        answered: the numbers of the texts that have a vector.
     """
 
     row: Row
@@ -29,6 +30,7 @@ class FakeRow:
     known: int = 0
     prefilled: int = 0
     generated: int = 0
+    answered: list[int] = field(default_factory=list)
 
     @property
     def to_prefill(self) -> int:

@@ -17,8 +17,10 @@ from dataclasses import dataclass, fields
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
+from mlxsup.protocol.pooling import PoolingBody, Task, pack_vector
 
 from ...engine import Prompt, RowLogprobs
+from ...pooling import check_lengths, other_task
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.tool_formats import parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
@@ -68,6 +70,14 @@ def decode_tokens(tokens: Sequence[int]) -> str:
     """The text of token ids; what is not UTF-8 becomes replacement characters."""
     detokenizer = ByteDetokenizer()
     return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
+
+
+def text_vector(tokens: Sequence[int], voice: str, task: Task, dimensions: int) -> bytes:
+    """The vector of a text: of its bytes and the model's voice alone."""
+    digest = prompt_digest(tokens, voice)
+    if task is Task.RERANK:
+        return pack_vector([digest[0] / 256])
+    return pack_vector([(byte - 127.5) / 512 for byte in digest][: dimensions or len(digest)])
 
 
 def prompt_digest(prompt: Sequence[int], voice: str = "") -> bytes:
@@ -204,17 +214,28 @@ class FakeTextCodec:
 
     Args:
         tokenize_s: how long every preparation takes.
+        task: what the model is for.
+        context_length: of a text that is embedded or ranked.
     """
 
-    def __init__(self, tokenize_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        tokenize_s: float = 0.0,
+        task: Task = Task.GENERATE,
+        context_length: int = 4096,
+    ) -> None:
         self._tokenize_s = tokenize_s
+        self._task = task
+        self._context_length = context_length
 
     def twin(self) -> FakeTextCodec:
         """See `TextCodec.twin`."""
-        return FakeTextCodec(self._tokenize_s)
+        return FakeTextCodec(self._tokenize_s, self._task, self._context_length)
 
     def encode(self, body: RequestBody) -> Prompt:
         """See `TextCodec.encode`; wrong directives are the request's own error."""
+        if self._task is not Task.GENERATE:
+            raise other_task(self._task, Task.GENERATE)
         if self._tokenize_s > 0:
             time.sleep(self._tokenize_s)
         if body.prompt_tokens is not None:
@@ -235,6 +256,21 @@ class FakeTextCodec:
             raise RemoteError(ErrorCode.INVALID_REQUEST, str(error)) from None
         is_thinking = text.endswith("<think>")
         return Prompt(tokens=tokens, opening="<think>" if is_thinking else "")
+
+    def encode_texts(self, body: PoolingBody) -> Prompt:
+        """See `TextCodec.encode_texts`; a document comes after its query."""
+        asked = Task.EMBED if body.query is None else Task.RERANK
+        if self._task is not asked:
+            raise other_task(self._task, asked)
+        if self._tokenize_s > 0:
+            time.sleep(self._tokenize_s)
+        begin = encode_text(body.query or "")
+        texts = [begin + (encode_text(t) if isinstance(t, str) else t) for t in body.texts]
+        if body.truncate:
+            texts = [text[: self._context_length] for text in texts]
+        lengths = [len(text) for text in texts]
+        check_lengths(lengths, body, self._context_length)
+        return Prompt(tokens=[token for text in texts for token in text], lengths=tuple(lengths))
 
     @property
     def channel_rules(self) -> ChannelRules:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, keep
+from mlxsup.protocol.pooling import find_pooling
 
 from ...engine import BadModelError, ModelMissingError
 
@@ -82,12 +83,23 @@ def estimate(path: Path) -> ModelMemory:
     import mlx.core as mx
 
     from .caches import measure_layers
+    from .embedding import pass_memory
     from .folder import check_folder
     from .load import iterate_arrays, load_lazily
 
     if not mx.metal.is_available():
         mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU
-    model, _ = load_lazily(check_folder(path, lambda share: None))
+    folder = check_folder(path, lambda share: None)
+    if (pooling := find_pooling(path, folder.config)) is not None:
+        from .pooled import load_pooled
+
+        pooled = load_pooled(folder, pooling)
+        backend = "cpu" if mx.default_device() == mx.cpu else "gpu"
+        return ModelMemory(
+            weight_bytes=sum(array.nbytes for array in iterate_arrays(pooled)),
+            layers=pass_memory(folder.config, backend),
+        )
+    model, _ = load_lazily(folder)
     # Before the pass, which may leave masks and tables of positions in the model.
     weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
     return ModelMemory(weight_bytes=weight_bytes, layers=measure_layers(model))

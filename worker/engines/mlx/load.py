@@ -192,8 +192,12 @@ def open_stream() -> tuple[str, mx.Stream]:
     return "metal" if mx.metal.is_available() else "cuda", stream
 
 
-def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
+def load_lazily(folder: ModelFolder, **options: Any) -> tuple[Any, dict[str, Any]]:
     """The model and its configuration; arrays are still to be read.
+
+    Args:
+        folder: of the model.
+        options: of mlx-lm's `load_model`.
 
     Raises:
         BadModelError: mlx-lm cannot make a model of the folder; names the file and the cause.
@@ -203,7 +207,7 @@ def load_lazily(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
         with _loadable(folder) as path:
             streams = min(READERS, os.cpu_count() or 1)
             with reading_side_by_side(len(folder.shards), streams):
-                model, config = load_model(path, lazy=True)
+                model, config = load_model(path, lazy=True, **options)
     except MemoryError:
         raise
     except SystemExit as error:

@@ -16,10 +16,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CHANGED
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.pooling import PoolingBody, Task
 from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Prompt
+from ...pooling import other_task
 from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
 from ...text.channels import TOOL, ChannelParser, ChannelRules
 from ...text.chat_messages import plain_messages, text_of_messages, without_media
@@ -157,6 +159,10 @@ class MlxText:
                 max(tokens),
             )
         return prompt
+
+    def encode_texts(self, body: PoolingBody) -> Prompt:
+        """See `TextCodec.encode_texts`: this model writes text."""
+        raise other_task(Task.GENERATE, Task.EMBED if body.query is None else Task.RERANK)
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
         """See `TextCodec.prompt_text`."""

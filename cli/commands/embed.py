@@ -1,0 +1,119 @@
+"""`mlxsup embed`: the embeddings of texts, or a ranking of the texts for a query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..arguments import model_argument
+from ..connection import Target, connect, daemon_options
+from ..exit_status import CliError, ExitStatus, misuse
+from ..options import duration, keep_alive_option, priority_options
+from ..terminal.output import Output
+from ..terminal.tables import listing
+from ..terminal.text import counted
+from .generate import read_stdin
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
+    from mlxsup.client.vectors import RequestOptions
+
+COMMAND = "mlxsup embed"
+
+
+@click.command()
+@model_argument
+@click.argument("texts", nargs=-1, metavar="TEXT...")
+@click.option("--rank", "query", metavar="QUERY", help="Rank the texts for QUERY instead.")
+@click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Only the N best.")
+@click.option("--dimensions", metavar="N", type=int, help="Only the first N numbers of each.")
+@click.option("--input-type", metavar="KIND", help="The kind of text: query, document.")
+@click.option("--truncate", is_flag=True, help="Cut a text that is too long.")
+@click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
+@priority_options
+@keep_alive_option
+@daemon_options
+def embed(
+    model: str,
+    texts: tuple[str, ...],
+    query: str | None,
+    top_n: int | None,
+    dimensions: int | None,
+    input_type: str | None,
+    truncate: bool,
+    target: Target,
+    output: Output,
+    **options: object,
+) -> int:
+    """Example: mlxsup embed all-minilm "What is the tide?"
+
+    Prints the embedding of each TEXT as a list of numbers, a line each; without TEXT, or with `-`,
+    each line of stdin is a text. With --rank, a reranking model puts the texts in order instead.
+    """
+    if top_n is not None and query is None:
+        raise misuse("--top needs --rank", COMMAND)
+    if query is not None and (dimensions is not None or input_type is not None):
+        raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
+    given = list(texts) if texts and texts != ("-",) else _lines()
+    with connect(target) as client:
+        if query is None:
+            _embed(client, model, given, output, dimensions, input_type, truncate, options)  # type: ignore[arg-type]
+        else:
+            _rank(client, model, query, given, output, top_n, options)  # type: ignore[arg-type]
+    return ExitStatus.OK
+
+
+def _lines() -> list[str]:
+    lines = [line for line in read_stdin().splitlines() if line.strip()]
+    if not lines:
+        message = "there is no text on stdin"
+        hint = f'give one: `{COMMAND} MODEL "a text"`'
+        raise CliError(message, status=ExitStatus.USAGE, hint=hint)
+    return lines
+
+
+def _embed(
+    client: Client,
+    model: str,
+    texts: list[str],
+    output: Output,
+    dimensions: int | None,
+    input_type: str | None,
+    truncate: bool,
+    options: RequestOptions,
+) -> None:
+    found = client.embed(
+        model,
+        list(texts),
+        dimensions=dimensions,
+        input_type=input_type,
+        truncate=truncate,
+        **options,
+    )
+    if output.is_json:
+        usage = {"prompt_tokens": found.usage.prompt_tokens, "engine_s": found.usage.engine_s}
+        output.object({"model": model, "embeddings": found.vectors, "usage": usage})
+        return
+    for vector in found.vectors:
+        output.data(f"[{', '.join(f'{number:.9g}' for number in vector)}]")
+    each = f"{counted(len(found.vectors[0]), 'number')} each"
+    output.note(f"{counted(len(texts), 'text')}, {each}, {found.usage.prompt_tokens} tokens")
+
+
+def _rank(
+    client: Client,
+    model: str,
+    query: str,
+    texts: list[str],
+    output: Output,
+    top_n: int | None,
+    options: RequestOptions,
+) -> None:
+    found = client.rerank(model, query, texts, top_n=top_n, **options)
+    if output.is_json:
+        results = [{"index": one.index, "score": one.score} for one in found.results]
+        output.object({"model": model, "results": results})
+        return
+    cells = [(f"{one.score:.4f}", texts[one.index]) for one in found.results]
+    output.show(listing(("SCORE", "TEXT"), cells, right=("SCORE",)))

@@ -1,0 +1,1 @@
+"""Embeddings and rankings, in the forms of OpenAI, Jina, Cohere and Ollama."""

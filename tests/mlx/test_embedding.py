@@ -1,0 +1,224 @@
+"""Models that embed or rank, on tiny weights: against transformers, alone and in company."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.pooling import PoolingBody, unpack_vector
+from mlxsup.worker.engine import BadModelError, EngineFacts, Row
+from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine
+
+from support.model_types.build import make_model
+from support.models.tiny_encoder import make_tiny_encoder, write_modules
+from support.worker.turn_bench import make_spec
+
+Texts = Sequence[str | list[int]]
+
+SHORT, LONG = [3, 5, 9, 2], [3, *(4 + at % 11 for at in range(70)), 2]
+
+EXPECTED = {
+    "bert": ([0.08213, -0.1525, 0.19934], [0.06414, -0.0098, 0.07581]),
+    "modernbert": ([-0.00368, 0.0646, 0.20172], [0.36663, 0.1212, -0.01559]),
+    "nomic_bert": ([-0.01015, -0.18187, 0.12922], [-0.22673, -0.00747, -0.03123]),
+    "xlm-roberta": ([0.04182, -0.03892, 0.06997], [0.04448, 0.02008, 0.05583]),
+}
+"""The first numbers for two texts, by transformers 5.24 with torch on a CPU: the mean of the last
+hidden states of the same folder, normalised."""
+
+
+class Loaded:
+    """An engine after its load, and short ways to drive it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        spec = make_spec(engine="mlx", path=str(folder), **settings)
+        engine = make_engine(spec, time.perf_counter)
+        assert isinstance(engine, EmbeddingEngine)
+        self.engine = engine
+        self.facts: EngineFacts = engine.load(lambda phase, at: None)
+        self.sizes: list[list[int]] = []
+
+    def insert(self, key: int, texts: Texts, delivered: Sequence[int] = (), **asked: Any) -> None:
+        prompt = self.engine.text.encode_texts(PoolingBody(texts=list(texts), **asked))
+        self.engine.insert(
+            Row(
+                key=RequestKey(key),
+                tokens=prompt.tokens,
+                max_tokens=len(prompt.lengths),
+                seed=0,
+                delivered=list(delivered),
+                lengths=prompt.lengths,
+                dimensions=asked.get("dimensions") or 0,
+            )
+        )
+
+    def run(self) -> dict[int, dict[int, list[float]]]:
+        """Step until nothing is left; return the vectors by key and number, each once."""
+        found: dict[int, dict[int, list[float]]] = {}
+        while self.engine.has_rows():
+            result = self.engine.step()
+            self.sizes.append([token.key for token in result.tokens])
+            for token in result.tokens:
+                assert token.token is not None
+                assert token.vector is not None
+                assert token.token not in found.setdefault(token.key, {})
+                found[token.key][token.token] = unpack_vector(token.vector)
+        return found
+
+    def vectors(self, texts: Texts, **asked: Any) -> list[list[float]]:
+        self.insert(1, texts, **asked)
+        by_number = self.run()[1]
+        return [by_number[number] for number in range(len(texts))]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = make_tiny_encoder(tmp_path_factory.mktemp("bert") / "m", "bert", mode="cls_token")
+    return Loaded(folder, max_concurrency=8)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_encoder_gives_the_numbers_of_transformers(name: str, tmp_path: Path) -> None:
+    loaded = Loaded(make_tiny_encoder(tmp_path / "m", name))
+    found = [vector[:3] for vector in loaded.vectors([SHORT, LONG])]
+    np.testing.assert_allclose(found, EXPECTED[name], atol=2e-5)
+    assert loaded.facts.dimensions == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "score"), [("bert ranks", 0.51182), ("xlm-roberta ranks", 0.79157)]
+)
+def test_ranking_gives_the_scores_of_transformers(name: str, score: float, tmp_path: Path) -> None:
+    loaded = Loaded(make_tiny_encoder(tmp_path / "m", name))
+    pair = [3, 12, 13, 2, 4, 5, 6, 2]
+    loaded.engine.insert(
+        Row(key=RequestKey(1), tokens=pair, max_tokens=1, seed=0, lengths=(len(pair),))
+    )
+    assert loaded.run()[1][0] == pytest.approx([score], abs=2e-5)
+    assert not loaded.facts.dimensions
+    best, worst = loaded.vectors(["tide moss", "what is a river"], query="tide")
+    assert 0 < best[0] < 1
+    assert best != worst
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "lfm2"])
+def test_decoder_embeds_without_its_output_layer(name: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / name, name)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    bare = {n.removeprefix("model."): w for n, w in weights.items() if not n.startswith("lm_head")}
+    mx.save_safetensors(str(folder / "model.safetensors"), bare)
+    write_modules(folder, "lasttoken")
+    loaded = Loaded(folder)
+    together = loaded.vectors([SHORT, LONG])
+    np.testing.assert_allclose(
+        together, [*loaded.vectors([SHORT]), *loaded.vectors([LONG])], atol=1e-4
+    )
+    assert loaded.facts.warnings == ()
+
+
+def test_text_among_others_is_the_text_alone_at_every_edge(bert: Loaded) -> None:
+    lengths = [n + d for n in range(FILL, 8 * FILL, FILL) for d in (-1, 0, 1)]
+    texts = [[4 + (at * n) % 11 for at in range(n)] for n in lengths]
+    alone = [bert.vectors([text])[0] for text in texts]
+    np.testing.assert_allclose(bert.vectors(texts), alone, atol=1e-5)
+    assert max(map(len, bert.sizes)) > 1, "no pass was shared"
+
+
+def test_resumed_request_gets_what_is_missing_and_no_more(bert: Loaded) -> None:
+    texts: list[list[int]] = [[4 + n % 11] * (1 + n % 40) for n in range(60)]
+    bert.insert(1, texts)
+    whole = bert.run()[1]
+    bert.insert(2, texts, delivered=[n for n in whole if n % 3])
+    again = bert.run()[2]
+    assert sorted(again) == [n for n in range(60) if not n % 3]
+    for number, vector in again.items():
+        np.testing.assert_allclose(vector, whole[number], atol=1e-5)
+
+
+def test_one_text_waits_for_one_pass_of_another_request(bert: Loaded) -> None:
+    bert.insert(1, [[5] * 60] * 200)
+    bert.engine.step()
+    bert.insert(2, [[6] * 3])
+    seen = [{token.key for token in bert.engine.step().tokens} for _ in range(2)]
+    assert RequestKey(2) in set.union(*seen)
+    assert bert.engine.has_long_prompt()
+    bert.engine.remove(RequestKey(1))
+    assert not bert.engine.has_rows()
+
+
+def test_16_bits_that_overflow_are_computed_in_32(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "m", "bert", dtype=mx.float16, scale=60000.0)
+    loaded = Loaded(folder)
+    assert "32 bits" in loaded.facts.warnings[0]
+    assert np.isfinite(loaded.vectors([SHORT, LONG])).all()
+
+
+def test_short_text_beside_a_long_one_is_a_number_in_16_bits(tmp_path: Path) -> None:
+    loaded = Loaded(make_tiny_encoder(tmp_path / "m", "modernbert", dtype=mx.float16))
+    assert loaded.facts.warnings == ()
+    alone = loaded.vectors([SHORT])
+    np.testing.assert_allclose(loaded.vectors([SHORT, LONG])[:1], alone, atol=1e-2)
+
+
+def test_damaged_weights_are_the_model_s_fault(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "m", "bert", scale=float("nan"))
+    with pytest.raises(BadModelError, match="NaN"):
+        Loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("texts", "asked", "words"),
+    [
+        (["tide " * 300], {}, "texts\\[0\\] has 302 tokens, and this model reads 160"),
+        ([[64]], {}, "below this model's vocabulary of 64"),
+        (["tide"], {"dimensions": 33}, "at most the 32 of this model"),
+        (["tide"], {"input_type": "poem"}, "input_type must be one of document, query"),
+        (["tide"], {"query": "moss"}, "makes embeddings, and no rankings"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    bert: Loaded, texts: Texts, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RemoteError, match=words):
+        bert.insert(1, texts, **asked)
+    with pytest.raises(RemoteError, match="no text"):
+        bert.engine.text.encode(RequestBody(prompt="hello"))
+
+
+def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
+    (cut,) = bert.vectors(["tide " * 300], truncate=True)
+    (short,) = bert.vectors(["tide"], dimensions=4)
+    (whole,) = bert.vectors(["tide"])
+    assert len(cut) == len(whole) == 32
+    assert short == pytest.approx(np.array(whole[:4]) / np.linalg.norm(whole[:4]), abs=1e-6)
+
+
+def test_makers_words_stand_before_a_text(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "m", "bert")
+    write_modules(folder, "mean_tokens", prompts={"query": "what is ", "passage": "river "})
+    loaded = Loaded(folder)
+    asked, said, plain = (
+        loaded.vectors(["tide"], **kind)[0]
+        for kind in ({"input_type": "query"}, {"input_type": "document"}, {})
+    )
+    assert asked == pytest.approx(loaded.vectors(["what is tide"])[0], abs=1e-6)
+    assert said == pytest.approx(loaded.vectors(["river tide"])[0], abs=1e-6)
+    assert plain not in (asked, said)
+
+
+def test_pooling_of_an_entry_makes_an_embedding_model(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "qwen3", "qwen3")
+    assert not isinstance(
+        make_engine(make_spec(path=str(folder)), time.perf_counter), EmbeddingEngine
+    )
+    last, mean = (Loaded(folder, pooling=mode).vectors([SHORT]) for mode in ("last", "mean"))
+    assert last != mean

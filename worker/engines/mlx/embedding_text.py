@@ -1,0 +1,211 @@
+"""The text side of a model that embeds or ranks: tokens, and what is put around a text."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any, Never
+
+from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.context_length import find_context_length
+from mlxsup.protocol.errors import invalid, unfit
+from mlxsup.protocol.pooling import Pooling, PoolingBody, Task
+
+from ...engine import Detokenizer, Prompt
+from ...pooling import check_lengths, other_task
+from ...text.channels import ChannelRules
+from .encoders import ENCODER_CLASSES
+from .folder import ModelFolder
+from .tokenizer import load_tokenizer, tokenizer_error
+
+OTHER_NAMES = {
+    "query": ("query", "search_query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
+}
+"""What models call the two kinds of text that every search has."""
+
+
+class EmbeddingText:
+    """Tokenises texts; `encode_texts` runs on a helper thread.
+
+    Attributes:
+        limit: tokens of a text, at most, with what is put around it.
+        vocabulary_size: valid ids are below it.
+
+    Args:
+        tokenizer: that of transformers; becomes this one's own.
+        pooling: what the model's folder says.
+        limit, vocabulary_size: see above.
+        dimensions: of an embedding.
+        separator: the token after a query, where the model tells its document apart by kind.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        pooling: Pooling,
+        *,
+        limit: int,
+        vocabulary_size: int,
+        dimensions: int,
+        separator: int | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._pooling = pooling
+        self.limit = limit
+        self.vocabulary_size = vocabulary_size
+        self._dimensions = dimensions
+        self._separator = separator
+        self._in_use = threading.Lock()
+
+    def twin(self) -> EmbeddingText:
+        """See `TextCodec.twin`."""
+        other = copy.copy(self)
+        with self._in_use:
+            other._tokenizer = copy.deepcopy(self._tokenizer)
+        other._in_use = threading.Lock()
+        return other
+
+    @property
+    def channel_rules(self) -> ChannelRules:
+        """See `TextCodec.channel_rules`: there are no answers to mark parts of."""
+        return ChannelRules()
+
+    def encode(self, body: RequestBody) -> Never:
+        """Refuse a request for text."""
+        raise other_task(self._pooling.task, Task.GENERATE)
+
+    def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
+        """See `TextCodec.prompt_text`: no request for text comes so far."""
+        return ""
+
+    def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
+        """See `TextCodec.constrain`: likewise."""
+        return prompt
+
+    def detokenizer(self) -> Detokenizer:
+        """Raise, because this model writes nothing.
+
+        Raises:
+            RemoteError: always.
+        """
+        raise other_task(self._pooling.task, Task.GENERATE)
+
+    def token_alone(self, token: int) -> tuple[str, bytes]:
+        """See `TextCodec.token_alone`."""
+        return "", b""
+
+    def encode_texts(self, body: PoolingBody) -> Prompt:
+        """See `TextCodec.encode_texts`."""
+        asked = Task.EMBED if body.query is None else Task.RERANK
+        if asked is not self._pooling.task:
+            raise other_task(self._pooling.task, asked)
+        size = body.dimensions
+        if size is not None and size > self._dimensions:
+            raise invalid("dimensions", f"at most the {self._dimensions} of this model", size)
+        with self._in_use:
+            ids = self._encode(body)
+        lengths = [len(one) for one in ids]
+        check_lengths(lengths, body, self.limit)
+        for nth, one in enumerate(ids):
+            if not one:
+                raise invalid("texts", "text of at least one token", subject=f"texts[{nth}]",
+                              shown="text of none")  # fmt: skip
+            if max(one) >= self.vocabulary_size:
+                raise invalid(
+                    "texts",
+                    f"ids below this model's vocabulary of {self.vocabulary_size}",
+                    max(one),
+                    subject=f"texts[{nth}]",
+                )
+        return Prompt(tokens=[token for one in ids for token in one], lengths=tuple(lengths))
+
+    def _encode(self, body: PoolingBody) -> list[list[int]]:
+        options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
+        if body.truncate:
+            options |= {"truncation": True, "max_length": self.limit}
+        if body.query is not None:
+            queries = [body.query] * len(body.texts)
+            found: list[list[int]] = self._tokenizer(queries, body.texts, **options)["input_ids"]
+            return found
+        before = self._before(body.input_type)
+        texts = [before + self._lowered(one) for one in body.texts if isinstance(one, str)]
+        encoded = iter(self._tokenizer(texts, **options)["input_ids"] if texts else ())
+        most = self.limit if body.truncate else None
+        return [next(encoded) if isinstance(one, str) else one[:most] for one in body.texts]
+
+    def _lowered(self, text: str) -> str:
+        return text.lower() if self._pooling.lowercases else text
+
+    def _before(self, kind: str | None) -> str:
+        """Return what stands before a text of this kind.
+
+        Raises:
+            RemoteError: `invalid_request`; the model does not know the kind.
+        """
+        prompts = self._pooling.prompts
+        if kind is None:
+            return prompts.get(self._pooling.default_prompt, "")
+        known = next((names for names in OTHER_NAMES.values() if kind in names), (kind,))
+        for name in (kind, *known):
+            if name in prompts:
+                return prompts[name]
+        if len(known) > 1:
+            return ""  # a model without words before its texts embeds both kinds alike
+        names = ", ".join(sorted({*prompts, *OTHER_NAMES}))
+        raise unfit("input_type", f"input_type must be one of {names[:300]}, not {kind!r}")
+
+    def kinds(self, ids: Any) -> Any:
+        """Return 1 for each token behind the first separator; None: the model needs no kinds.
+
+        Args:
+            ids: of texts, (texts, length), as an array of numpy.
+        """
+        if self._separator is None:
+            return None
+        is_end = ids == self._separator
+        return (is_end.cumsum(axis=1) - is_end > 0).astype(ids.dtype)
+
+
+def load_embedding_text(
+    folder: ModelFolder, pooling: Pooling, dimensions: int, asked: int
+) -> EmbeddingText:
+    """Return the text side of a folder.
+
+    Args:
+        folder: of the model.
+        pooling: what it says.
+        dimensions: of an embedding.
+        asked: tokens of a text, as the model's entry limits them; 0: as many as the model takes.
+
+    Raises:
+        BadModelError: the tokenizer cannot be used; names the file.
+    """
+    config = folder.config
+    try:
+        tokenizer = load_tokenizer(folder.path, None)._tokenizer
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise tokenizer_error(folder.path, error) from error
+    limit = find_context_length(config, asked).tokens
+    if config["model_type"] in ("roberta", "xlm-roberta"):
+        limit = min(limit, int(config["max_position_embeddings"]) - _first_place(config))
+    if pooling.max_tokens is not None:
+        limit = min(limit, pooling.max_tokens)
+    has_kinds = config["model_type"] == "bert" and config.get("type_vocab_size", 2) > 1
+    is_ranking = pooling.task is Task.RERANK and config["model_type"] in ENCODER_CLASSES
+    return EmbeddingText(
+        tokenizer,
+        pooling,
+        limit=limit,
+        vocabulary_size=folder.number("vocab_size") or len(tokenizer),
+        dimensions=dimensions,
+        separator=tokenizer.sep_token_id if has_kinds and is_ranking else None,
+    )
+
+
+def _first_place(config: dict[str, Any]) -> int:
+    """Return how many places of its table RoBERTa does not use."""
+    return int(config.get("pad_token_id") or 0) + 1
