@@ -121,7 +121,7 @@ def _last_line(value: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is said about memory, who shares it, spare workers and the HTTP gateway.
+    """Yield what is said about memory, who shares it, the warm pool and the HTTP gateway.
 
     Args:
         value: the daemon's status.
@@ -182,7 +182,7 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)
-    yield from _spare_lines(value)
+    yield from _warm_pool_lines(value)
     yield from _gateway_lines(value)
 
 
@@ -221,18 +221,18 @@ def _sharing_lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"engine time: {', '.join(parts)}"
 
 
-def _spare_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `spare workers: 1 waiting, 1 starting (2 wanted), 409.6 MiB` if there are any."""
-    spares = value.get("spares") or {}
-    workers, wanted = spares.get("workers") or [], spares.get("wanted") or 0
+def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `warm pool: 1 waiting of 1 prewarmed worker, 210.0 MiB`, if one is there or wanted."""
+    pool = value.get("warm_pool") or {}
+    workers, wanted = pool.get("workers") or [], pool.get("wanted") or 0
     if not workers and not wanted:
         return
     counts = Counter(worker["state"] for worker in workers)
-    states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
+    states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none yet"
     held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
-    line = f"spare workers: {states} ({wanted} wanted), {held}"
-    if spares.get("retry_in_s") is not None:
-        line += f"; one crashed, and the next starts in {format_duration(spares['retry_in_s'])}"
+    line = f"warm pool: {states} of {counted(wanted, 'prewarmed worker')}, {held}"
+    if pool.get("retry_in_s") is not None:
+        line += f"; one crashed, and the next starts in {format_duration(pool['retry_in_s'])}"
     yield line
 
 

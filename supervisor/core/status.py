@@ -52,7 +52,7 @@ def status_map(
     budget: Budget | None,
     now: float,
     *,
-    spares: dict[str, Any],
+    warm_pool: dict[str, Any],
     is_ending: bool,
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
@@ -75,10 +75,10 @@ def status_map(
             # Any desktop's programs lower the budget: it is short once a model loses by that.
             "is_short": budget is not None and bool(budget.shortage) and is_lacking,
             "over_bytes": over_bytes,
-            "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *spares["workers"])),
+            "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *warm_pool["workers"])),
             "machine_bytes": daemon.machine_bytes,
         },
-        "spares": spares,
+        "warm_pool": warm_pool,
         "gateway": daemon.gateway.status(now) if daemon.gateway else None,
         "queue": queue_map(fleet, ledger),
         "models": rows,

@@ -1,4 +1,4 @@
-"""Whole daemons on real MLX: two models at once, spare workers, secrets and the prefix cache."""
+"""Whole daemons on real MLX: two models, prewarmed workers, secrets and the prefix cache."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def check_environment(pid: int) -> None:
 
 
 def one_waiting(client: Client, *, after: int | None = None) -> int:
-    """The pid of the only spare worker, once it waits for a load and is not that before it."""
+    """The pid of the only prewarmed worker, once it waits for a load and is not that before it."""
 
     def waits() -> int | None:
-        workers: list[dict[str, Any]] = client.status()["spares"]["workers"]
+        workers: list[dict[str, Any]] = client.status()["warm_pool"]["workers"]
         pids = [worker["pid"] for worker in workers if worker["state"] == "waiting"]
         return pids[0] if len(pids) == 1 and pids != [after] else None
 
@@ -134,7 +134,7 @@ def test_spares_take_over_without_secrets_and_end_with_their_daemon(tmp_path: Pa
     }  # fmt: skip
     prompt = "tell me about memory " * 20
     asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
-    with DaemonWithSecrets({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
+    with DaemonWithSecrets({"m": entry}, {"warm_workers": 1}) as daemon, daemon.client() as client:
         whole = client.complete("m", prompt=prompt, **asked)
         spare = one_waiting(client)
         for pid in (row(client, "m")["pid"], gateway_of(client)["pid"], spare):
@@ -158,7 +158,7 @@ def test_spares_take_over_without_secrets_and_end_with_their_daemon(tmp_path: Pa
         last = one_waiting(client, after=next_spare)
         model = row(client, "m")
         assert (model["state"], model["generation"], model["restarts"]) == ("READY", 2, 1)
-        assert "spare worker exited" in daemon.log_text()
+        assert "prewarmed worker exited" in daemon.log_text()
 
         daemon.kill()
         eventually(lambda: not psutil.pid_exists(last), timeout_s=WAIT_S)

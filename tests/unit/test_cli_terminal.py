@@ -241,7 +241,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
         "models": models,
         "memory": {"budget_bytes": 8 * gib, "reserved_bytes": 6 * gib, **short},
         "queue": {"clients": clients},
-        "spares": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
+        "warm_pool": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
         "gateway": {
             "state": "listening", "url": "http://127.0.0.1:8484", "pid": 7, "restarts": 1,
             "cause": "SIGKILL",

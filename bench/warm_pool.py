@@ -1,7 +1,7 @@
-"""Time from SIGKILL to READY with and without a spare worker (P8).
+"""Time from SIGKILL to READY with and without a prewarmed worker (P8).
 
 The time from SIGKILL of a model's process to READY, as a client sees it, in two daemons that differ
-in `spare_workers` alone. They take turns, and each kill waits until the spare worker does.
+in `warm_workers` alone. They take turns, and each kill waits until the prewarmed worker does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RESTART = {"max_restarts": 1_000_000, "stable_s": 0.0}
 
 
 def spares_wait(client: Client, count: int) -> bool:
-    """Whether that many spare workers wait."""
-    workers = client.status()["spares"]["workers"]
+    """Whether that many prewarmed workers wait."""
+    workers = client.status()["warm_pool"]["workers"]
     return [worker["state"] for worker in workers] == ["waiting"] * count
 
 
@@ -56,7 +56,7 @@ def run(folder: Path, repeats: int) -> None:
     with ExitStack() as stack:
         clients, changes = {}, {}
         for count in counts:
-            daemon = stack.enter_context(Daemon({"m": entry}, {"spare_workers": count}))
+            daemon = stack.enter_context(Daemon({"m": entry}, {"warm_workers": count}))
             clients[count] = stack.enter_context(daemon.client())
             watcher = stack.enter_context(daemon.client())
             clients[count].load("m")
@@ -65,13 +65,13 @@ def run(folder: Path, repeats: int) -> None:
             for count in counts:
                 client = clients[count]
                 eventually(partial(spares_wait, client, count), timeout_s=WAIT_S)
-                pids = {worker["pid"] for worker in client.status()["spares"]["workers"]}
+                pids = {worker["pid"] for worker in client.status()["warm_pool"]["workers"]}
                 times[count].append(recover(client, changes[count]))
                 used += row(client, "m")["pid"] in pids
-    print(f"## From SIGKILL to READY, with and without a spare worker ({folder.name})\n")
+    print(f"## From SIGKILL to READY, with and without a prewarmed worker ({folder.name})\n")
     print(f"{repeats} kills each, in turns; s, median (range); {used} spares were used\n")
     medians = {count: statistics.median(found) for count, found in times.items()}
     print_table(
-        ["spare_workers", "kill to READY", "to that without"],
+        ["warm_workers", "kill to READY", "to that without"],
         [[str(n), spread(times[n], digits=2), f"{medians[n] / medians[0]:.2f}"] for n in counts],
     )
