@@ -1,7 +1,8 @@
-"""Time from SIGKILL to READY with and without a prewarmed worker (P8).
+"""Loads, restarts and swaps with and without a prewarmed worker (P8), and what it takes.
 
-The time from SIGKILL of a model's process to READY, as a client sees it, in two daemons that differ
-in `warm_workers` alone. They take turns, and each kill waits until the prewarmed worker does.
+Two daemons that differ in `warm_workers` alone take turns. Each measurement waits until the
+prewarmed worker does, and begins with a command or a signal; it ends with READY, as a client sees
+it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from mlxsup.client import Client
 
@@ -26,52 +29,74 @@ WAIT_S = 300.0
 RESTART = {"max_restarts": 1_000_000, "stable_s": 0.0}
 """Each crash is the first one: no delay."""
 
+COUNTS = (0, 1)
 
-def spares_wait(client: Client, count: int) -> bool:
-    """Whether that many prewarmed workers wait."""
+
+def pool_waits(client: Client, count: int) -> bool:
+    """True if that many prewarmed workers wait."""
     workers = client.status()["warm_pool"]["workers"]
     return [worker["state"] for worker in workers] == ["waiting"] * count
 
 
-def recover(client: Client, changes: Iterator[dict[str, Any]]) -> float:
-    """Kills the model's process; returns the seconds until READY."""
-    os.kill(row(client, "m")["pid"], signal.SIGKILL)
+def until_ready(name: str, begin: Callable[[], object], changes: Iterator[dict[str, Any]]) -> float:
+    """Begin, and return the seconds until the next READY of a model."""
     begun = time.monotonic()
+    begin()
     for change in changes:
-        if change.get("to") == "READY" and change["from"] == "LOADING":
+        if change.get("to") == "READY" and change["model"] == name:
             return time.monotonic() - begun
     raise AssertionError("the events have ended")
 
 
+def kill(client: Client, name: str) -> None:
+    """Kill a model's process."""
+    os.kill(row(client, name)["pid"], signal.SIGKILL)
+
+
 def run(folder: Path, repeats: int) -> None:
-    """Measures and prints.
+    """Measure and print.
 
     Args:
         folder: of the model.
-        repeats: kills in each daemon.
+        repeats: of each measurement in each daemon.
     """
-    entry = {"path": str(folder), "preload": True, "restart": RESTART}
-    counts, times = (0, 1), {0: list[float](), 1: list[float]()}
-    used = 0
+    entry = {"path": str(folder), "restart": RESTART, "memory": "600MiB", "preload": False}
+    models, limits = {"a": entry, "b": entry}, {"memory_budget": "900MiB", "min_residency_s": 0}
+    times: dict[str, dict[int, list[float]]] = {
+        what: {count: [] for count in COUNTS} for what in ("load", "kill to READY", "swap")
+    }
+    clients, changes, held = {}, {}, {}
     with ExitStack() as stack:
-        clients, changes = {}, {}
-        for count in counts:
-            daemon = stack.enter_context(Daemon({"m": entry}, {"warm_workers": count}))
+        for count in COUNTS:
+            daemon = stack.enter_context(Daemon(models, {**limits, "warm_workers": count}))
             clients[count] = stack.enter_context(daemon.client())
-            watcher = stack.enter_context(daemon.client())
-            clients[count].load("m")
-            changes[count] = iter(watcher.events())
+            changes[count] = iter(stack.enter_context(daemon.client()).events())
+            eventually(partial(pool_waits, clients[count], count), timeout_s=WAIT_S)
+            daemon_pid = clients[count].status()["pid"]
+            process = psutil.Process(daemon_pid)
+            held[count] = sum(
+                one.memory_full_info().uss for one in (process, *process.children(recursive=True))
+            )
         for _ in range(repeats):
-            for count in counts:
-                client = clients[count]
-                eventually(partial(spares_wait, client, count), timeout_s=WAIT_S)
-                pids = {worker["pid"] for worker in client.status()["warm_pool"]["workers"]}
-                times[count].append(recover(client, changes[count]))
-                used += row(client, "m")["pid"] in pids
-    print(f"## From SIGKILL to READY, with and without a prewarmed worker ({folder.name})\n")
-    print(f"{repeats} kills each, in turns; s, median (range); {used} spares were used\n")
-    medians = {count: statistics.median(found) for count, found in times.items()}
-    print_table(
-        ["warm_workers", "kill to READY", "to that without"],
-        [[str(n), spread(times[n], digits=2), f"{medians[n] / medians[0]:.2f}"] for n in counts],
-    )
+            for count in COUNTS:
+                client, seen = clients[count], changes[count]
+                steps: dict[str, tuple[str, Callable[[], object]]] = {
+                    "load": ("a", partial(client.load, "a")),
+                    "kill to READY": ("a", partial(kill, client, "a")),
+                    "swap": ("b", partial(client.load, "b")),
+                }
+                for what, (name, begin) in steps.items():
+                    eventually(partial(pool_waits, client, count), timeout_s=WAIT_S)
+                    times[what][count].append(until_ready(name, begin, seen))
+                eventually(partial(pool_waits, client, count), timeout_s=WAIT_S)
+                client.unload("b")
+    print(f"## With and without a prewarmed worker ({folder.name})\n")
+    print(f"{repeats} each, in turns; s, median (range)\n")
+    rows = []
+    for what, by_count in times.items():
+        without, with_one = (statistics.median(by_count[count]) for count in COUNTS)
+        cells = [spread(by_count[count], digits=2) for count in COUNTS]
+        rows.append([what, *cells, f"{with_one / without:.2f}"])
+    print_table(["", "without", "with one", "ratio"], rows)
+    mib = {count: size / 2**20 for count, size in held.items()}
+    print(f"\nIdle daemon with its processes, unique memory: {mib[0]:.0f} and {mib[1]:.0f} MiB")

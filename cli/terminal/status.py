@@ -145,7 +145,7 @@ def amounts(value: Mapping[str, Any]) -> str:
     """Return `3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`: what the processes of models take,
     what is set aside for them, and the budget; without a budget, the memory of the machine."""
     memory = value.get("memory") or {}
-    used, reserved = used_bytes(value), memory.get("reserved_bytes") or 0
+    used, reserved = used_bytes(value), reserved_bytes(value)
     whole = memory.get("budget_bytes")
     parts = [f"{format_bytes(used)} used" if used or reserved else "none used"]
     if whole is not None and reserved:
@@ -156,6 +156,12 @@ def amounts(value: Mapping[str, Any]) -> str:
 def used_bytes(value: Mapping[str, Any]) -> int:
     """Return the resident bytes of all models' processes, as they were measured last."""
     return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
+
+
+def reserved_bytes(value: Mapping[str, Any]) -> int:
+    """Return what is set aside for models; prewarmed workers go before any model does."""
+    reserved = (value.get("memory") or {}).get("reserved_bytes") or 0
+    return max(0, int(reserved) - _pool_bytes(value))
 
 
 def _memory_line(value: Mapping[str, Any]) -> str:
@@ -221,6 +227,12 @@ def _sharing_lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"engine time: {', '.join(parts)}"
 
 
+def _pool_bytes(value: Mapping[str, Any]) -> int:
+    """Return what prewarmed workers take."""
+    workers = (value.get("warm_pool") or {}).get("workers") or []
+    return sum(int(worker["reserved_bytes"]) for worker in workers)
+
+
 def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield `warm pool: 1 waiting of 1 prewarmed worker, 210.0 MiB`, if one is there or wanted."""
     pool = value.get("warm_pool") or {}
@@ -229,7 +241,7 @@ def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
         return
     counts = Counter(worker["state"] for worker in workers)
     states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none yet"
-    held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
+    held = format_bytes(_pool_bytes(value))
     line = f"warm pool: {states} of {counted(wanted, 'prewarmed worker')}, {held}"
     if pool.get("retry_in_s") is not None:
         line += f"; one crashed, and the next starts in {format_duration(pool['retry_in_s'])}"
