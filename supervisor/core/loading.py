@@ -222,9 +222,13 @@ class _Desk:
         workers have given back what they keep for reuse. Spare workers go before them."""
         if self._budget is None:
             return
-        # What somebody waits for is held by now: if models go for it, spare workers do, too.
+        # What a model waits for is held by now. Prewarmed workers stay if they fit once those that
+        # leave for it are gone: it takes one over.
         kept_bytes = self._budget.kept_bytes
-        self._spares.make_room(self._left_of(kept_bytes), self._now)
+        everybody = self._residents.values()
+        leaving = [one for one in everybody if one.standing is Standing.LEAVING]
+        leaving_bytes = sum(one.reserved_bytes for one in leaving)
+        self._spares.make_room(self._left_of(kept_bytes) + leaving_bytes, self._now)
         if self._is_giving_back():
             return
         names = give_back(self._residents.values(), budget_bytes=kept_bytes)

@@ -121,6 +121,11 @@ POOLS: dict[str, tuple[list[ModelSettings], int | None, int, str]] = {
         " exit a code=0; spawned_with -> returns=[]; started -> returns=[]; gone 1;"
         " spawned_with -> returns=[]; gone 2; spawned_with -> returns=[(b, None)]",
     ),
+    "one stays if it fits once a model has made room, and is taken over": (
+        [real("a", 6), real("b", 6)], 1, 10,
+        "bring_up a; prewarmed 1; wait 100; load b; told_to_end -> returns=[] & a=STOPPING;"
+        " exit a code=0; spawned_with -> returns=[(b, 1)]",
+    ),
     "they go first when too much is reserved": (
         [real("a", 4), real("b", 4)], 1, 10,
         "bring_up a; prewarmed 1; measure 1 7; told_to_end -> returns=[1]; -> a=READY",
