@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -72,11 +73,11 @@ def run(folder: Path, repeats: int) -> None:
             clients[count] = stack.enter_context(daemon.client())
             changes[count] = iter(stack.enter_context(daemon.client()).events())
             eventually(partial(pool_waits, clients[count], count), timeout_s=WAIT_S)
-            daemon_pid = clients[count].status()["pid"]
-            process = psutil.Process(daemon_pid)
+            process = psutil.Process(clients[count].status()["pid"])
             held[count] = sum(
                 one.memory_full_info().uss for one in (process, *process.children(recursive=True))
             )
+            print(f"idle, {count} prewarmed: {held[count]} bytes", file=sys.stderr, flush=True)
         for _ in range(repeats):
             for count in COUNTS:
                 client, seen = clients[count], changes[count]
@@ -87,7 +88,9 @@ def run(folder: Path, repeats: int) -> None:
                 }
                 for what, (name, begin) in steps.items():
                     eventually(partial(pool_waits, client, count), timeout_s=WAIT_S)
-                    times[what][count].append(until_ready(name, begin, seen))
+                    took_s = until_ready(name, begin, seen)
+                    times[what][count].append(took_s)
+                    print(f"{what}, {count} prewarmed: {took_s:.2f} s", file=sys.stderr, flush=True)
                 eventually(partial(pool_waits, client, count), timeout_s=WAIT_S)
                 client.unload("b")
     print(f"## With and without a prewarmed worker ({folder.name})\n")
