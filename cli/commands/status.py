@@ -90,7 +90,7 @@ def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:
     for line in lines_below(value):
         yield from text_lines(line, width, style="dim")
     if "flight" in value:
-        for title, found in (*_findings(value), *_traffic(value), *_events(value)):
+        for title, found in (*_findings(value), *traffic(value), *_events(value)):
             yield []
             yield from text_lines(title, width, style="bold")
             for line in found:
@@ -112,7 +112,7 @@ def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             yield f"found while loading {model['name']}:", found
 
 
-def _traffic(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def traffic(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield what requests cost each other in each model, below a title."""
     for model in value["models"]:
         found = []
