@@ -34,9 +34,9 @@ def main() -> None:
         sampling,
         second_turn,
         sharing,
-        spare,
         throughput,
         two_models,
+        warm_pool,
     )
     from .report import machine_lines
     from .shaped_model import SEVEN_B, SMALL, make_shaped_model
@@ -63,7 +63,7 @@ def main() -> None:
             "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
             "second_turn": lambda repeats: second_turn.run(model(), Path(folder), repeats),
             "readiness": lambda repeats: readiness.run(tiny, model(), repeats),
-            "spare": lambda repeats: spare.run(tiny, repeats),
+            "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
             "engine_seconds": lambda repeats: engine_seconds.run(model(), repeats),
             "dispatch": dispatch.run,
             "sampling": sampling.run,

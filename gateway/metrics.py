@@ -209,6 +209,13 @@ OF_MODELS = (
            _at("engine_s")),
     _model(COUNTER, "mlxsup_repeated_seconds_total", "engine time for what was lost with a process "
            "or a row and computed again", _at("repeated_s")),
+    _model(COUNTER, "mlxsup_interleaved_seconds_total", "steps of its process in which answers "
+           "went on while prompts were read", _at("interleaved_s")),
+    _model(COUNTER, "mlxsup_interleaved_decode_seconds_total", "how much of that the answers "
+           "would have needed alone; over the former: `decode_kept`", _at("interleaved_decode_s")),
+    _model(COUNTER, "mlxsup_new_shapes_total", "steps for requests for which the device compiled "
+           "or planned something", _at("shapes_seen")),
+    _model(COUNTER, "mlxsup_new_shapes_seconds_total", "how long these took", _at("shapes_s")),
     _model(COUNTER, "mlxsup_steps_total", "steps of its process", _at("steps")),
     _model(GAUGE, "mlxsup_step_age_seconds", "for how long it has been in the step under way; 0 "
            "between steps",

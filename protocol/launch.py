@@ -5,8 +5,8 @@ worker's standard input, and keeps that pipe open for as long as it lives: to th
 on it means that its supervisor has died. The token that HELLO must carry travels there too, and so
 not in the argument list or the environment, which others can read.
 
-A spare worker (`SPARE_OPTION`) is started in the same way, but gets its line only when a model
-needs it.
+A prewarmed worker (`PREWARM_OPTION`) is started in the same way, but gets its line only when a
+model needs it.
 
 Every process that runs code of a model or of the network gets a part of the daemon's environment
 only (`child_environment`): tokens and passwords stay with the daemon and its downloads.
@@ -207,19 +207,19 @@ class LaunchSpec(LaunchSettings):
         return cls(**values)
 
 
-SPARE_OPTION = "--spare"
+PREWARM_OPTION = "--prewarm"
 """Makes a worker import everything before it reads its launch spec; the number of a descriptor
 follows, to which it then writes one byte."""
 
 
-def spare_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
-    """The command that starts a spare worker.
+def prewarmed_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
+    """The command that starts a prewarmed worker.
 
     Args:
         worker: the command that starts a worker.
         ready_pipe: a descriptor that it inherits.
     """
-    return [*worker, SPARE_OPTION, str(ready_pipe)]
+    return [*worker, PREWARM_OPTION, str(ready_pipe)]
 
 
 def worker_argv(python: str = sys.executable) -> list[str]:

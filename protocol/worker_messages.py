@@ -391,6 +391,12 @@ class Heartbeat(Message):
         prefix_bytes: those of them that hold the prefixes of earlier prompts.
         budget: the number of the latest `SetBudget` that its rows keep to; 0 for none.
         prefill_chunk: tokens of each waiting prompt that a step would process now.
+        interleaved_s: how long steps took since the load in which rows decoded while prompts were
+            read.
+        interleaved_decode_s: how much of that the rows would have needed alone.
+        shapes_seen: steps for requests that were the first of their shape, where the device
+            compiles or plans something for each; what the warm-up has run is not among them.
+        shapes_s: how long these steps took.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -409,6 +415,10 @@ class Heartbeat(Message):
     prefix_bytes: int = 0
     budget: int = 0
     prefill_chunk: int = 0
+    interleaved_s: float = 0.0
+    interleaved_decode_s: float = 0.0
+    shapes_seen: int = 0
+    shapes_s: float = 0.0
 
 
 @record

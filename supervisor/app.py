@@ -36,7 +36,7 @@ from .core.actions import (
     ChangeConfiguration,
     CloseListener,
     EndDownload,
-    EndSpare,
+    EndPrewarmed,
     FileMessage,
     Finish,
     ForgetModel,
@@ -54,7 +54,7 @@ from .core.actions import (
     Spawn,
     StartDownload,
     StartGateway,
-    StartSpare,
+    StartPrewarmed,
     WakeAt,
 )
 from .core.core import Core
@@ -259,7 +259,7 @@ class App:
                     reader.cancel()
                 if self._is_broken:
                     await self._workers.end()
-                await self._workers.spares.end()
+                await self._workers.prewarmed.end()
                 await self._downloads.end()
                 await self._gateway.end()
                 pulse.cancel()  # not before: together these may outlast a watchdog
@@ -310,10 +310,10 @@ class App:
                 self._timer.wake_at(when, self._loop)
             case Spawn():
                 self._workers.spawn(action, self._tasks)
-            case StartSpare(number=number):
-                self._workers.spares.start(number, self._tasks)
-            case EndSpare(number=number):
-                self._workers.spares.kill(number)
+            case StartPrewarmed(number=number):
+                self._workers.prewarmed.start(number, self._tasks)
+            case EndPrewarmed(number=number):
+                self._workers.prewarmed.kill(number)
             case StartDownload() | EndDownload():
                 self._downloads.carry_out(action, self._tasks)
             case StartGateway():

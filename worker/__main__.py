@@ -10,13 +10,12 @@ import os
 import sys
 from typing import NoReturn
 
-from mlxsup.protocol.launch import SPARE_OPTION, ExitCode
+from mlxsup.protocol.launch import PREWARM_OPTION, ExitCode
 
-from .bootstrap import LaunchError, prepare_process, read_launch_spec
+from .bootstrap import LaunchError, prepare_process, read_launch_spec, wait_for_spec
 from .logs import configure
 from .parent_watch import ORPHANED_EXIT, OrphanedError, check_parent, die_with_parent, watch_pipe
 from .process import Life
-from .spare import wait_for_spec
 
 USAGE = """\
 usage: python -P -m mlxsup.worker < launch-spec
@@ -61,9 +60,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _ready_pipe(arguments: list[str]) -> int | None:
-    """The descriptor that a spare worker was given; None for any other worker."""
+    """Return the descriptor that a prewarmed worker was given; None for any other worker."""
     match arguments:
-        case [option, number] if option == SPARE_OPTION and number.isdecimal():
+        case [option, number] if option == PREWARM_OPTION and number.isdecimal():
             return int(number)
     return None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import queue
 import signal
 import sys
+import threading
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +20,7 @@ from mlxsup.protocol.launch import (
 )
 
 from .logs import LEVELS
+from .parent_watch import ORPHANED_EXIT
 
 SWITCH_INTERVAL_S = 0.001
 
@@ -51,6 +54,47 @@ def read_launch_spec(descriptor: int) -> LaunchSpec:
         raise LaunchError(f"the launch spec on standard input is wrong: {error}") from None
     check_spec(spec)
     return spec
+
+
+def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:
+    """Import everything, say so, and return the launch spec once a model needs this process.
+
+    So a prewarmed worker begins. It is spawned and not forked: MLX and the tokenizers start
+    threads, and a forked process must not use Metal. It has no token and no socket until it has a
+    model, so taking it over needs no second handshake.
+
+    From the start on, the process ends at once when the supervisor closes the pipe of the spec.
+
+    Args:
+        spec_pipe: where the spec will come from, a line of JSON.
+        ready_pipe: gets one byte when everything is imported, and is closed.
+
+    Raises:
+        LaunchError: the spec is wrong.
+        ImportError: MLX cannot be imported.
+    """
+    # One entry at most: the spec, or what is wrong with it.
+    received: queue.SimpleQueue[LaunchSpec | LaunchError] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            received.put(read_launch_spec(spec_pipe))
+        except LaunchError as error:
+            received.put(error)
+        while os.read(spec_pipe, 4096):
+            pass
+        os._exit(ORPHANED_EXIT)
+
+    threading.Thread(target=read, name="parent-watch", daemon=True).start()
+    from .engines.mlx.imports import import_everything
+
+    import_everything()
+    os.write(ready_pipe, b"\0")
+    os.close(ready_pipe)
+    found = received.get()
+    if isinstance(found, LaunchError):
+        raise found
+    return found
 
 
 def check_spec(spec: LaunchSpec) -> None:

@@ -256,12 +256,15 @@ class StepResult:
         took_s: seconds that the engine worked, without any in which this process was stopped.
         decode_s: how many of them went to the decoding rows, as predicted from steps without
             prefill; 0 if none decodes.
+        is_new_shape: whether it was the first of its shape, and the device compiled or planned
+            something for it.
     """
 
     tokens: list[RowToken] = field(default_factory=list)
     prefill: list[RowPrefill] = field(default_factory=list)
     took_s: float = 0.0
     decode_s: float = 0.0
+    is_new_shape: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
-from .engine import EngineBytes
+from .engine import EngineBytes, StepResult
 from .memory_guard import LOOK_EVERY_S, MemoryGuard
 
 BEAT_HIGH_WATER_MARK = 4
@@ -69,10 +69,42 @@ class Published:
     prefill_chunk: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What steps cost each other since the load, in the seconds and counts of `Heartbeat`.
+
+    It grows with each step, and a beat may be a step ahead in one number: they only make ratios.
+    """
+
+    interleaved_s: float = 0.0
+    interleaved_decode_s: float = 0.0
+    shapes_seen: int = 0
+    shapes_s: float = 0.0
+
+    def add(self, result: StepResult, *, reads: bool) -> None:
+        """Count a step.
+
+        Args:
+            result: what it produced.
+            reads: whether a prompt was being read, in this step or between two of its chunks.
+        """
+        if reads and result.decode_s:
+            self.interleaved_s += result.took_s
+            self.interleaved_decode_s += result.decode_s
+        if result.is_new_shape:
+            self.shapes_seen += 1
+            self.shapes_s += result.took_s
+
+
 class Board:
-    """Where the owner thread publishes; reads and writes are single assignments, without a lock."""
+    """Where the owner thread publishes; reads and writes are single assignments, without a lock.
+
+    Attributes:
+        traffic: what the steps so far cost each other.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.traffic = Traffic()
         self._clock = clock
         self._current = Published(step=0, phase=WorkerPhase.LOADING, since=clock())
 
@@ -125,6 +157,10 @@ class Board:
             prefix_bytes=current.held.prefix,
             budget=current.budget,
             prefill_chunk=current.prefill_chunk,
+            interleaved_s=self.traffic.interleaved_s,
+            interleaved_decode_s=self.traffic.interleaved_decode_s,
+            shapes_seen=self.traffic.shapes_seen,
+            shapes_s=self.traffic.shapes_s,
         )
 
 

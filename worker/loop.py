@@ -378,7 +378,7 @@ class StepLoop:
             preparing=len(self._preparing),
         )
         result = self._engine.step() if may_read else self._engine.decode()
-        self._signs.steps += 1
+        self._signs.stepped(result, reads=is_prefill)
         self._send_step(result)
         self._engine.settle()
         return True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mlxsup.protocol.states import WorkerPhase
 
-from .engine import Engine
+from .engine import Engine, StepResult
 from .heartbeat import Board, Books
 from .link import MessageLink
 from .row_memory import RowMemory
@@ -74,6 +74,11 @@ class Signs:
             books=self._books(requests, preparing),
             budget=self._memory.budget,
         )
+
+    def stepped(self, result: StepResult, *, reads: bool) -> None:
+        """Note that a step has ended; see `Traffic.add`."""
+        self.steps += 1
+        self._board.traffic.add(result, reads=reads)
 
     def wait(self, phase: WorkerPhase, *, requests: int, preparing: int) -> None:
         """Begins a wait; the memory is that of now, because nobody will look again for a while."""

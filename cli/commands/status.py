@@ -18,7 +18,7 @@ from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.status import broken_parts, lines_below, models_lines
 from ..terminal.tables import text_lines
-from ..terminal.text import INDENT
+from ..terminal.text import INDENT, counted, format_duration
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -90,7 +90,7 @@ def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:
     for line in lines_below(value):
         yield from text_lines(line, width, style="dim")
     if "flight" in value:
-        for title, found in (*_findings(value), *_events(value)):
+        for title, found in (*_findings(value), *traffic(value), *_events(value)):
             yield []
             yield from text_lines(title, width, style="bold")
             for line in found:
@@ -110,6 +110,20 @@ def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             found.append(f"load times: {took}")
         if found:
             yield f"found while loading {model['name']}:", found
+
+
+def traffic(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what requests cost each other in each model, below a title."""
+    for model in value["models"]:
+        found = []
+        if (kept := model.get("decode_kept")) is not None:
+            beside = format_duration(model["interleaved_s"])
+            found.append(f"answers kept {kept:.0%} of their speed beside prompts, in {beside}")
+        if count := model.get("shapes_seen"):
+            steps = counted(count, "step")
+            found.append(f"{steps} of a new shape took {model['shapes_s']:.2f} s")
+        if found:
+            yield f"traffic of {model['name']} since its load:", found
 
 
 def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -196,9 +196,9 @@ def _stopping(client: Client) -> Mapping[str, Any] | None:
 def _process_names(status: Mapping[str, Any]) -> dict[int, str]:
     """Return what each process of a daemon is, because a pid alone says little."""
     names = {row["pid"]: str(row["name"]) for row in status["models"] if row.get("pid")}
-    for spare in (status.get("spares") or {}).get("workers", ()):
-        if spare["pid"]:
-            names[spare["pid"]] = "a spare worker"
+    for worker in (status.get("warm_pool") or {}).get("workers", ()):
+        if worker["pid"]:
+            names[worker["pid"]] = "a prewarmed worker"
     gateway = status.get("gateway") or {}
     if gateway.get("pid"):
         names[gateway["pid"]] = "the HTTP gateway"

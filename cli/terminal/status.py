@@ -122,7 +122,7 @@ def _last_line(value: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is said about memory, who shares it, spare workers and the HTTP gateway.
+    """Yield what is said about memory, who shares it, the warm pool and the HTTP gateway.
 
     Args:
         value: the daemon's status.
@@ -146,7 +146,7 @@ def amounts(value: Mapping[str, Any]) -> str:
     """Return `3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`: what the processes of models take,
     what is set aside for them, and the budget; without a budget, the memory of the machine."""
     memory = value.get("memory") or {}
-    used, reserved = used_bytes(value), memory.get("reserved_bytes") or 0
+    used, reserved = used_bytes(value), reserved_bytes(value)
     whole = memory.get("budget_bytes")
     parts = [f"{format_bytes(used)} used" if used or reserved else "none used"]
     if whole is not None and reserved:
@@ -157,6 +157,12 @@ def amounts(value: Mapping[str, Any]) -> str:
 def used_bytes(value: Mapping[str, Any]) -> int:
     """Return the resident bytes of all models' processes, as they were measured last."""
     return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
+
+
+def reserved_bytes(value: Mapping[str, Any]) -> int:
+    """Return what is set aside for models; prewarmed workers go before any model does."""
+    reserved = (value.get("memory") or {}).get("reserved_bytes") or 0
+    return max(0, int(reserved) - _pool_bytes(value))
 
 
 def _memory_line(value: Mapping[str, Any]) -> str:
@@ -183,7 +189,7 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)
-    yield from _spare_lines(value)
+    yield from _warm_pool_lines(value)
     yield from _gateway_lines(value)
 
 
@@ -222,18 +228,24 @@ def _sharing_lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"engine time: {', '.join(parts)}"
 
 
-def _spare_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `spare workers: 1 waiting, 1 starting (2 wanted), 409.6 MiB` if there are any."""
-    spares = value.get("spares") or {}
-    workers, wanted = spares.get("workers") or [], spares.get("wanted") or 0
+def _pool_bytes(value: Mapping[str, Any]) -> int:
+    """Return what prewarmed workers take."""
+    workers = (value.get("warm_pool") or {}).get("workers") or []
+    return sum(int(worker["reserved_bytes"]) for worker in workers)
+
+
+def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `warm pool: 1 waiting of 1 prewarmed worker, 210.0 MiB`, if one is there or wanted."""
+    pool = value.get("warm_pool") or {}
+    workers, wanted = pool.get("workers") or [], pool.get("wanted") or 0
     if not workers and not wanted:
         return
     counts = Counter(worker["state"] for worker in workers)
-    states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none"
-    held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
-    line = f"spare workers: {states} ({wanted} wanted), {held}"
-    if spares.get("retry_in_s") is not None:
-        line += f"; one crashed, and the next starts in {format_duration(spares['retry_in_s'])}"
+    states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none yet"
+    held = format_bytes(_pool_bytes(value))
+    line = f"warm pool: {states} of {counted(wanted, 'prewarmed worker')}, {held}"
+    if pool.get("retry_in_s") is not None:
+        line += f"; one crashed, and the next starts in {format_duration(pool['retry_in_s'])}"
     yield line
 
 

@@ -13,7 +13,7 @@ from ..changes import Changes, change_line, is_step
 from ..connection import Target, connect
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status import amounts, used_bytes
+from ..terminal.status import amounts, reserved_bytes, used_bytes
 from ..terminal.text import clock, format_bytes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
     """
     memory = value.get("memory") or {}
     used = used_bytes(value)
-    reserved = memory.get("reserved_bytes") or 0
+    reserved = reserved_bytes(value)
     budget = memory.get("budget_bytes")
     whole = budget if budget is not None else memory.get("machine_bytes") or 0
     text = amounts(value)

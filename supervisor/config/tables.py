@@ -42,10 +42,10 @@ from .values import (
     SizeAboveZero,
     SizeAutoOrOff,
     SizeOrAuto,
+    WarmWorkers,
 )
 
 MAX_CONCURRENCY = 1024
-MAX_SPARE_WORKERS = 16
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 CLIENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}"
 
@@ -201,15 +201,12 @@ class SupervisorTable(Table):
         " restarts, of which there may be as many again",
         unit="models",
     )
-    spare_workers: int = key(
-        _CORE.spare_workers,
+    warm_workers: WarmWorkers = key(
+        "auto",
         "processes that have imported MLX and wait for a load",
-        f", up to {MAX_SPARE_WORKERS}. A load or restart takes one over and so skips the imports;"
-        " see [spare workers](#spare-workers)",
+        ', which takes one over and so skips the imports. `"auto"`: one, as long as a tenth of the'
+        " memory budget is free beside it; see [warm pool](#warm-pool)",
         unit="processes",
-        ge=0,
-        le=MAX_SPARE_WORKERS,
-        description=f"an integer from 0 to {MAX_SPARE_WORKERS}",
     )
     min_residency_s: Duration = key(
         _CORE.min_residency_s,

@@ -17,6 +17,7 @@ from mlxsup.store.hub_cache import (
 )
 
 MAX_DURATION_S = 1e9
+MAX_WARM_WORKERS = 16
 
 _DURATION = 'seconds as a number, or text such as "90s", "5m" or "1h"'
 _SIZE = 'bytes as an integer, or text such as "256MiB"'
@@ -109,6 +110,12 @@ CountOrAuto = Annotated[
     Field(description='"auto", or an integer of 1 or more'),
     _word("auto", None),
     _written({"type": "integer", "minimum": 1}, "auto"),
+]
+WarmWorkers = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_WARM_WORKERS)] | None,
+    Field(description=f'"auto", or an integer from 0 to {MAX_WARM_WORKERS}'),
+    _word("auto", None),
+    _written({"type": "integer", "minimum": 0, "maximum": MAX_WARM_WORKERS}, "auto"),
 ]
 Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$", description="a folder")]
 """No system call takes a path with a NUL in it."""

@@ -32,28 +32,28 @@ class Spawn:
 
     Attributes:
         known_batching: see `protocol.launch.LaunchSpec`.
-        spare: the number of the spare worker that becomes it, if that one still lives; None for a
-            new process.
+        prewarmed: the number of the prewarmed worker that becomes it, if that one still lives; None
+            for a new process.
     """
 
     model: ModelName
     generation: Generation
     launch: LaunchSettings
     known_batching: dict[str, str] | None = None
-    spare: int | None = None
+    prewarmed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartSpare:
-    """Start a spare worker; answered by `SpareReady`, and by `SpareEnded` if its process ends
-    before a `Spawn` names it."""
+class StartPrewarmed:
+    """Start a prewarmed worker; answered by `PrewarmedReady`, and by `PrewarmedEnded` if its
+    process ends before a `Spawn` names it."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndSpare:
-    """End a spare worker at once; answered by `SpareEnded`."""
+class EndPrewarmed:
+    """End a prewarmed worker at once; answered by `PrewarmedEnded`."""
 
     number: int
 
@@ -315,8 +315,8 @@ class Finish:
 
 Action = (
     Spawn
-    | StartSpare
-    | EndSpare
+    | StartPrewarmed
+    | EndPrewarmed
     | StartDownload
     | EndDownload
     | StartGateway

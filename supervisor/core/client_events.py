@@ -367,7 +367,7 @@ class ClientEvents:
     def status(self, now: float) -> dict[str, Any]:
         """What `status --json` prints."""
         settings = self._fleet.settings
-        spares = self._fleet.spares.status(settings, now)
+        warm_pool = self._fleet.spares.status(settings, now)
         ledger = self._serving.ledger
         return status_map(
             self._fleet,
@@ -375,7 +375,7 @@ class ClientEvents:
             self._daemon,
             settings.budget,
             now,
-            spares=spares,
+            warm_pool=warm_pool,
             is_ending=self._fleet.is_shutting_down,
         )
 

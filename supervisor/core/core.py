@@ -33,13 +33,13 @@ from .events import (
     GatewayEnded,
     GatewayListening,
     LaunchAppraised,
+    PrewarmedEnded,
+    PrewarmedReady,
     Reloaded,
     ReloadRefused,
     Sampled,
     SettingsRead,
     ShutdownAsked,
-    SpareEnded,
-    SpareReady,
     Spawned,
     SpawnFailed,
     Started,
@@ -66,9 +66,21 @@ from .residents import overshoot_bytes
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
-from .spares import Spares
 from .status import Daemon
+from .warm_pool import WarmPool
 from .worker_events import WorkerEvents
+
+POOL_EVENTS = (
+    PrewarmedEnded,
+    PrewarmedReady,
+    Reloaded,
+    Sampled,
+    ShutdownAsked,
+    Started,
+    Tick,
+)
+"""After these the core looks whether the warm pool is as it should be: it need not after each
+token, and `Sampled` comes every second."""
 
 
 class Core:
@@ -109,11 +121,11 @@ class Core:
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
         leasing = Leasing(self.outbox, meter)
-        self._spares = Spares(self._deadlines, self.outbox)
+        self._warm_pool = WarmPool(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
-            spares=self._spares,
+            spares=self._warm_pool,
             serving=serving,
             leasing=leasing,
             endings=self._endings,
@@ -150,10 +162,11 @@ class Core:
         """
         self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)
+        if isinstance(event, POOL_EVENTS):
+            self._warm_pool.settle(
+                self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
+            )
         self.fleet.settle(event.now)
-        self._spares.settle(
-            self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
-        )
         self._wake_in_time()
         self._finish_if_done()
         return self.outbox.take()
@@ -214,10 +227,11 @@ class Core:
                 self._clients.too_slow(event)
             case Tick():
                 self._on_tick(event.now)
-            case SpareReady(number=number, pid=pid):
-                self._spares.is_ready(number, pid, event.now)
-            case SpareEnded(number=number):
-                self._spares.ended(number, event.now)
+            case PrewarmedReady(number=number, pid=pid):
+                self._warm_pool.is_ready(number, pid, event.now)
+            case PrewarmedEnded(number=number):
+                self._warm_pool.ended(number, event.now)
+                self.fleet.head_room.stir()
                 self.fleet.look_at_all()
             case DownloadSaid():
                 self.fleet.downloads.said(event, self.fleet)
@@ -285,7 +299,7 @@ class Core:
             if self.fleet.head_room.sampled(model, event.now):
                 self.fleet.touch(model)
         self._giving_back.sampled(event.reading, event.now)
-        if self._spares.measured(event.footprint_bytes, self.fleet.settings):
+        if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:

@@ -12,8 +12,8 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 class Housekeeping(Enum):
     """What is due of itself, for no model and no request."""
 
-    SPARES = auto()
-    """The next attempt to start a spare worker."""
+    WARM_POOL = auto()
+    """The next attempt to start a prewarmed worker."""
     GATEWAY = auto()
     """The next attempt to start the gateway, or its next sign of life."""
 

@@ -184,16 +184,16 @@ class Exited(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpareReady(_Event):
-    """A spare worker has imported everything, and waits for a launch spec."""
+class PrewarmedReady(_Event):
+    """A prewarmed worker has imported everything, and waits for a launch spec."""
 
     number: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpareEnded(_Event):
-    """The process of a spare worker has exited, or could not be started."""
+class PrewarmedEnded(_Event):
+    """The process of a prewarmed worker has exited, or could not be started."""
 
     number: int
 
@@ -363,8 +363,8 @@ Event = (
     | WorkerBroke
     | WorkerUnlinked
     | Exited
-    | SpareReady
-    | SpareEnded
+    | PrewarmedReady
+    | PrewarmedEnded
     | DownloadSaid
     | GatewayListening
     | GatewayBeat

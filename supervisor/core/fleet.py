@@ -71,8 +71,8 @@ from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.counters import Counters
-from .spares import Spares
 from .status import change_map, model_row
+from .warm_pool import WarmPool
 
 
 class Fleet:
@@ -104,7 +104,7 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
-        spares: Spares,
+        spares: WarmPool,
         serving: Serving,
         leasing: Leasing,
         endings: Endings,

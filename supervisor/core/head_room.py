@@ -35,7 +35,7 @@ from .rows_memory import (
     yield_raise,
 )
 from .settings import CoreSettings
-from .spares import Spares
+from .warm_pool import WarmPool
 
 LEAST_CHANGE = 8
 """Divides a row budget: it is lowered only by at least one part, unless memory is needed."""
@@ -49,7 +49,7 @@ class HeadRoom:
         spares: take their part before any row does.
     """
 
-    def __init__(self, outbox: Outbox, spares: Spares) -> None:
+    def __init__(self, outbox: Outbox, spares: WarmPool) -> None:
         self._outbox = outbox
         self._spares = spares
         self._is_due = False

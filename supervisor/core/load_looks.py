@@ -16,7 +16,7 @@ from .model import Model
 from .requests.ledger import Ledger
 from .rows_memory import longest_stream
 from .settings import CoreSettings
-from .spares import Spares
+from .warm_pool import WarmPool
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do."""
@@ -41,7 +41,7 @@ class LoadLooks:
     def __init__(
         self,
         head_room: HeadRoom,
-        spares: Spares,
+        spares: WarmPool,
         downloads: Downloads,
         ledger: Ledger,
         trigger: Callable[[Model, Trigger, float], None],

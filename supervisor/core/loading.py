@@ -52,8 +52,8 @@ from .requests.line import MayRun
 from .residents import residents_of
 from .settings import CoreSettings
 from .shortage import goes_for_shortage, lasts, shortage_text
-from .spares import Spares
 from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
+from .warm_pool import WarmPool
 
 PATIENCE_S = 20.0
 """A model that has waited for so long is only passed by loads that leave it room."""
@@ -64,7 +64,7 @@ Steps = list[tuple[Model, Trigger]]
 
 def next_steps(
     models: Iterable[Model],
-    spares: Spares,
+    spares: WarmPool,
     settings: CoreSettings,
     may_run: MayRun,
     now: float,
@@ -119,7 +119,7 @@ class _Desk:
     def __init__(
         self,
         models: list[Model],
-        spares: Spares,
+        spares: WarmPool,
         settings: CoreSettings,
         may_run: MayRun,
         now: float,
@@ -222,9 +222,13 @@ class _Desk:
         workers have given back what they keep for reuse. Spare workers go before them."""
         if self._budget is None:
             return
-        # What somebody waits for is held by now: if models go for it, spare workers do, too.
+        # What a model waits for is held by now. Prewarmed workers stay if they fit once those that
+        # leave for it are gone: it takes one over.
         kept_bytes = self._budget.kept_bytes
-        self._spares.make_room(self._left_of(kept_bytes), self._now)
+        everybody = self._residents.values()
+        leaving = [one for one in everybody if one.standing is Standing.LEAVING]
+        leaving_bytes = sum(one.reserved_bytes for one in leaving)
+        self._spares.make_room(self._left_of(kept_bytes) + leaving_bytes, self._now)
         if self._is_giving_back():
             return
         names = give_back(self._residents.values(), budget_bytes=kept_bytes)
@@ -286,7 +290,7 @@ class _Desk:
 
     def _short_of(self, model: Model) -> str:
         free_bytes = self._left_bytes(model) - self._spares.reserved_bytes
-        return f"{needs(model.life.needed_bytes, free_bytes)}: spare workers are about to go"
+        return f"{needs(model.life.needed_bytes, free_bytes)}: prewarmed workers are about to go"
 
     def _left_bytes(self, model: Model) -> int:
         """What the models, without this one, leave of the budget."""
@@ -390,7 +394,7 @@ class _Desk:
             self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
 
 
-def _is_within(models: list[Model], spares: Spares, settings: CoreSettings) -> bool:
+def _is_within(models: list[Model], spares: WarmPool, settings: CoreSettings) -> bool:
     if settings.budget is None:
         return True
     reserved_bytes = sum(model.life.reserved_bytes for model in models) + spares.reserved_bytes

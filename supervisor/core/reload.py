@@ -20,7 +20,9 @@ from .settings import CoreSettings, ModelSettings
 
 def changed_settings(old: CoreSettings, new: CoreSettings) -> list[str]:
     """The settings, by their keys, that a reload changes at once and that are about no model."""
-    names = [one.name for one in fields(CoreSettings) if one.name not in ("budget", "spare_bytes")]
+    names = [
+        one.name for one in fields(CoreSettings) if one.name not in ("budget", "prewarmed_bytes")
+    ]
     changed = [name for name in names if getattr(old, name) != getattr(new, name)]
     is_other_budget = _size_of(old) != _size_of(new)
     return [*changed, "memory_budget"] if is_other_budget else changed

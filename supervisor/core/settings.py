@@ -112,9 +112,9 @@ class CoreSettings:
         max_parallel_prefills: how many models of one backend may read long prompts at the same
             time; None: one on a GPU, any number on a CPU.
         parallel_loads: how many models may load at the same time; as many again after a crash.
-        spare_workers: how many processes without a model wait for a load.
-        spare_bytes: what each of them takes of the memory that the budget is for, before one was
-            measured; 0 if they take none of it.
+        warm_workers: how many prewarmed workers wait for a load; None: one if memory allows.
+        prewarmed_bytes: what each of them takes of the memory that the budget is for, before one
+            was measured; 0 if they take none of it.
         exit_grace_s: from asking a worker to exit to SIGTERM, and from there to SIGKILL.
         min_residency_s: a model that was just used is not evicted for a request for another model
             before it was READY for so long.
@@ -132,8 +132,8 @@ class CoreSettings:
     first_token_timeout_s: float = 0.0
     max_parallel_prefills: int | None = None
     parallel_loads: int = 1
-    spare_workers: int = 0
-    spare_bytes: int = 0
+    warm_workers: int | None = None
+    prewarmed_bytes: int = 0
     exit_grace_s: float = 2.0
     aging_s: float = 60.0
     min_run_s: float = 2.0

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlxsup.protocol.states import PendingReason, State, WaitReason, Why
+from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
 from .lifecycle.life import Life
@@ -52,7 +53,7 @@ def status_map(
     budget: Budget | None,
     now: float,
     *,
-    spares: dict[str, Any],
+    warm_pool: dict[str, Any],
     is_ending: bool,
 ) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
@@ -75,10 +76,10 @@ def status_map(
             # Any desktop's programs lower the budget: it is short once a model loses by that.
             "is_short": budget is not None and bool(budget.shortage) and is_lacking,
             "over_bytes": over_bytes,
-            "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *spares["workers"])),
+            "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *warm_pool["workers"])),
             "machine_bytes": daemon.machine_bytes,
         },
-        "spares": spares,
+        "warm_pool": warm_pool,
         "gateway": daemon.gateway.status(now) if daemon.gateway else None,
         "queue": queue_map(fleet, ledger),
         "models": rows,
@@ -146,6 +147,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "kept_bytes": beat.kept_bytes if beat else 0,
         "prefix_bytes": beat.prefix_bytes if beat else 0,
         "prefill_chunk": beat.prefill_chunk if beat else None,
+        **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
         "context_length": _context_length(model),
@@ -156,6 +158,22 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
         "unloads_in_s": model.unloads_in_s(now),
         "load_phases_s": load_phases(model, now),
+    }
+
+
+def _traffic_map(beat: Heartbeat | None) -> dict[str, float | None]:
+    """What prompts cost the rows that decode beside them, and new shapes of steps everybody."""
+    if beat is None:
+        return dict.fromkeys(
+            ("decode_kept", "interleaved_s", "interleaved_decode_s", "shapes_seen", "shapes_s")
+        )
+    kept = beat.interleaved_decode_s / beat.interleaved_s if beat.interleaved_s else None
+    return {
+        "decode_kept": kept,
+        "interleaved_s": beat.interleaved_s,
+        "interleaved_decode_s": beat.interleaved_decode_s,
+        "shapes_seen": beat.shapes_seen,
+        "shapes_s": beat.shapes_s,
     }
 
 

@@ -101,8 +101,8 @@ class MemorySnapshot:
         if budget is not None and not is_dry:
             size = size_text(budget.size_bytes)
             self._log.write("info", "memory budget", size=size, reason=budget.reason)
-        spare_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
-        return replace(config.core, budget=budget, spare_bytes=spare_bytes)
+        prewarmed_bytes = 0 if self._backend == "cuda" else FIRST_GUESS_BYTES[self._backend]
+        return replace(config.core, budget=budget, prewarmed_bytes=prewarmed_bytes)
 
     async def read(self, config: DaemonConfig) -> ConfigSnapshot:
         """Look at the folders of a configuration's models, and up their repositories in the cache.

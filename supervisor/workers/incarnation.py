@@ -67,8 +67,8 @@ def write_record(log: DaemonLog, write: Callable[[], None]) -> None:
         log.write("warning", "workers not recorded", error=error.strerror)
 
 
-TakeSpare = Callable[[bytes, Callable[[bytes], None]], WorkerProcess | None]
-"""Gives a spare worker its launch spec and the reader of its output; None if it is gone."""
+TakePrewarmed = Callable[[bytes, Callable[[bytes], None]], WorkerProcess | None]
+"""Gives a prewarmed worker its launch spec and the reader of its output; None if it is gone."""
 
 
 class WorkerUnit:
@@ -83,7 +83,7 @@ class WorkerUnit:
         number: the number of this spawn, counted over all models.
         model_log: where its output goes.
         learn: called with what its READY says, before the core hears of it.
-        take_spare: takes over a spare worker; None for a new process.
+        take_prewarmed: takes over a prewarmed worker; None for a new process.
     """
 
     _start_news: Spawned | SpawnFailed
@@ -95,14 +95,14 @@ class WorkerUnit:
         number: int,
         model_log: ModelLog,
         learn: Callable[[Ready], None],
-        take_spare: TakeSpare | None = None,
+        take_prewarmed: TakePrewarmed | None = None,
     ) -> None:
         self._around = surroundings
         self._spawn = spawn
         self._number = number
         self._model_log = model_log
         self._learn = learn
-        self._take_spare = take_spare
+        self._take_prewarmed = take_prewarmed
         self._link: WorkerLink | None = None
         self._process: WorkerProcess | None = None
         self._is_killed = False
@@ -184,8 +184,10 @@ class WorkerUnit:
             )
             line = self._launch_spec(token, self._link.endpoint).to_line()
             write = self._model_log.write
-            spare = self._take_spare(line, write) if self._take_spare is not None else None
-            self._process = spare or WorkerProcess.spawn(around.argv, line, write)
+            prewarmed = (
+                self._take_prewarmed(line, write) if self._take_prewarmed is not None else None
+            )
+            self._process = prewarmed or WorkerProcess.spawn(around.argv, line, write)
         except (OSError, zmq.ZMQError) as error:
             detail = error.strerror or str(error)
             self._start_news = SpawnFailed(
@@ -201,7 +203,7 @@ class WorkerUnit:
             model=self.model,
             generation=self.generation,
             pid=pid,
-            **({} if spare is None else {"spare": "yes"}),
+            **({} if prewarmed is None else {"prewarmed": "yes"}),
         )
         self._start_news = Spawned(
             now=around.now(), model=self.model, generation=self.generation, pid=pid

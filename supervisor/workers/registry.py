@@ -20,7 +20,7 @@ from ..memory.estimator import measured_by
 from ..memory.measurements import Measurements
 from .incarnation import Surroundings, WorkerUnit
 from .measure import is_process_stopped
-from .spare import SpareUnits
+from .prewarmed import PrewarmedUnits
 
 BROKEN_LIMIT_S = 30.0
 """How long ending all processes may take after a bug."""
@@ -36,7 +36,7 @@ class Workers:
 
     Attributes:
         measurements: what they measured of their models, in this daemon and before.
-        spares: those without a model.
+        prewarmed: those without a model.
 
     Args:
         surroundings: what all of them share.
@@ -53,7 +53,7 @@ class Workers:
         on_measured: OnMeasured,
     ) -> None:
         self._surroundings = surroundings
-        self.spares = SpareUnits(surroundings)
+        self.prewarmed = PrewarmedUnits(surroundings)
         self._on_measured = on_measured
         self._log = surroundings.log
         self._log_dir = log_dir
@@ -74,7 +74,7 @@ class Workers:
     def pids(self) -> list[int]:
         """The pids of all live workers, those without a model included."""
         own = [unit.pid for unit in self._units.values() if unit.pid is not None]
-        return [*own, *self.spares.pids]
+        return [*own, *self.prewarmed.pids]
 
     @property
     def models(self) -> set[ModelName]:
@@ -104,17 +104,17 @@ class Workers:
         if model_log is None:
             model_log = ModelLog(self._log_dir, action.model, self._writer)
             self._model_logs[action.model] = model_log
-        spare = self.spares.get(action.spare)
+        prewarmed = self.prewarmed.get(action.prewarmed)
         unit = WorkerUnit(
             self._surroundings,
             action,
             self._spawns,
             model_log,
             lambda ready: self._learn(unit, ready),
-            take_spare=spare.take if spare is not None else None,
+            take_prewarmed=prewarmed.take if prewarmed is not None else None,
         )
         self._units[action.model, action.generation] = unit
-        self._lives[unit] = tasks.create_task(self._live(unit, action.spare))
+        self._lives[unit] = tasks.create_task(self._live(unit, action.prewarmed))
 
     def _learn(self, unit: WorkerUnit, ready: Ready) -> None:
         """Remember what a worker measured; a full disk does not stop the serving."""
@@ -127,22 +127,23 @@ class Workers:
             self._log.write("warning", "measurements not written", error=error.strerror)
         self._on_measured(unit.launch, measured.fingerprint)
 
-    async def _live(self, unit: WorkerUnit, spare: int | None) -> None:
+    async def _live(self, unit: WorkerUnit, prewarmed: int | None) -> None:
         try:
             try:
+                await self.prewarmed.end_outdated(prewarmed)
                 unit.loaded_files = await self._files.before_load(unit.launch)
             except TimeoutError:
-                self._cannot_live(unit, spare)
+                self._cannot_live(unit, prewarmed)
             else:
                 await unit.live()
         finally:
             del self._units[unit.model, unit.generation]
             del self._lives[unit]
 
-    def _cannot_live(self, unit: WorkerUnit, spare: int | None) -> None:
+    def _cannot_live(self, unit: WorkerUnit, prewarmed: int | None) -> None:
         """The folder of its model does not answer: a process would only hang, and keep its turn."""
-        if spare is not None:
-            self.spares.kill(spare)  # the core has given it to this life
+        if prewarmed is not None:
+            self.prewarmed.kill(prewarmed)  # the core has given it to this life
         around = self._surroundings
         failed = SpawnFailed(
             now=around.now(), model=unit.model, generation=unit.generation, detail=SILENT
@@ -225,7 +226,7 @@ class Workers:
             )
         for life in self._lives.values():
             life.cancel()
-        return len(left) + self.spares.leave()
+        return len(left) + self.prewarmed.leave()
 
     def close(self) -> None:
         """Close the models' logs."""

@@ -1,4 +1,4 @@
-"""Whole daemons on real MLX: two models at once, spare workers, secrets and the prefix cache."""
+"""Whole daemons on real MLX: two models, prewarmed workers, secrets and the prefix cache."""
 
 from __future__ import annotations
 
@@ -117,27 +117,29 @@ def check_environment(pid: int) -> None:
 
 
 def one_waiting(client: Client, *, after: int | None = None) -> int:
-    """The pid of the only spare worker, once it waits for a load and is not that before it."""
+    """The pid of the only prewarmed worker, once it waits for a load and is not that before it."""
 
     def waits() -> int | None:
-        workers: list[dict[str, Any]] = client.status()["spares"]["workers"]
+        workers: list[dict[str, Any]] = client.status()["warm_pool"]["workers"]
         pids = [worker["pid"] for worker in workers if worker["state"] == "waiting"]
         return pids[0] if len(pids) == 1 and pids != [after] else None
 
     return eventually(waits, timeout_s=WAIT_S)
 
 
-def test_spares_take_over_without_secrets_and_end_with_their_daemon(tmp_path: Path) -> None:
+def test_prewarmed_workers_take_over_without_secrets_and_end_with_their_daemon(
+    tmp_path: Path,
+) -> None:
     entry = {
         "path": str(make_tiny_model(tmp_path / "m", seed=3)), "preload": True,
         "max_concurrency": 2, "prefix_cache": "64MiB",
     }  # fmt: skip
     prompt = "tell me about memory " * 20
     asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0}
-    with DaemonWithSecrets({"m": entry}, {"spare_workers": 1}) as daemon, daemon.client() as client:
+    with DaemonWithSecrets({"m": entry}, {"warm_workers": 1}) as daemon, daemon.client() as client:
         whole = client.complete("m", prompt=prompt, **asked)
-        spare = one_waiting(client)
-        for pid in (row(client, "m")["pid"], gateway_of(client)["pid"], spare):
+        prewarmed = one_waiting(client)
+        for pid in (row(client, "m")["pid"], gateway_of(client)["pid"], prewarmed):
             check_environment(pid)
 
         # An idle worker frees its memory for reuse long before it gives known prompts up, too.
@@ -148,17 +150,17 @@ def test_spares_take_over_without_secrets_and_end_with_their_daemon(tmp_path: Pa
 
         reader = Reader(client, "m", prompt, **asked).started()
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
-        eventually(lambda: row(client, "m")["pid"] == spare, timeout_s=WAIT_S)
+        eventually(lambda: row(client, "m")["pid"] == prewarmed, timeout_s=WAIT_S)
         assert reader.finished(600).token_ids == whole.token_ids
         assert row(client, "m")["generation"] == 2
-        next_spare = one_waiting(client, after=spare)
-        assert daemon.log_text().count(f"generation=2 pid={spare} spare=yes") == 1
+        next_one = one_waiting(client, after=prewarmed)
+        assert daemon.log_text().count(f"generation=2 pid={prewarmed} prewarmed=yes") == 1
 
-        os.kill(next_spare, signal.SIGKILL)
-        last = one_waiting(client, after=next_spare)
+        os.kill(next_one, signal.SIGKILL)
+        last = one_waiting(client, after=next_one)
         model = row(client, "m")
         assert (model["state"], model["generation"], model["restarts"]) == ("READY", 2, 1)
-        assert "spare worker exited" in daemon.log_text()
+        assert "prewarmed worker exited" in daemon.log_text()
 
         daemon.kill()
         eventually(lambda: not psutil.pid_exists(last), timeout_s=WAIT_S)

@@ -52,7 +52,7 @@ from mlxsup.supervisor.runtime_folder import (
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.workers import leftovers as leftovers_module
 from mlxsup.supervisor.workers.leftovers import WorkerRecord
-from mlxsup.supervisor.workers.spare import SpareUnits
+from mlxsup.supervisor.workers.prewarmed import PrewarmedUnits
 
 from support.cli.notify_socket import NotifySocket
 from support.daemon import played_daemon
@@ -504,7 +504,7 @@ def test_what_the_loop_complains_of_is_logged_and_a_callback_that_fails_is_a_bug
 
 
 def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare workers, downloads and the gateway may take longer than a watchdog waits."""
+    """Prewarmed workers, downloads and the gateway may take longer than a watchdog waits."""
     monkeypatch.setattr(app_module, "PULSE_S", 0.01)
     pulses: list[object] = []
     pulse = Announcer.pulse
@@ -523,14 +523,14 @@ def test_the_pulse_lasts_until_everything_has_ended(monkeypatch: pytest.MonkeyPa
         return end
 
     monkeypatch.setattr(Announcer, "pulse", noted)
-    for part in (SpareUnits, DownloadKeeper, GatewayKeeper):
+    for part in (PrewarmedUnits, DownloadKeeper, GatewayKeeper):
         monkeypatch.setattr(part, "end", slow(part.__name__))
 
     async def body(stage: Stage) -> None:
         assert waited == []
 
     assert play(body, {"a": LAZY}) == 0
-    assert waited == ["SpareUnits", "DownloadKeeper", "GatewayKeeper"]
+    assert waited == ["PrewarmedUnits", "DownloadKeeper", "GatewayKeeper"]
 
 
 @pytest.mark.parametrize(("is_broken", "limit_s"), [(False, 2.0), (True, 0.0)])

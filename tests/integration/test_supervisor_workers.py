@@ -1,4 +1,4 @@
-"""The lives of workers and spares in the shell: what is reported of them, and in which order.
+"""The lives of workers in the shell: what is reported of them, and in which order.
 
 Processes and sockets are real; the supervisor around them only notes what it is told.
 """
@@ -31,8 +31,8 @@ from mlxsup.supervisor.core.events import (
     Event,
     Exited,
     FilesSeen,
-    SpareEnded,
-    SpareReady,
+    PrewarmedEnded,
+    PrewarmedReady,
     Spawned,
     SpawnFailed,
     WorkerSaid,
@@ -42,12 +42,12 @@ from mlxsup.supervisor.file_threads import FileLooks
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import incarnation
+from mlxsup.supervisor.workers import prewarmed as prewarmed_module
 from mlxsup.supervisor.workers import registry as registry_module
-from mlxsup.supervisor.workers import spare as spare_module
 from mlxsup.supervisor.workers.incarnation import WorkerUnit
+from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
 from mlxsup.supervisor.workers.process import WorkerProcess
 from mlxsup.supervisor.workers.registry import Workers
-from mlxsup.supervisor.workers.spare import SpareUnit, SpareUnits
 
 from support.daemon.hub_caches import write_folder
 from support.daemon.played_daemon import Stage, play, short_folder
@@ -61,7 +61,7 @@ FAKE = LaunchSettings(path="", engine="fake")
 
 
 class Around:
-    """A supervisor around the lives of workers and spares that notes what they report.
+    """A supervisor around the lives of workers that notes what they report.
 
     Attributes:
         calls: everything, in order.
@@ -372,21 +372,26 @@ def test_files_are_compared_with_those_that_were_there_before_the_load() -> None
     live(scene)
 
 
-def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_no_spare(
+def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_none_prewarmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers, killed = threading.Event(), list[int]()
+    answers, killed, compared = threading.Event(), list[int](), list[int]()
+
+    async def compare(number: int) -> None:
+        compared.append(number)
+
     monkeypatch.setattr("mlxsup.supervisor.file_threads.stamp", lambda _: answers.wait())
 
     async def scene(everyone: All) -> None:
-        monkeypatch.setattr(everyone.workers.spares, "kill", killed.append)
+        monkeypatch.setattr(everyone.workers.prewarmed, "kill", killed.append)
+        monkeypatch.setattr(everyone.workers.prewarmed, "end_outdated", compare)
         monkeypatch.setattr(everyone.workers, "_files", FileLooks(limit_s=0.05))
         launch = LaunchSettings(path=str(everyone.path))
-        spawn = Spawn(model=A, generation=FIRST, launch=launch, spare=7)
+        spawn = Spawn(model=A, generation=FIRST, launch=launch, prewarmed=7)
         everyone.workers.spawn(spawn, everyone.tasks)
         [failed] = await eventually_async(lambda: everyone.of(SpawnFailed))
         assert failed.detail == "its folder does not respond; check its disk"
-        assert (killed, everyone.workers.models) == ([7], set())
+        assert (compared, killed, everyone.workers.models) == ([7], [7], set())
         answers.set()
 
     live(scene)
@@ -454,26 +459,26 @@ def test_a_measurement_is_kept_for_the_next_daemon_and_stops_no_serving(
         assert log.count('WARNING measurements not written error="Is a directory"\n') == 1
 
 
-# ---------------------------------------------------------------- spares
+# ---------------------------------------------------------------- prewarmed workers
 READY = "import os, sys; print('imported', flush=True); os.write(int(sys.argv[-1]), b'!')"
 ECHO = f"{READY}; print('got', sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
 DIES = "import sys; sys.exit('no MLX here')"
-RECORDED = "(spare worker)"
+RECORDED = "(prewarmed worker)"
 
 
-class Spares(Around):
-    """A supervisor around spares."""
+class Pool(Around):
+    """A supervisor around prewarmed workers."""
 
     def __init__(self, folder: Path, *argv: str) -> None:
         super().__init__(folder, *argv)
-        self.unit = SpareUnit(self, 7)  # type: ignore[arg-type]  # a stand-in
-        self.units = SpareUnits(self)  # type: ignore[arg-type]  # a stand-in
+        self.unit = PrewarmedUnit(self, 7)  # type: ignore[arg-type]  # a stand-in
+        self.units = PrewarmedUnits(self)  # type: ignore[arg-type]  # a stand-in
 
     async def until_ready(self) -> int:
-        """Return the pid of a spare that has just become ready."""
+        """Return the pid of one that has just become ready."""
         await eventually_async(lambda: bool(self.events), timeout_s=60.0)
         [event] = self.events
-        assert isinstance(event, SpareReady)
+        assert isinstance(event, PrewarmedReady)
         assert (event.number, event.now) == (7, 5.0)
         return event.pid
 
@@ -483,15 +488,15 @@ class Spares(Around):
         return [
             (level, facts.get("signal", facts.get("code")))
             for level, text, facts in logged
-            if text == "spare worker exited"
+            if text == "prewarmed worker exited"
         ]
 
 
-def spares(scene: Callable[[Spares], Awaitable[None]], script: str = ECHO) -> Spares:
-    """Play a scene with spares that run a script; return what was reported."""
+def pool(scene: Callable[[Pool], Awaitable[None]], script: str = ECHO) -> Pool:
+    """Play a scene with prewarmed workers that run a script; return what was reported."""
 
-    async def play_scene(folder: Path) -> Spares:
-        around = Spares(folder, sys.executable, "-c", script)
+    async def play_scene(folder: Path) -> Pool:
+        around = Pool(folder, sys.executable, "-c", script)
         async with asyncio.timeout(120.0):
             await scene(around)
         await asyncio.sleep(0)
@@ -502,8 +507,8 @@ def spares(scene: Callable[[Spares], Awaitable[None]], script: str = ECHO) -> Sp
         return asyncio.run(play_scene(folder))
 
 
-def test_a_ready_spare_gets_its_line_and_its_new_reader_everything_it_printed() -> None:
-    async def scene(around: Spares) -> None:
+def test_a_ready_one_gets_its_line_and_its_new_reader_everything_it_printed() -> None:
+    async def scene(around: Pool) -> None:
         output = list[bytes]()
         unit = around.unit
         life = asyncio.create_task(unit.live())
@@ -522,11 +527,11 @@ def test_a_ready_spare_gets_its_line_and_its_new_reader_everything_it_printed() 
         process.close_pipes()
         assert around.recorded == {pid: RECORDED}, "its new owner records what it is now"
 
-    assert [type(event) for event in spares(scene).events] == [SpareReady]
+    assert [type(event) for event in pool(scene).events] == [PrewarmedReady]
 
 
-def test_take_returns_none_for_a_spare_that_has_just_died() -> None:
-    async def scene(around: Spares) -> None:
+def test_take_returns_none_for_one_that_has_just_died() -> None:
+    async def scene(around: Pool) -> None:
         life = asyncio.create_task(around.unit.live())
         pid = await around.until_ready()
         os.kill(pid, signal.SIGKILL)
@@ -535,16 +540,16 @@ def test_take_returns_none_for_a_spare_that_has_just_died() -> None:
         assert around.unit.take(b"spec\n", ignore) is None
         await life
 
-    around = spares(scene)
-    assert [type(event) for event in around.events] == [SpareReady, SpareEnded]
+    around = pool(scene)
+    assert [type(event) for event in around.events] == [PrewarmedReady, PrewarmedEnded]
     assert (around.recorded, around.exits()) == ({}, [("warning", "SIGKILL")])
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_spare_that_dies_or_cannot_be_started_is_reported_with_what_it_printed(
+def test_a_prewarmed_worker_that_dies_or_cannot_be_started_is_reported_with_what_it_printed(
     starts: bool,
 ) -> None:
-    async def scene(around: Spares) -> None:
+    async def scene(around: Pool) -> None:
         if not starts:
             around.argv = ("/nowhere/python",)
         before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
@@ -552,8 +557,8 @@ def test_a_spare_that_dies_or_cannot_be_started_is_reported_with_what_it_printed
         if sys.platform == "linux":
             assert set(os.listdir("/proc/self/fd")) <= before
 
-    around = spares(scene, DIES)
-    assert [type(event) for event in around.events] == [SpareEnded]
+    around = pool(scene, DIES)
+    assert [type(event) for event in around.events] == [PrewarmedEnded]
     assert around.recorded == {}
     assert around.exits() == [("warning", 1)] * starts
     printed = [call[1] for call in around.calls if call[0] == "block"]
@@ -561,8 +566,8 @@ def test_a_spare_that_dies_or_cannot_be_started_is_reported_with_what_it_printed
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-def test_kill_ends_a_spare_before_and_after_it_is_ready(is_early: bool) -> None:
-    async def scene(around: Spares) -> None:
+def test_kill_ends_one_before_and_after_it_is_ready(is_early: bool) -> None:
+    async def scene(around: Pool) -> None:
         units = around.units
         async with asyncio.TaskGroup() as tasks:
             units.start(7, tasks)
@@ -575,16 +580,18 @@ def test_kill_ends_a_spare_before_and_after_it_is_ready(is_early: bool) -> None:
             assert unit.take(b"spec\n", ignore) is None, "it is about to go"
         assert (units.get(7), units.pids, around.recorded) == (None, [], {})
 
-    around = spares(scene)
-    assert isinstance(around.events[-1], SpareEnded)
+    around = pool(scene)
+    assert isinstance(around.events[-1], PrewarmedEnded)
     assert around.exits() == [("info", "SIGKILL")]
 
 
-def test_a_spare_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_ended_is_counted_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The daemon does not wait for it; it ends here because its input does."""
-    monkeypatch.setattr(spare_module, "END_LIMIT_S", 0.01)
+    monkeypatch.setattr(prewarmed_module, "END_LIMIT_S", 0.01)
 
-    async def scene(around: Spares) -> None:
+    async def scene(around: Pool) -> None:
         units = around.units
         async with asyncio.TaskGroup() as tasks:
             units.start(7, tasks)
@@ -595,16 +602,57 @@ def test_a_spare_that_cannot_be_ended_is_counted_and_named(monkeypatch: pytest.M
                 assert units.pids == [pid]
                 assert units.leave() == 1
                 await eventually_async(lambda: units.pids == [])
-            assert around.calls[-1] == ("log", "error", "spare worker left behind", {"pid": pid})
+            assert around.calls[-1] == (
+                "log",
+                "error",
+                "prewarmed worker left behind",
+                {"pid": pid},
+            )
             assert around.recorded == {pid: RECORDED}, "the next start looks for it"
             await eventually_async(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0))
 
-    spares(scene)
+    pool(scene)
     collect_unwaited()
 
 
-def test_kill_ends_the_spare_of_that_number_alone() -> None:
-    async def scene(around: Spares) -> None:
+@pytest.mark.parametrize("change", ["installed again", "removed", "unreadable", "none"])
+def test_one_that_has_imported_other_packages_is_ended(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with short_folder() as packages:
+        mlx, other = packages / "mlx-0.1.dist-info", packages / "other-1.dist-info"
+        mlx.mkdir()
+        other.mkdir()
+        monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+
+        async def scene(around: Pool) -> None:
+            units = around.units
+            async with asyncio.TaskGroup() as tasks:
+                units.start(7, tasks)
+                await around.until_ready()
+                (packages / "__pycache__").mkdir()  # an import may make it
+                if change == "installed again":
+                    os.utime(mlx, ns=(1, 1))
+                elif change == "removed":
+                    other.rmdir()
+                elif change == "unreadable":
+                    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+                await units.end_outdated(None)
+                await units.end_outdated(7)
+                unit = units.get(7)
+                assert unit is not None
+                process = unit.take(b"spec\n", ignore)
+                assert (process is None) == (change != "none")
+                if process is not None:
+                    process.close()
+                    await process.exited
+                    process.close_pipes()
+
+        pool(scene)
+
+
+def test_kill_ends_the_one_of_that_number_alone() -> None:
+    async def scene(around: Pool) -> None:
         units = around.units
         async with asyncio.TaskGroup() as tasks:
             for number in (1, 2):
@@ -622,5 +670,5 @@ def test_kill_ends_the_spare_of_that_number_alone() -> None:
             await units.end()
             assert (units.pids, units.leave()) == ([], 0)
 
-    around = spares(scene)
-    assert [e.number for e in around.events if isinstance(e, SpareEnded)] == [1, 2]
+    around = pool(scene)
+    assert [e.number for e in around.events if isinstance(e, PrewarmedEnded)] == [1, 2]

@@ -336,6 +336,22 @@ def test_a_file_is_read_by_several_streams_unless_there_are_many_files(
     assert mx.load is load
 
 
+@pytest.mark.parametrize(("files", "told"), [(1000, []), (1001, [1 / 1001, 2 / 1001])])
+def test_of_very_many_files_each_is_read_as_it_is_opened(
+    files: int, told: list[float], tmp_path: Path
+) -> None:
+    """Otherwise all would be open at once, and there is a limit."""
+    path = tmp_path / "a.safetensors"
+    shares = list[float]()
+    mx.save_safetensors(str(path), {"a": mx.full((3,), 7)})
+    before = set(os.listdir("/dev/fd"))
+    with mlx_load.reading_side_by_side(files, 8, shares.append):
+        read: Any = [mx.load(str(path)), mx.load(str(path))]
+    assert (len(set(os.listdir("/dev/fd")) - before) >= len(read)) == (not told)
+    assert [one["a"].tolist() for one in read] == [[7, 7, 7]] * 2
+    assert shares == told
+
+
 def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 arrays of 4 bytes, each group takes what reaches 12 bytes."""
     read: list[int] = []

@@ -18,6 +18,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.changes import change_line
 from mlxsup.cli.commands.plan import plan_lines
+from mlxsup.cli.commands.status import traffic
 from mlxsup.cli.terminal.output import CLEAR_LINE, Line, Output, styled
 from mlxsup.cli.terminal.requests import notice_text, request_lines
 from mlxsup.cli.terminal.status import cause_of, lines_below, models_table, note_of
@@ -241,7 +242,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
         "models": models,
         "memory": {"budget_bytes": 8 * gib, "reserved_bytes": 6 * gib, **short},
         "queue": {"clients": clients},
-        "spares": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
+        "warm_pool": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
         "gateway": {
             "state": "listening", "url": "http://127.0.0.1:8484", "pid": 7, "restarts": 1,
             "cause": "SIGKILL",
@@ -446,3 +447,20 @@ def test_a_listing_folds_its_cells_and_no_line_ends_in_spaces(
     monkeypatch.setattr("mlxsup.cli.terminal.tables.width_of", lambda _: width)
     tables = listing(("MODEL", "SIZE"), ROWS, right=("SIZE",)), listing((), ROWS)
     assert [list(map(plain_of, lines)) for lines in tables] == snapshot
+
+
+@pytest.mark.parametrize(
+    ("figures", "lines"),
+    [
+        ({"decode_kept": None, "shapes_seen": 0}, []),
+        ({"decode_kept": 0.625, "interleaved_s": 8.0}, ["kept 62% of their speed"]),
+        ({"shapes_seen": 2, "shapes_s": 0.5}, ["2 steps of a new shape took 0.50 s"]),
+    ],
+    ids=["none", "prompts beside answers", "new shapes"],
+)
+def test_debug_says_what_requests_cost_each_other(
+    figures: dict[str, Any], lines: list[str]
+) -> None:
+    shown = [line for _, found in traffic({"models": [{"name": "a", **figures}]}) for line in found]
+    assert len(shown) == len(lines)
+    assert all(part in line for part, line in zip(lines, shown, strict=True))

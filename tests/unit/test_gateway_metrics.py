@@ -38,6 +38,7 @@ ROW: dict[str, Any] = {
     "load_phases_s": {"spawn": 0.5},
     "running": ["a", "b"], "queued_per_class": {"batch": 4}, "paused": ["c"], "yielded": ["d", "e"],
     "quarantined": 1, "tokens_per_s": 80.5, "engine_s": 9.0, "repeated_s": 0.5, "steps": 77,
+    "interleaved_s": 8.0, "interleaved_decode_s": 5.0, "shapes_seen": 3, "shapes_s": 0.5,
     "phase": "decode", "phase_s": 0.25,
     **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
 }  # fmt: skip
@@ -282,6 +283,8 @@ def test_scrape_shows_the_status() -> None:
         "mlxsup_requests_running": 2, "mlxsup_requests_paused": 3,
         "mlxsup_requests_quarantined": 1, "mlxsup_tokens_per_second": 80.5,
         "mlxsup_engine_seconds_total": 9.0, "mlxsup_repeated_seconds_total": 0.5,
+        "mlxsup_interleaved_seconds_total": 8.0, "mlxsup_new_shapes_seconds_total": 0.5,
+        "mlxsup_interleaved_decode_seconds_total": 5.0, "mlxsup_new_shapes_total": 3,
         "mlxsup_steps_total": 77, "mlxsup_step_age_seconds": 0.25,
     }  # fmt: skip
     assert {name: seen.value(name, model="m") for name in expected} == expected

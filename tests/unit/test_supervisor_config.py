@@ -225,7 +225,7 @@ aging_s = "2m"
 min_run_s = 2.5
 max_parallel_prefills = 3
 parallel_loads = 2
-spare_workers = 1
+warm_workers = 1
 min_residency_s = 11
 swap = false
 swap_after_s = 12
@@ -248,6 +248,7 @@ idle_unload_s = "1.5m"
 load_stall_timeout_s = 9
 step_timeout_s = 8.5
 decode_stall_target_ms = 77
+decode_share = 0.25
 context_length = 4096
 deterministic = true
 memory = "0.25GiB"
@@ -301,7 +302,7 @@ queue_timeout_s = 0
 first_token_timeout_s = 0
 max_parallel_prefills = 1
 parallel_loads = 1
-spare_workers = 16
+warm_workers = 16
 [models."{name}"]
 engine = "fake"
 fake = {{ a = [1, "x", true, 1.5, {{ b = [{-(2**63)}] }}], deep = {{}} }}
@@ -309,6 +310,7 @@ max_concurrency = 1024
 idle_unload_s = 0
 context_length = {2**63 - 1}
 decode_stall_target_ms = 1
+decode_share = 0
 memory = 0
 wired = 0
 restart = {{ max_restarts = 0, stable_s = 0, backoff_initial_s = 2, backoff_max_s = 2 }}
@@ -316,6 +318,7 @@ sampling = {{ temperature = 0, top_p = 1, min_p = 0, top_k = 0 }}
 [models.mlxsup2]
 engine = "fake"
 path = "../b/../c"
+decode_share = 0.95
 wired = "off"
 presets.p.chat_template_kwargs = {{ x = "{"a.b... " * 50}" }}
 [models.home]
@@ -326,7 +329,7 @@ wired = "1GiB"
     core = config.core
     assert (core.max_queue, core.max_queue_per_client, core.max_queue_bytes) == (1, 1, 1)
     assert (core.drain_timeout_s, core.queue_timeout_s, core.first_token_timeout_s) == (0, 0, 0)
-    assert (core.max_parallel_prefills, core.parallel_loads, core.spare_workers) == (1, 1, 16)
+    assert (core.max_parallel_prefills, core.parallel_loads, core.warm_workers) == (1, 1, 16)
     first, second, third = config.models
     launch = first.launch
     assert (first.name, launch.path, launch.max_concurrency) == (name, "", 1024)

@@ -135,13 +135,13 @@ def test_a_given_budget_goes_before_that_of_the_machine(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "spare_bytes"), [("cpu", 256 * 2**20), ("metal", 256 * 2**20), ("cuda", 0)]
+    ("backend", "own_bytes"), [("cpu", 256 * 2**20), ("metal", 256 * 2**20), ("cuda", 0)]
 )
-def test_a_spare_process_takes_memory_unless_that_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, spare_bytes: int
+def test_a_prewarmed_worker_takes_memory_unless_that_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, own_bytes: int
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, backend)
-    assert desk.memory.settings_of(desk.config(budget=GIB)).spare_bytes == spare_bytes
+    assert desk.memory.settings_of(desk.config(budget=GIB)).prewarmed_bytes == own_bytes
     desk.logged()
 
 

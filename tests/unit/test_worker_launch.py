@@ -1,4 +1,4 @@
-"""Before the life of a worker: launch spec, command, log lines, spares; no process of its own."""
+"""Before the life of a worker: launch spec, command, log lines, prewarming; no process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.launch import SPARE_OPTION, LaunchSpec
+from mlxsup.protocol.launch import PREWARM_OPTION, LaunchSpec
 from mlxsup.protocol.log_format import LineFormatter
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
-from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec
+from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec, wait_for_spec
 from mlxsup.worker.engines.mlx import imports
 from mlxsup.worker.logs import LEVELS, configure
 from mlxsup.worker.parent_watch import ORPHANED_EXIT, OrphanedError
-from mlxsup.worker.spare import wait_for_spec
 
 from support.worker.turn_bench import make_spec
 
@@ -111,7 +110,7 @@ def test_each_key_takes_what_it_says(
 
 
 # ---------------------------------------------------------------- the command
-OTHER = [["x"], ["9"], ["--spare"], ["--spare", "x"], ["--spare", "-1"]]
+OTHER = [["x"], ["9"], ["--prewarm"], ["--prewarm", "x"], ["--prewarm", "-1"]]
 
 
 @pytest.mark.parametrize(
@@ -168,16 +167,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     return Started(monkeypatch)
 
 
-@pytest.mark.parametrize("is_spare", [False, True])
-def test_a_worker_guards_itself_before_it_lives(started: Started, is_spare: bool) -> None:
-    """A spare worker watches its input already when it gets its spec."""
-    assert worker_main.main([SPARE_OPTION, "9"] if is_spare else []) == 7
+@pytest.mark.parametrize("is_prewarmed", [False, True])
+def test_a_worker_guards_itself_before_it_lives(started: Started, is_prewarmed: bool) -> None:
+    """A prewarmed worker watches its input already when it gets its spec."""
+    assert worker_main.main([PREWARM_OPTION, "9"] if is_prewarmed else []) == 7
     assert started.done == [
         "prepare_process",
         "die_with_parent",
-        ("read", 0, 9) if is_spare else ("read", 0),
+        ("read", 0, 9) if is_prewarmed else ("read", 0),
         ("parent", 1),
-        *([] if is_spare else [("watch", 0)]),
+        *([] if is_prewarmed else [("watch", 0)]),
         ("log", "info", sys.stderr),
         ("life", SPEC),
     ]
@@ -257,9 +256,9 @@ def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
     assert log_line("said") == "said"
 
 
-# ---------------------------------------------------------------- spares
-class Spare:
-    """A spare worker on this thread, whose imports and whose end are only noted."""
+# ---------------------------------------------------------------- prewarmed workers
+class Prewarmed:
+    """A prewarmed worker on this thread, whose imports and whose end are only noted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spec_pipe, self.supervisor = os.pipe()
@@ -277,59 +276,61 @@ class Spare:
         return bool(select.select([self.ready], [], [], 0)[0])
 
     def end_supervisor(self) -> None:
-        """Close the supervisor's end, and check that the spare ends with it."""
+        """Close the supervisor's end, and check that the prewarmed ends with it."""
         os.close(self.supervisor)
         assert self.ended.get(timeout=60) == ORPHANED_EXIT == 1
 
 
 @pytest.fixture
-def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
-    made = Spare(monkeypatch)
+def prewarmed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prewarmed]:
+    made = Prewarmed(monkeypatch)
     yield made
     os.close(made.spec_pipe)
     os.close(made.ready)
 
 
-def test_a_spare_is_ready_when_everything_is_imported_and_gets_its_spec_E6(spare: Spare) -> None:
+def test_it_is_ready_when_everything_is_imported_and_gets_its_spec_E6(
+    prewarmed: Prewarmed,
+) -> None:
     seen: list[object] = []
 
     def look() -> None:
-        seen.extend([threading.get_ident(), spare.is_ready()])
+        seen.extend([threading.get_ident(), prewarmed.is_ready()])
         seen.extend(one.daemon for one in threading.enumerate() if one.name == "parent-watch")
 
-    spare.imports = look
-    os.write(spare.supervisor, SPEC.to_line())
-    assert spare.wait_for_spec() == SPEC
+    prewarmed.imports = look
+    os.write(prewarmed.supervisor, SPEC.to_line())
+    assert prewarmed.wait_for_spec() == SPEC
     assert seen == [threading.get_ident(), False, True], "MLX belongs to the thread that loads"
-    assert os.read(spare.ready, 16) == b"\0"
-    assert os.read(spare.ready, 16) == b"", "the pipe is still open"
-    os.write(spare.supervisor, b"input behind the spec is ignored")
+    assert os.read(prewarmed.ready, 16) == b"\0"
+    assert os.read(prewarmed.ready, 16) == b"", "the pipe is still open"
+    os.write(prewarmed.supervisor, b"input behind the spec is ignored")
     with pytest.raises(queue.Empty):
-        spare.ended.get(timeout=0.05)
-    spare.end_supervisor()
+        prewarmed.ended.get(timeout=0.05)
+    prewarmed.end_supervisor()
 
 
-def test_a_wrong_spec_is_refused_once_a_spare_is_ready(spare: Spare) -> None:
-    os.write(spare.supervisor, b"nonsense\n")
+def test_a_wrong_spec_is_refused_once_a_prewarmed_worker_is_ready(prewarmed: Prewarmed) -> None:
+    os.write(prewarmed.supervisor, b"nonsense\n")
     with pytest.raises(LaunchError, match="the launch spec on standard input is wrong"):
-        spare.wait_for_spec()
-    assert os.read(spare.ready, 16) == b"\0"
-    spare.end_supervisor()
+        prewarmed.wait_for_spec()
+    assert os.read(prewarmed.ready, 16) == b"\0"
+    prewarmed.end_supervisor()
 
 
 @pytest.mark.parametrize("ends_in_imports", [False, True])
-def test_a_failed_import_makes_no_ready_spare_and_it_ends_with_its_supervisor_E6(
-    spare: Spare, ends_in_imports: bool
+def test_a_failed_import_makes_it_never_ready_and_it_ends_with_its_supervisor_E6(
+    prewarmed: Prewarmed, ends_in_imports: bool
 ) -> None:
     def fail() -> None:
         if ends_in_imports:
-            spare.end_supervisor()
+            prewarmed.end_supervisor()
         raise ImportError("no MLX")
 
-    spare.imports = fail
+    prewarmed.imports = fail
     with pytest.raises(ImportError, match="no MLX"):
-        spare.wait_for_spec()
-    assert not spare.is_ready()
-    os.close(spare.ready_pipe)
+        prewarmed.wait_for_spec()
+    assert not prewarmed.is_ready()
+    os.close(prewarmed.ready_pipe)
     if not ends_in_imports:
-        spare.end_supervisor()
+        prewarmed.end_supervisor()

@@ -103,6 +103,23 @@ def test_a_step_says_what_it_cost_and_which_rows_left_before_it(bench: Bench) ->
     assert step.between_steps == 0
 
 
+def test_beats_say_what_prompts_cost_the_rows_beside_them_and_what_new_shapes_took(
+    bench: Bench,
+) -> None:
+    bench.start(A)  # nothing decodes yet
+    bench.give(x(A), took_s=9.0)
+    bench.turn()
+    bench.give(x(A), took_s=9.0, decode_s=9.0)  # nothing is read
+    bench.turn()
+    bench.start(B)
+    for took_s, decode_s in ((3.0, 1.0), (1.0, 1.0)):  # a chunk, and a step between two of them
+        bench.give(x(A), took_s=took_s, decode_s=decode_s, is_new_shape=took_s > 1.0)
+        bench.turn()
+    beat = bench.board.beat()
+    assert (beat.interleaved_s, beat.interleaved_decode_s) == (4.0, 2.0)
+    assert (beat.shapes_seen, beat.shapes_s) == (1, 3.0)
+
+
 @pytest.mark.parametrize(("cached", "told"), [(0, 0), (2, 2), (3, 3), (5, 3)])
 def test_the_first_token_says_how_it_was_picked_what_was_cached_and_how_long_the_rest_took(
     bench: Bench, cached: int, told: int

@@ -276,7 +276,7 @@ class Life:
             generation=self.generation,
             launch=self.launch,
             known_batching=self.known_batching,
-            spare=spare,
+            prewarmed=spare,
         )
         self.do(spawn)
 

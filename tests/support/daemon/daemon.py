@@ -76,8 +76,9 @@ class Daemon:
     def write_config(
         self, models: dict[str, dict[str, Any]], supervisor: dict[str, Any] | None = None
     ) -> None:
-        """Writes the configuration file."""
-        top = {"runtime_dir": f"{self.folder}/run", "log_dir": f"{self.logs}", **(supervisor or {})}
+        """Write the configuration file; without a warm pool, unless it is asked for."""
+        top = {"runtime_dir": f"{self.folder}/run", "log_dir": f"{self.logs}", "warm_workers": 0}
+        top |= supervisor or {}
         tables = {"supervisor": top} | {f'models."{name}"': e for name, e in models.items()}
         new = self.config.with_suffix(".new")
         new.write_text(toml_of(tables))

@@ -488,7 +488,11 @@ class MlxBatch:
             self._let_followers_go()
         took_s = self.clock() - started
         return StepResult(
-            tokens=taken, prefill=progress, took_s=took_s, decode_s=min(decode_s, took_s)
+            tokens=taken,
+            prefill=progress,
+            took_s=took_s,
+            decode_s=min(decode_s, took_s),
+            is_new_shape=self._pacer.is_first,
         )
 
     def _progress(self, uid: int, done: int, total: int, computed: int) -> RowPrefill:

@@ -146,7 +146,10 @@ class MlxEngine:
 
         report(LoadPhase.WEIGHTS, _IMPORTED)
         with mx.stream(self.stream):
-            model, config = load_lazily(folder)
+            width = _WEIGHTS_FOUND - _IMPORTED
+            model, config = load_lazily(
+                folder, lambda share: report(LoadPhase.WEIGHTS, _IMPORTED + width * share)
+            )
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)

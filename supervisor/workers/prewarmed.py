@@ -1,20 +1,23 @@
-"""Spare workers: started without a launch spec, and handed over to the model that needs one."""
+"""Prewarmed workers: started without a launch spec, and handed over to the model that needs one."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.launch import spare_argv
+from mlxsup.protocol.launch import prewarmed_argv
 
-from ..core.events import SpareEnded, SpareReady
+from ..core.events import PrewarmedEnded, PrewarmedReady
+from ..file_threads import LIMIT_S, FileThreads
 from .incarnation import Surroundings, write_record
 from .process import WorkerProcess, describe_exit
 
-RECORDED_AS = "(spare worker)"
+RECORDED_AS = "(prewarmed worker)"
 """In the record of live workers, instead of a model: no model can have this name."""
 
 KEPT_BYTES = 16 * 1024
@@ -24,8 +27,25 @@ END_LIMIT_S = 10.0
 """How long killed ones may take to be gone when the daemon ends."""
 
 
-class SpareUnit:
-    """One spare worker, until its exit or until a model takes it over.
+Installation = frozenset[tuple[str, int]]
+"""The packages, and Python itself, each with the time of its installation."""
+
+
+def find_installation() -> Installation:
+    """Return what a process that starts now would import.
+
+    Each installation of a package makes its `.dist-info` folder anew, even of the same version.
+    """
+    found = {("python", os.stat(sys.executable).st_mtime_ns)}
+    for folder in (path for path in sys.path if os.path.isdir(path)):
+        for name in os.listdir(folder):
+            if name.endswith(".dist-info"):
+                found.add((name, os.stat(os.path.join(folder, name)).st_mtime_ns))
+    return frozenset(found)
+
+
+class PrewarmedUnit:
+    """One prewarmed worker, until its exit or until a model takes it over.
 
     Args:
         around: what all workers share.
@@ -74,7 +94,7 @@ class SpareUnit:
             self._process.signal(signal.SIGKILL)
 
     async def live(self) -> None:
-        """Posts `SpareReady`, and `SpareEnded` if it ends before it was taken over."""
+        """Posts `PrewarmedReady`, and `PrewarmedEnded` if it ends before it was taken over."""
         try:
             if self._start():
                 await self._end()
@@ -89,18 +109,18 @@ class SpareUnit:
         try:
             self._ready_pipe, theirs = os.pipe()
             try:
-                argv = spare_argv(around.argv, theirs)
+                argv = prewarmed_argv(around.argv, theirs)
                 self._process = WorkerProcess.spawn(argv, b"", self._keep, inherited=[theirs])
             finally:
                 os.close(theirs)
         except OSError as error:
-            around.log.write("warning", "spare worker not started", error=error.strerror)
+            around.log.write("warning", "prewarmed worker not started", error=error.strerror)
             self._post_end()
             return False
         pid = self._process.pid
         asyncio.get_running_loop().add_reader(self._ready_pipe, self._on_ready, self._ready_pipe)
         write_record(around.log, lambda: around.record.add(RECORDED_AS, pid))
-        around.log.write("info", "spare worker started", pid=pid)
+        around.log.write("info", "prewarmed worker started", pid=pid)
         if self._is_killed:
             self.kill()
         return True
@@ -117,7 +137,7 @@ class SpareUnit:
         exit_code, _, name = describe_exit(process.exited.result())
         around.log.write(
             "warning" if not self._is_killed else "info",
-            "spare worker exited",
+            "prewarmed worker exited",
             pid=process.pid,
             **({"signal": name} if name else {"code": exit_code}),
         )
@@ -133,7 +153,7 @@ class SpareUnit:
         pid = self.pid
         if is_ready and pid is not None:
             now = self._around.now()
-            self._around.post(SpareReady(now=now, number=self._number, pid=pid))
+            self._around.post(PrewarmedReady(now=now, number=self._number, pid=pid))
 
     def _stop_listening(self) -> None:
         if self._ready_pipe is not None:
@@ -145,12 +165,12 @@ class SpareUnit:
         self._output = (self._output + data)[-KEPT_BYTES:]
 
     def _post_end(self) -> None:
-        ended = SpareEnded(now=self._around.now(), number=self._number)
+        ended = PrewarmedEnded(now=self._around.now(), number=self._number)
         asyncio.get_running_loop().call_soon(self._around.post, ended)
 
 
-class SpareUnits:
-    """All spare workers, each a task.
+class PrewarmedUnits:
+    """All prewarmed workers, each a task.
 
     Args:
         around: what all workers share.
@@ -159,7 +179,9 @@ class SpareUnits:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         # Bounded by the core, which counts them: one entry for each that lives and is nobody's.
-        self._units: dict[int, SpareUnit] = {}
+        self._units: dict[int, PrewarmedUnit] = {}
+        self._installations: dict[int, Installation | None] = {}
+        self._threads = FileThreads()
         self._lives: set[asyncio.Task[None]] = set()
 
     @property
@@ -169,14 +191,25 @@ class SpareUnits:
 
     def start(self, number: int, tasks: asyncio.TaskGroup) -> None:
         """Begins the life of one."""
-        self._units[number] = SpareUnit(self._around, number)
+        self._units[number] = PrewarmedUnit(self._around, number)
         life = tasks.create_task(self._live(number))
         self._lives.add(life)
         life.add_done_callback(self._lives.discard)
 
-    def get(self, number: int | None) -> SpareUnit | None:
+    def get(self, number: int | None) -> PrewarmedUnit | None:
         """The one with this number; None once it is gone or taken over."""
         return self._units.get(number) if number is not None else None
+
+    async def end_outdated(self, number: int | None) -> None:
+        """End the one with this number if packages were installed or removed since it began: it
+        would serve with those that it has imported."""
+        unit = self.get(number)
+        if unit is None or number is None:
+            return
+        before, now = self._installations.get(number), await self._look()
+        if before is None or before != now:
+            self._around.log.write("info", "prewarmed worker outdated", pid=unit.pid)
+            unit.kill()
 
     def kill(self, number: int) -> None:
         """Ends one."""
@@ -195,13 +228,22 @@ class SpareUnits:
         """Stops waiting for those that cannot be ended; returns how many there are."""
         left = self.pids
         for pid in left:
-            self._around.log.write("error", "spare worker left behind", pid=pid)
+            self._around.log.write("error", "prewarmed worker left behind", pid=pid)
         for life in self._lives:
             life.cancel()
         return len(left)
 
     async def _live(self, number: int) -> None:
         try:
+            self._installations[number] = await self._look()
             await self._units[number].live()
         finally:
             del self._units[number]
+            self._installations.pop(number, None)
+
+    async def _look(self) -> Installation | None:
+        """Return what is installed; None if that cannot be read."""
+        try:
+            return await self._threads.run(Path(sys.prefix), find_installation, limit_s=LIMIT_S)
+        except OSError:  # TimeoutError is one
+            return None

@@ -1,0 +1,295 @@
+"""The warm pool: prewarmed workers, which have imported everything and wait for a model to load.
+
+The core decides how many there are and which load takes one over; from then on it is that model's
+worker, and the pool no longer knows it. Their memory is counted, and they are the first to go when
+a model needs it.
+
+A dead one is replaced after a growing delay and never given up: if MLX cannot be imported, each
+load says so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .actions import EndPrewarmed, StartPrewarmed
+from .deadlines import Deadlines, Housekeeping
+from .lifecycle.states import Pending
+from .memory.planner import Urgency
+from .model import Model
+from .outbox import Outbox
+from .rows_memory import spare_bytes
+from .settings import CoreSettings
+
+ENGINE = "mlx"
+"""The engine that they have imported."""
+
+FREE_PART = 10
+"""`warm_workers = "auto"`: beside the prewarmed worker this part of the budget must be free."""
+
+AUTO_PAUSE_S = 60.0
+"""After it was ended because less is free, and before another is started: a model whose answers
+come and go would otherwise cost an import each time."""
+
+FIRST_DELAY_S = 1.0
+MOST_DELAY_S = 60.0
+"""After a death, until the next one is started; doubled each time in between."""
+
+STABLE_S = 60.0
+"""The death of one that has waited for this long starts the delay afresh."""
+
+
+class PrewarmedState(StrEnum):
+    """What a prewarmed worker does."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    ENDING = "ending"
+
+
+@dataclass(slots=True, kw_only=True)
+class Prewarmed:
+    """A prewarmed worker.
+
+    Attributes:
+        number: counts them.
+        state: what it does.
+        since: since when, monotonic seconds.
+        reserved_bytes: its part of the memory budget, until its exit is seen.
+        pid: of its process, once it waits.
+    """
+
+    number: int
+    state: PrewarmedState
+    since: float
+    reserved_bytes: int
+    pid: int | None = None
+
+
+class WarmPool:
+    """All prewarmed workers.
+
+    Args:
+        deadlines: where the time of the next attempt is kept.
+        outbox: takes the actions.
+    """
+
+    def __init__(self, deadlines: Deadlines, outbox: Outbox) -> None:
+        self._deadlines = deadlines
+        self._outbox = outbox
+        # Bounded by `warm_workers`, and those that are about to end.
+        self._workers: dict[int, Prewarmed] = {}
+        self._wanted = 0
+        self._started = 0
+        self._deaths_in_a_row = 0
+        self._retry_at: float | None = None
+        self._auto_pause_until = float("-inf")
+        self._measured_bytes: int | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Their part of the memory budget."""
+        return sum(worker.reserved_bytes for worker in self._workers.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids that are known."""
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+
+    def claimed_bytes(self, models: Iterable[Model], settings: CoreSettings) -> int:
+        """Return what they hold, or will once they are started."""
+        wanted = self._wanted if settings.warm_workers is None else settings.warm_workers
+        if not self._workers and not wanted:
+            return 0
+        wanted = wanted if _are_of_use(models) else 0
+        return max(self.reserved_bytes, wanted * self._next_bytes(settings))
+
+    # ------------------------------------------------------------ loads
+
+    def hand_over(self, model: Model) -> int | None:
+        """Return the number of the worker that a model takes over; None for a new process."""
+        worker = self._fit_for(model)
+        if worker is None:
+            return None
+        self._deaths_in_a_row = 0
+        return self._workers.pop(worker.number).number
+
+    def make_room(self, left_bytes: int, now: float, *, for_whom: Model | None = None) -> bool:
+        """End as few as are too many, those first that are not of use yet.
+
+        Args:
+            left_bytes: what the models leave of the budget, the one that is to be loaded included.
+            now: monotonic seconds.
+            for_whom: who is to be loaded: the worker that it takes over needs no extra room.
+
+        Returns:
+            True if they fit already; if not, they do once the exits have been seen.
+        """
+        kept = self._fit_for(for_whom) if for_whom is not None else None
+        others = [worker for worker in self._workers.values() if worker is not kept]
+        held_bytes = sum(worker.reserved_bytes for worker in others)
+        if held_bytes <= left_bytes:
+            return True
+        held_bytes -= sum(worker.reserved_bytes for worker in others if _is_ending(worker))
+        for worker in sorted(others, key=_usefulness):
+            if held_bytes > left_bytes and not _is_ending(worker):
+                held_bytes -= worker.reserved_bytes
+                self._end(worker, now)
+        return False
+
+    # ------------------------------------------------------------ what the shell saw
+
+    def is_ready(self, number: int, pid: int, now: float) -> None:
+        """Note that one has imported everything, and waits."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.state is PrewarmedState.STARTING:
+            worker.state, worker.since, worker.pid = PrewarmedState.WAITING, now, pid
+
+    def ended(self, number: int, now: float) -> None:
+        """Note that the process of one is gone, or could not be started."""
+        worker = self._workers.pop(number, None)
+        if worker is None or _is_ending(worker):
+            return
+        if worker.state is PrewarmedState.WAITING and now - worker.since >= STABLE_S:
+            self._deaths_in_a_row = 0
+        delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0**self._deaths_in_a_row)
+        self._deaths_in_a_row = min(self._deaths_in_a_row + 1, 16)
+        self._retry_at = now + delay_s
+        self._deadlines.set(Housekeeping.WARM_POOL, self._retry_at)
+
+    def measured(self, footprint_bytes: Mapping[int, int], settings: CoreSettings) -> bool:
+        """Correct what is reserved for them by what they were measured at.
+
+        Returns:
+            True if any holds more than was reserved for it.
+        """
+        if not settings.prewarmed_bytes:
+            return False
+        is_more = False
+        for worker in self._workers.values():
+            measured_bytes = footprint_bytes.get(worker.pid, 0) if worker.pid is not None else 0
+            if measured_bytes and worker.state is PrewarmedState.WAITING:
+                is_more = is_more or measured_bytes > worker.reserved_bytes
+                worker.reserved_bytes = self._measured_bytes = measured_bytes
+        return is_more
+
+    # ------------------------------------------------------------ now and then
+
+    def settle(
+        self, models: Iterable[Model], settings: CoreSettings, now: float, *, is_ending: bool
+    ) -> None:
+        """Start one if it is missing and nothing loads; end those that are too many."""
+        if not self._workers and settings.warm_workers == 0:
+            return
+        everybody = list(models)
+        self._wanted = 0 if is_ending else self._find_wanted(everybody, settings, now)
+        staying = [worker for worker in self._workers.values() if not _is_ending(worker)]
+        for worker in sorted(staying, key=_usefulness)[: max(0, len(staying) - self._wanted)]:
+            self._end(worker, now)
+        if len(staying) < self._wanted and self._may_start(everybody, settings, now):
+            self._start(settings, now)
+
+    def status(self, settings: CoreSettings, now: float) -> dict[str, Any]:
+        """Return what the status says about them."""
+        is_waiting = self._retry_at is not None and now < self._retry_at
+        return {
+            "setting": "auto" if settings.warm_workers is None else settings.warm_workers,
+            "wanted": self._wanted,
+            "retry_in_s": self._retry_at - now if self._retry_at and is_waiting else None,
+            "workers": [
+                {
+                    "pid": worker.pid,
+                    "state": worker.state.value,
+                    "since_s": now - worker.since,
+                    "reserved_bytes": worker.reserved_bytes,
+                }
+                for worker in self._workers.values()
+            ],
+        }
+
+    # ------------------------------------------------------------ inside
+
+    def _find_wanted(self, models: list[Model], settings: CoreSettings, now: float) -> int:
+        """Return how many there should be; one, or none, if the configuration leaves it open."""
+        if not _are_of_use(models):
+            return 0
+        if settings.warm_workers is not None:
+            return settings.warm_workers
+        if now < self._auto_pause_until:
+            return 0
+        if self._has_plenty(models, settings, now):
+            return 1
+        if self._wanted:
+            self._auto_pause_until = now + AUTO_PAUSE_S
+        return 0
+
+    def _has_plenty(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
+        """True if the models need so little of the budget that a load, or longer answers, would
+        find enough beside a prewarmed worker."""
+        budget, own_bytes = settings.budget, self._next_bytes(settings)
+        if budget is None or not own_bytes:
+            return True
+        needed_bytes = sum(model.life.reserved_bytes - spare_bytes(model, now) for model in models)
+        least_bytes = own_bytes + budget.whole_bytes // FREE_PART
+        return not budget.is_short and needed_bytes + least_bytes <= budget.size_bytes
+
+    def _fit_for(self, model: Model) -> Prewarmed | None:
+        if model.life.settings.launch.engine != ENGINE:
+            return None
+        waiting = (one for one in self._workers.values() if one.state is PrewarmedState.WAITING)
+        return next(waiting, None)
+
+    def _may_start(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
+        """True if the next may start: not beside another start, nor a load, nor a wait for one."""
+        if any(worker.state is not PrewarmedState.WAITING for worker in self._workers.values()):
+            return False
+        if self._retry_at is not None and now < self._retry_at:
+            return False
+        if any(model.life.is_loading or _waits_for_load(model) for model in models):
+            return False
+        if settings.budget is None:
+            return True
+        reserved_bytes = sum(model.life.reserved_bytes for model in models) + self.reserved_bytes
+        return reserved_bytes + self._next_bytes(settings) <= settings.budget.size_bytes
+
+    def _next_bytes(self, settings: CoreSettings) -> int:
+        """Return what is reserved for the next one: as much as the latest was measured at."""
+        return settings.prewarmed_bytes if self._measured_bytes is None else self._measured_bytes
+
+    def _start(self, settings: CoreSettings, now: float) -> None:
+        self._started += 1
+        self._workers[self._started] = Prewarmed(
+            number=self._started,
+            state=PrewarmedState.STARTING,
+            since=now,
+            reserved_bytes=self._next_bytes(settings),
+        )
+        self._outbox.add(StartPrewarmed(number=self._started))
+
+    def _end(self, worker: Prewarmed, now: float) -> None:
+        worker.state, worker.since = PrewarmedState.ENDING, now
+        self._outbox.add(EndPrewarmed(number=worker.number))
+
+
+def _are_of_use(models: Iterable[Model]) -> bool:
+    return any(model.life.settings.launch.engine == ENGINE for model in models)
+
+
+def _is_ending(worker: Prewarmed) -> bool:
+    return worker.state is PrewarmedState.ENDING
+
+
+def _usefulness(worker: Prewarmed) -> tuple[bool, int]:
+    """Return a key that sorts those that are not ready first, and the newest first of each kind."""
+    return worker.state is PrewarmedState.WAITING, -worker.number
+
+
+def _waits_for_load(model: Model) -> bool:
+    """True if it waits for its turn, or for memory that a request or a load needs it to have."""
+    phase = model.life.phase
+    if not isinstance(phase, Pending) or phase.fetching is not None:
+        return False
+    return phase.lack is None or model.urgency is not Urgency.NOBODY
