@@ -78,7 +78,7 @@ class Core:
         models: every entry, in the order of the file.
         facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
-        is_strict: raise if the table has no rule (tests) instead of ending that one life.
+        is_strict: raise at an impossible transition (tests) instead of ending that one life.
         gateway: where the gateway listens; None: there is none.
 
     Attributes:
@@ -145,7 +145,7 @@ class Core:
         """Handles one event and returns what to do about it, in order.
 
         Raises:
-            ImpossibleTransitionError: a bug in the table, only if the core is strict.
+            ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
         """
         self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)

@@ -31,36 +31,34 @@ from .health.watchdog import Alarm
 from .invariants import check_fleet
 from .journal import last_moments, model_changed, worker_died
 from .leasing import Leasing
-from .lifecycle.effects import (
+from .lifecycle.exits import weigh
+from .lifecycle.life import Life
+from .lifecycle.states import Stopping
+from .lifecycle.transitions import ImpossibleTransitionError, apply
+from .lifecycle.triggers import (
+    Broke,
     Changed,
+    Died,
     DownWaitersEnd,
+    Drained,
+    Due,
     Erased,
+    GivenUp,
+    HitBug,
+    Hurry,
     Outcome,
     QueueEnds,
     RowsLeave,
     RunningEnds,
     RunningLost,
-    UpWaitersEnd,
-)
-from .lifecycle.life import Life
-from .lifecycle.on_exit import weigh
-from .lifecycle.states import Stopping
-from .lifecycle.table import ImpossibleTransitionError, apply
-from .lifecycle.triggers import (
-    Broke,
-    Died,
-    Drained,
-    Due,
-    GivenUp,
-    HitBug,
-    Hurry,
     Stalled,
     Suspended,
     Trigger,
+    UpWaitersEnd,
     WantDown,
     WantUp,
+    words_of,
 )
-from .lifecycle.words import words_of
 from .load_looks import LoadLooks
 from .memory.need import Need
 from .model import WATCHED, Model
@@ -88,7 +86,7 @@ class Fleet:
         deadlines: where the times of models are kept.
         outbox: takes the actions.
         random: draws the jitter of restarts.
-        is_strict: raise if the table has no rule.
+        is_strict: raise at an impossible transition.
 
     Attributes:
         settings: the `[supervisor]` table as it was last read.
@@ -231,11 +229,11 @@ class Fleet:
     # ------------------------------------------------------------ one model
 
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
-        """Applies a trigger to a model's life and carries out what follows by the table.
+        """Applies a trigger to a model's life and carries out what follows.
 
         Raises:
-            ImpossibleTransitionError: the table has no rule, if this is strict; otherwise that
-                one life ends as FAILED(internal), and the story is logged.
+            ImpossibleTransitionError: the state has no case for it, if this is strict; otherwise
+                that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
         self.head_room.stir()
@@ -290,7 +288,7 @@ class Fleet:
                 pass
 
     def bury(self, model: Model, died: Died, now: float) -> None:
-        """Judges what the end of a process says about its requests, and lets the table decide; the
+        """Judges what the end of a process says about its requests, and applies it; the
         story, the journal and the watchers get what was decided and why (F10)."""
         evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.running.values())

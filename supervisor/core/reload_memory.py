@@ -11,9 +11,9 @@ from typing import Any
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Wanted
 
-from .lifecycle.effects import Erased
 from .lifecycle.life import Life
-from .lifecycle.table import apply
+from .lifecycle.transitions import apply
+from .lifecycle.triggers import Erased
 from .memory.need import Need
 from .memory.planner import Refuse, Resident, Standing, Urgency, Wish, give_back, plan
 from .memory.raising import bounded

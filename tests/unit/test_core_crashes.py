@@ -15,7 +15,7 @@ from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.health.blame import Evidence
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
-from mlxsup.supervisor.core.lifecycle.on_exit import weigh
+from mlxsup.supervisor.core.lifecycle.exits import weigh
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
 from mlxsup.supervisor.core.worker_events import last_words

@@ -28,7 +28,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle.load_times import LoadTimes
-from mlxsup.supervisor.core.lifecycle.table import ImpossibleTransitionError
+from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry

@@ -1,6 +1,6 @@
 """One model's worker over all its generations: what is true of it, and how that may change.
 
-Only the rules of the transition table (`table.py`) change a life.
+Only `transitions.py` changes a life.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
 from ..memory.need import Need
 from ..settings import ModelSettings
-from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
-from .files import UNSEEN, Files
 from .load_times import NO_LOAD, LoadTimes
 from .restart_policy import RestartPolicy
 from .states import (
@@ -41,6 +39,7 @@ from .states import (
     StopStage,
     Swapping,
 )
+from .triggers import Changed, DownWaitersEnd, Outcome, QueueEnds, UpWaitersEnd
 
 NEVER_SPAWNED = Generation(0)
 STORY_LENGTH = 200
@@ -51,6 +50,36 @@ KILL_LIMIT_S_PER_GB = 0.5
 
 DUMP_GRACE_S = 0.5
 """How long a stalled worker has to print its stacks before it is killed."""
+
+FILES_COUNT_FOR_S = 5.0
+"""What was found of files is believed for so long; no folder is looked at more often than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What is known of the files that a process has loaded: whether it could load them again.
+
+    Attributes:
+        is_being_seen: whether the shell is looking at them now.
+        seen_at: when the latest answer came, monotonic seconds; None before the first.
+        change: what had changed since they were loaded, a phrase; empty if nothing had.
+    """
+
+    is_being_seen: bool = False
+    seen_at: float | None = None
+    change: str = ""
+
+    def may_be_asked(self, now: float) -> bool:
+        """True if what was found is too old, and the shell is not looking."""
+        return not self.is_being_seen and not self.is_fresh(now)
+
+    def is_fresh(self, now: float) -> bool:
+        """True if what was found last may be believed."""
+        return self.seen_at is not None and now < self.seen_at + FILES_COUNT_FOR_S
+
+
+UNSEEN = Files()
+"""The shell has not looked at them since the process was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +271,10 @@ class Life:
             self.keep_books()
         return self.reserved_bytes != before
 
-    # ------------------------------------------------------------ used by the rules
+    # ------------------------------------------------------------ used by the transitions
 
     def enter(self, phase: Phase, note: str = "") -> None:
-        """Changes the state along the table's edges."""
+        """Change the state along the edges of `LEAVES_TO`."""
         assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
         self.load_times = self.load_times.ended(phase.since)
         self.phase = phase
@@ -309,6 +338,34 @@ class Life:
             self.do(UpWaitersEnd(error=error))
         self.wanted = wanted
         self.why = why
+
+    def join(self, why: Why) -> None:
+        """Want it up, for a reason that does not replace the one that it comes up for."""
+        self.want(Wanted.UP, self.why if self.wanted is Wanted.UP else why)
+
+    def remove(self, error: RemoteError) -> None:
+        """Want it gone once its process has ended; the error answers its requests."""
+        self.want(Wanted.GONE, Why.RELOAD)
+        self.removal = error
+        self.do(QueueEnds(error=error))
+
+    def adopt(self, settings: ModelSettings) -> bool:
+        """Adopt an entry, and return whether a live process must be replaced by a new one."""
+        is_other_launch = settings.launch != self.settings.launch
+        if settings != self.settings:
+            self.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
+        if self.settings.pinned and not self.has_process:
+            self.reserved_bytes = 0  # it was reserved for the pin
+        self.settings = settings
+        self.restarts.settings = settings.restart
+        self.removal = None
+        self.keep_books()
+        return is_other_launch or self.wanted is Wanted.GONE
+
+    def release_memory(self) -> None:
+        """Reserve no more than a pinned model always has."""
+        self.reserved_bytes = 0
+        self.keep_books()
 
     def stop(
         self,

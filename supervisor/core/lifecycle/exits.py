@@ -1,4 +1,4 @@
-"""Decides what follows the end of a process; nothing else does.
+"""What the end of a process means: what it says about its requests, and what follows for the model.
 
 The same error in two loads in a row is permanent, because most of what a load raises follows from
 the files; lack of memory, faults of the GPU and signals depend on the neighbours and are tried
@@ -18,7 +18,6 @@ from mlxsup.protocol.states import ExitReason, Wanted
 from ..errors import cut_off, load_failed, model_failed
 from ..health.blame import Evidence
 from ..health.death_cause import Cause
-from .effects import DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
 from .life import LastExit, Life
 from .restart_policy import GiveUp
 from .states import (
@@ -28,14 +27,21 @@ from .states import (
     Failed,
     Lack,
     Pending,
-    Phase,
     Ready,
     StopCause,
     Stopped,
     Stopping,
     Swapping,
 )
-from .triggers import Died, GivenUp
+from .triggers import (
+    Died,
+    DownWaitersEnd,
+    Erased,
+    GivenUp,
+    QueueEnds,
+    RunningLost,
+    UpWaitersEnd,
+)
 
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
@@ -57,8 +63,9 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IG
 # ---------------------------------------------------------------- what follows an exit
 
 
-def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
-    """Decides what follows the end of a process; nothing else does."""
+def died(life: Life, trigger: Died, now: float) -> None:
+    """Decide what follows the end of a process; nothing else does."""
+    phase = life.phase
     stopping = ending_of(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
@@ -137,7 +144,7 @@ def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> No
     life.enter_after_exit(Pending(since=now, lack=lack), text)
 
 
-def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
+def given_up(life: Life, trigger: GivenUp, now: float) -> None:
     """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
     cause = trigger.text
     failed = load_failed(life.name, cause, is_retryable=False)
@@ -156,7 +163,7 @@ def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
     life.abandon()
 
 
-def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
+def ended_at_last(life: Life, trigger: Died, now: float) -> None:
     """A process that had been given up has exited: the model is as free as any other."""
     life.exited(
         LastExit(
