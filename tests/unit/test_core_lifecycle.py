@@ -176,7 +176,8 @@ RULES: dict[str, tuple[str, str]] = {
         "STOPPED", "load; unload -> signals=[] & STOPPING; spawned -> signals=[TERM]",
     ),
     "a process without a pid is waited for beyond all limits": (
-        "STOPPED", "load; unload; wait 100 -> STOPPING; spawned pid=9 -> signals=[KILL]",
+        "STOPPED", "load; unload; wait 100 -> STOPPING; spawned pid=9 -> signals=[KILL];"
+        " wait 9.9 -> STOPPING; wait 0.2 -> FAILED",
     ),
     "an unload ends who waits for a restart": (
         "READY",

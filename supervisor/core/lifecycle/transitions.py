@@ -421,6 +421,8 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
                 life.phase = replace(phase, is_restart=True)
         case HasPid(pid=pid):
             life.pid = pid
+            # The limit counts from the signal, which could not be sent before.
+            life.phase = replace(phase, escalates_at=now + life.limit_s(phase.stage))
             life.tell_to_end(phase.stage)
         case Due() | Hurry():
             stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
