@@ -43,6 +43,7 @@ from .actions import (
 )
 from .appraising import Appraising
 from .attaching import Attaching
+from .dry_run import forecast
 from .endings import Endings
 from .errors import (
     duplicate_id,
@@ -60,7 +61,6 @@ from .events import (
     LaunchAppraised,
 )
 from .fleet import Fleet
-from .forecast import forecast
 from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
 from .load_options import check_context, check_room, launch_asked_for, refuse_dry

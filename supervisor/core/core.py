@@ -16,9 +16,9 @@ from mlxsup.protocol.ids import RequestKey
 from .actions import Action, Finish, WakeAt
 from .appraising import Appraising
 from .attaching import Attaching
-from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
+from .dry_run import foreseen_memory
 from .endings import Endings
 from .events import (
     Appraised,
@@ -50,23 +50,23 @@ from .events import (
 )
 from .fleet import Fleet
 from .gateway import Gateway
-from .giving_back import GivingBack
 from .leasing import Leasing
 from .lifecycle.triggers import FilesDoubted
+from .loaded_models import overshoot_bytes
 from .log_level import WorkerLogLevel
+from .memory_pressure import MemoryPressure
 from .metering import Meter
 from .outbox import Outbox
 from .outline import Outline, outline_of
 from .pausing import Pausing
 from .reload import changed_settings, differences, ends_process, foreseen
-from .reload_memory import foreseen_memory
 from .requests.ledger import Ledger
-from .residents import overshoot_bytes
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
 from .spares import Spares
 from .status import Daemon
+from .swapping import may_have_been_restored
 from .worker_events import WorkerEvents
 
 
@@ -137,7 +137,7 @@ class Core:
         self._workers = WorkerEvents(
             self.fleet, serving, leasing, self._appraising, self._attaching, log_level
         )
-        self._giving_back = GivingBack(self.fleet, self.outbox)
+        self._memory_pressure = MemoryPressure(self.fleet, self.outbox)
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -278,9 +278,9 @@ class Core:
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
-            if self.fleet.head_room.sampled(model, event.now):
+            if self.fleet.kv_budget.sampled(model, event.now):
                 self.fleet.touch(model)
-        self._giving_back.sampled(event.reading, event.now)
+        self._memory_pressure.sampled(event.reading, event.now)
         if self._spares.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()
 
@@ -294,7 +294,7 @@ class Core:
         if event.is_dry and event.caller is not None:
             self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
             return
-        settings = self._giving_back.after_reload(event.settings)
+        settings = self._memory_pressure.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
         self._appraising.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)

@@ -26,10 +26,10 @@ from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
-from .head_room import HeadRoom
 from .health.watchdog import Alarm
 from .invariants import check_fleet
 from .journal import last_moments, model_changed, worker_died
+from .kv_budget import KvBudget
 from .leasing import Leasing
 from .lifecycle.exits import weigh
 from .lifecycle.life import Life
@@ -59,7 +59,7 @@ from .lifecycle.triggers import (
     WantUp,
     words_of,
 )
-from .load_looks import LoadLooks
+from .load_scheduler import LoadScheduler
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
@@ -93,7 +93,7 @@ class Fleet:
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        head_room: what the rows of each may take.
+        kv_budget: what the rows of each may take.
         downloads: of what they lack.
     """
 
@@ -114,7 +114,7 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
-        self.head_room = HeadRoom(outbox, spares)
+        self.kv_budget = KvBudget(outbox, spares)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self.spares = spares
@@ -128,8 +128,8 @@ class Fleet:
         self._is_strict = is_strict
         ledger = serving.ledger
         self.downloads = Downloads(outbox, self.trigger)
-        self._loads = LoadLooks(
-            self.head_room, spares, self.downloads, ledger, self.trigger, self._end_drains
+        self._loads = LoadScheduler(
+            self.kv_budget, spares, self.downloads, ledger, self.trigger, self._end_drains
         )
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
@@ -236,7 +236,7 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.head_room.stir()
+        self.kv_budget.stir()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -300,7 +300,7 @@ class Fleet:
         if entry is not None:
             self._outbox.record(entry, now)
         if verdict.is_tried_again:
-            self.head_room.others_give_back(model, self.by_name, now)
+            self.kv_budget.others_give_back(model, self.by_name, now)
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
 
@@ -312,9 +312,9 @@ class Fleet:
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.head_room.is_stirred or self._leasing.has_news:
+        if self._touched or self.kv_budget.is_stirred or self._leasing.has_news:
             self._loads.settle(self.by_name, self._touched, self.settings, now)
-            for one in self.head_room.settle(self.by_name, self.settings, now):
+            for one in self.kv_budget.settle(self.by_name, self.settings, now):
                 self.touch(one)
             for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
                 self.touch(reader)

@@ -15,10 +15,10 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
 
 from .errors import does_not_fit
+from .loaded_models import residents_of
 from .memory.need import Need
-from .memory.planner import Refuse, Resident, Standing, Urgency, Wish, plan
+from .memory.planner import LoadRequest, Refuse, Resident, Standing, Urgency, plan
 from .model import Model
-from .residents import residents_of
 from .settings import CoreSettings
 
 
@@ -100,7 +100,7 @@ def check_room(
     ]
     whole_bytes = settings.budget.whole_bytes
     needed_bytes = need.unraised_bytes
-    wish = Wish(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
+    wish = LoadRequest(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
     verdict = plan(wish, residents, budget_bytes=whole_bytes, now=now)
     if isinstance(verdict, Refuse):
         raise does_not_fit(

@@ -23,10 +23,10 @@ from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .keep_alive import stays_s
 from .lifecycle.life import Life
-from .lifecycle.states import Ready
-from .memory.head_room import RowBudget
+from .lifecycle.states import Lack, Pending, Ready
 from .memory.planner import Urgency
 from .memory.residency import Residency
+from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
 from .requests.line import MayRun
 from .requests.queue import Queue
@@ -193,6 +193,12 @@ class Model:
         """How many requests may run at once."""
         limit = self.life.launch.max_concurrency
         return limit if self.blame.rows is None else min(limit, self.blame.rows)
+
+    @property
+    def lack(self) -> Lack | None:
+        """The memory that it waits for; None if it does not."""
+        phase = self.life.phase
+        return phase.lack if isinstance(phase, Pending) else None
 
     @property
     def on_turn(self) -> Request | None:

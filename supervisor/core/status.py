@@ -9,8 +9,10 @@ from typing import Any
 from mlxsup.protocol.states import PendingReason, State, WaitReason, Why
 
 from .gateway import Gateway
+from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
+from .loaded_models import overshoot_bytes
 from .memory.budget import Budget
 from .model import Model
 from .queue_status import (
@@ -22,8 +24,6 @@ from .queue_status import (
     yielded_ids,
 )
 from .requests.ledger import Ledger
-from .residents import overshoot_bytes
-from .rows_memory import bytes_to_load, longest_stream
 
 SCHEMA_VERSION = 1
 

@@ -36,6 +36,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
+from .kv_budget import longest_stream
 from .leasing import Leasing
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
@@ -50,10 +51,9 @@ from .lifecycle.triggers import (
     Progressed,
 )
 from .log_level import WorkerLogLevel
-from .memory.given import loaded_problem
+from .memory.need import loaded_problem
 from .memory.residency import Residency
 from .model import Model
-from .rows_memory import longest_stream
 from .serving import Serving
 
 MAX_LAST_WORDS = 200
@@ -230,7 +230,7 @@ class WorkerEvents:
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
         model.heartbeat = message
-        if self._fleet.head_room.beat(model, message):
+        if self._fleet.kv_budget.beat(model, message):
             self._fleet.touch(model)
         if model.watch is not None:
             model.watch.beat(message, len(model.held), now)

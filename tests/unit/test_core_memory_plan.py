@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.memory.change import (
+from mlxsup.supervisor.core.memory.fit import (
+    Candidate,
     Change,
     LoadOnRequest,
     LowerContext,
@@ -20,23 +21,26 @@ from mlxsup.supervisor.core.memory.change import (
     Unpin,
     apply_change,
     find_change,
+    make_plan,
+    pins_problem,
     required_bytes,
 )
-from mlxsup.supervisor.core.memory.pins import pins_problem
-from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
 from mlxsup.supervisor.core.memory.planner import (
     Admit,
     Evict,
+    Fits,
+    FitsWithout,
+    LoadRequest,
+    NoRoom,
     Refuse,
     Resident,
     Standing,
     Urgency,
     Verdict,
     Wait,
-    Wish,
+    find_room,
     plan,
 )
-from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -60,7 +64,7 @@ def held(name: ModelName, gib: float, standing: Standing, used_at: float = 0.0) 
 
 def verdict(needs_gib: int, *residents: Resident) -> Verdict:
     """What follows for a model that needs so many GiB of eight."""
-    wish = Wish(name=NEW, needed_bytes=needs_gib * GIB, urgency=Urgency.REQUEST)
+    wish = LoadRequest(name=NEW, needed_bytes=needs_gib * GIB, urgency=Urgency.REQUEST)
     return plan(wish, residents, budget_bytes=8 * GIB, now=NOW)
 
 
@@ -117,7 +121,7 @@ def test_any_verdict_keeps_the_rules_H9_I2(
     needed: int, urgency: Urgency, others: Sequence[Resident], budget: int
 ) -> None:
     found = plan(
-        Wish(name=NEW, needed_bytes=needed, urgency=urgency),
+        LoadRequest(name=NEW, needed_bytes=needed, urgency=urgency),
         others,
         budget_bytes=budget,
         now=NOW,
@@ -440,7 +444,7 @@ def test_plan_and_planner_evict_the_same_models(
     ]
     if sum(one.reserved_bytes for one in residents) > size * GIB:
         return  # the pinned ones alone are refused at the start
-    wish = Wish(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
+    wish = LoadRequest(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
     verdict, place = plan(wish, residents, budget_bytes=size * GIB, now=0.0), placements[-1]
     if place.missing_bytes:
         assert isinstance(verdict, Refuse)

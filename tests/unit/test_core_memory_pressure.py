@@ -17,13 +17,7 @@ from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
 from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
-from mlxsup.supervisor.core.memory.pressure import (
-    CALM_S,
-    STEPS,
-    Reading,
-    Squeeze,
-    squeezed,
-)
+from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Reading, Squeeze, squeezed
 
 from support.core.looks import ALICE
 from support.core.memory import (

@@ -1,6 +1,6 @@
 """Decides whether a model may be loaded now: who goes for it, what it waits for, or why it cannot.
 
-`core/loading.py` turns a verdict into triggers, and `load --dry-run` only shows it.
+`load_scheduler.py` turns a verdict into triggers, and `load --dry-run` only shows it.
 
 A verdict carries its sentence, so that status, events, notices and errors say the same. While the
 models leave that go for one that waits, its need counts as taken for all others.
@@ -9,7 +9,7 @@ models leave that go for one that waits, its need counts as taken for all others
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -17,8 +17,113 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
-from .room import Fits, FitsWithout, Room, find_room
-from .sentences import holds_up, is_or_are, needs
+
+def listed(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *front, last = names
+    return f"{', '.join(front)} and {last}" if front else last
+
+
+def is_or_are(names: Iterable[str]) -> str:
+    """The names with their verb: `a is`, `a and b are`."""
+    found = list(names)
+    return f"{listed(found)} {'is' if len(found) == 1 else 'are'}"
+
+
+def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> str:
+    """What a load waits for.
+
+    Args:
+        busy: models, and why they stay until their answers have ended; an empty reason is none.
+        pinned: models that hold more than they keep for good, and how much that is in all.
+    """
+    why = [f"{is_or_are(busy)} busy"] if busy else []
+    why += [
+        f"{name} stays loaded until its answers are complete, because {reason}"
+        for name, reason in busy.items()
+        if reason
+    ]
+    why += [
+        f"{name} is pinned and holds {size_text(size)} for now" for name, size in pinned.items()
+    ]
+    return "; ".join(why)
+
+
+def needs(needed_bytes: int, free_bytes: int) -> str:
+    """How a sentence about a model that has to wait begins."""
+    return f"needs {size_text(needed_bytes)}; {size_text(max(free_bytes, 0))} is free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """There is room.
+
+    Attributes:
+        spare_bytes: what is left afterwards.
+    """
+
+    spare_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitsWithout:
+    """There is room once these have gone.
+
+    Attributes:
+        models: who must go; leaving out any one of them is not enough.
+        spare_bytes: what is left afterwards.
+    """
+
+    models: tuple[ModelName, ...]
+    spare_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """There is no room even if everyone goes who may.
+
+    Attributes:
+        missing_bytes: what is missing then.
+    """
+
+    missing_bytes: int
+
+
+Room = Fits | FitsWithout | NoRoom
+
+
+def find_room(
+    needed_bytes: int,
+    *,
+    budget_bytes: int,
+    reserved: Mapping[ModelName, int],
+    may_go: Sequence[ModelName],
+) -> Room:
+    """Whether a model fits.
+
+    Args:
+        needed_bytes: what it needs.
+        budget_bytes: what all models may take together.
+        reserved: what is reserved for each model that is there; not for the one that asks.
+        may_go: those of them that may go, whoever should go first at the beginning.
+    """
+    free = budget_bytes - sum(reserved.values())
+    if needed_bytes <= free:
+        return Fits(spare_bytes=free - needed_bytes)
+    going: list[ModelName] = []
+    for model in may_go:
+        going.append(model)
+        free += reserved[model]
+        if needed_bytes <= free:
+            break
+    else:
+        return NoRoom(missing_bytes=needed_bytes - free)
+    # A large one that goes late may have made an earlier one's going needless.
+    for model in reversed(going[:-1]):
+        if needed_bytes <= free - reserved[model]:
+            going.remove(model)
+            free -= reserved[model]
+    return FitsWithout(models=tuple(going), spare_bytes=free - needed_bytes)
 
 
 class Urgency(Enum):
@@ -86,7 +191,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class LoadRequest:
     """A model that is to be loaded.
 
     Attributes:
@@ -187,7 +292,7 @@ Verdict = Admit | GiveBack | Evict | Swap | Wait | Refuse
 
 
 def plan(
-    wish: Wish,
+    wish: LoadRequest,
     residents: Iterable[Resident],
     *,
     budget_bytes: int,
@@ -256,7 +361,7 @@ def give_back(residents: Iterable[Resident], *, budget_bytes: int) -> tuple[Mode
 # ---------------------------------------------------------------- inside
 
 
-def _never(wish: Wish, fixed: list[Resident], budget_bytes: int) -> Wait | Refuse:
+def _never(wish: LoadRequest, fixed: list[Resident], budget_bytes: int) -> Wait | Refuse:
     size = f"needs {size_text(wish.needed_bytes)}"
     budget = size_text(budget_bytes)
     if wish.needed_bytes > budget_bytes:
@@ -275,7 +380,7 @@ def _never(wish: Wish, fixed: list[Resident], budget_bytes: int) -> Wait | Refus
 
 
 def _later(
-    wish: Wish,
+    wish: LoadRequest,
     short: str,
     staying: dict[ModelName, int],
     idle: list[Resident],
@@ -319,7 +424,7 @@ class _Turns:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: LoadRequest,
         short: str,
         staying: dict[ModelName, int],
         others: dict[ModelName, Resident],

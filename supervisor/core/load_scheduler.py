@@ -1,23 +1,25 @@
 """Decides which models may load: `parallel_loads` at a time, within the memory budget.
 
-`next_steps` looks at everybody who waits for a load, in order, and returns triggers: turns,
-refusals, and evictions that make room. It remembers nothing: who waits for memory, since when and
-why, is part of the phase.
+`next_steps` looks at all models that wait for a load, in order, and returns triggers: turns,
+refusals, and evictions that make room. It remembers nothing: which models wait for memory, since
+when and why, is part of the phase. `LoadScheduler` asks it when anything has changed that this
+depends on, and for as long as a model waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Why
+from mlxsup.protocol.states import State, Why
 from mlxsup.protocol.text import size_text
 
-from .changed_files import must_be_compared
+from .downloads import Downloads
 from .errors import does_not_fit
-from .giving_way import are_rows_leaving, who_gives_way
-from .lifecycle.states import Shortage, Swapping
+from .kv_budget import KvBudget, longest_stream
+from .lifecycle.life import Life
+from .lifecycle.states import Lack, Pending, Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
     FilesDoubted,
@@ -30,7 +32,7 @@ from .lifecycle.triggers import (
     Turn,
     WantDown,
 )
-from .load_turns import LoadTurns
+from .loaded_models import residents_of
 from .memory.planner import (
     Admit,
     Evict,
@@ -43,17 +45,97 @@ from .memory.planner import (
     Verdict,
     Wait,
     give_back,
+    needs,
     plan,
 )
-from .memory.sentences import needs
 from .model import Model
-from .pending import as_trigger, is_unwanted, pending, turn_order, wait_for, waits_for_load
+from .preemption import are_rows_leaving, who_gives_way
+from .requests.ledger import Ledger
 from .requests.line import MayRun
-from .residents import residents_of
 from .settings import CoreSettings
-from .shortage import goes_for_shortage, lasts, shortage_text
 from .spares import Spares
-from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
+from .swapping import (
+    goes_for_shortage,
+    highest_class,
+    is_still_wanted,
+    lasts,
+    load_request_of,
+    must_be_compared,
+    place_in_line,
+    shortage_text,
+)
+
+
+class LoadTurns:
+    """The turns that are free; a load holds one from its spawn to READY or to its exit.
+
+    A load after a crash only waits for others of its kind, so that a model that was serving comes
+    back without waiting for one that never was; every other load waits for all.
+
+    Args:
+        lives: of every model.
+        most: how many may load at the same time, of each kind.
+    """
+
+    def __init__(self, lives: Iterable[Life], most: int) -> None:
+        loading = [life for life in lives if life.is_loading]
+        self._free = most - len(loading)
+        self._free_after_crash = most - sum(life.is_after_crash for life in loading)
+
+    def is_open(self, *, is_after_crash: bool) -> bool:
+        """Whether such a load may begin."""
+        return (self._free_after_crash if is_after_crash else self._free) > 0
+
+    def take(self, *, is_after_crash: bool) -> None:
+        """Such a load begins."""
+        self._free -= 1
+        self._free_after_crash -= is_after_crash
+
+
+def pending(model: Model) -> Pending:
+    """The phase of a model that waits for a load."""
+    phase = model.life.phase
+    assert isinstance(phase, Pending)
+    return phase
+
+
+def waits_for_load(model: Model) -> bool:
+    """Whether it waits for a turn or for memory, and not for its files."""
+    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
+
+
+def is_unwanted(model: Model) -> bool:
+    """Whether it only waits because it has made room, and nobody waits for it any longer: like an
+    evicted one, it loads with its next request."""
+    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    return model.life.why is Why.SWAP and is_for_nobody
+
+
+def turn_order(model: Model) -> tuple[bool, bool, bool, float, bool]:
+    """Models that crashed first, then the one that others are swapped out for, then those that
+    somebody waits for, the longest wait first; of two that came at the same moment, the one that
+    has been found to lack memory."""
+    phase = pending(model)
+    is_promised = phase.lack is not None and phase.lack.is_promised
+    is_for_nobody = model.urgency is Urgency.NOBODY
+    return not phase.is_after_crash, not is_promised, is_for_nobody, phase.since, phase.lack is None
+
+
+def wait_for(verdict: GiveBack) -> Wait:
+    """What a model waits for if others give back enough without going."""
+    return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
+
+
+def as_trigger(lack: Lack) -> LacksMemory:
+    """What a model was last told that it lacks."""
+    return LacksMemory(
+        reason=lack.reason,
+        looks_again_at=lack.looks_again_at,
+        is_asked_for=lack.asked_since is not None,
+        is_promised=lack.is_promised,
+        takes_spare=lack.takes_spare,
+    )
+
 
 PATIENCE_S = 20.0
 """A model that has waited for so long is only passed by loads that leave it room."""
@@ -87,22 +169,22 @@ def next_steps(
     swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
     if not (waiting or swapping) and _is_within(everybody, spares, settings):
         return None
-    desk = _Desk(everybody, spares, settings, may_run, now)
+    round_ = _Round(everybody, spares, settings, may_run, now)
     for model in swapping:
-        desk.call_off(model)
+        round_.call_off(model)
     unwanted = [model for model in waiting if is_unwanted(model)]
-    desk.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
+    round_.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
     waiting = [model for model in waiting if model not in unwanted]
     for model in sorted(waiting, key=turn_order):
-        desk.weigh(model)
-    desk.swap(waiting)
-    desk.give_back()
-    if not desk.rows_give_way():
-        desk.swap_for_shortage()
-    return desk.steps
+        round_.weigh(model)
+    round_.swap(waiting)
+    round_.give_back()
+    if not round_.rows_give_way():
+        round_.swap_for_shortage()
+    return round_.steps
 
 
-class _Desk:
+class _Round:
     """One look at all models.
 
     Attributes:
@@ -256,7 +338,7 @@ class _Desk:
         if self._budget is None:
             return Admit()
         needed_bytes = model.life.needed_bytes
-        wish = wish_of(model, self._settings, self._may_run)
+        wish = load_request_of(model, self._settings, self._may_run)
         others = [resident for name, resident in self._residents.items() if name != model.name]
         verdict = plan(
             wish,
@@ -395,3 +477,84 @@ def _is_within(models: list[Model], spares: Spares, settings: CoreSettings) -> b
         return True
     reserved_bytes = sum(model.life.reserved_bytes for model in models) + spares.reserved_bytes
     return reserved_bytes <= settings.budget.kept_bytes
+
+
+MOST_PASSES = 10
+"""Over all models that wait for a load, in one event; each pass leaves less to do."""
+
+
+class LoadScheduler:
+    """Has those models load, and those go, whose turn it is.
+
+    A look depends on the states of models, on what is reserved for each, on spare workers and on
+    the budget. If one found nobody who waits or makes room, and no more reserved than there is, the
+    next would find the same until one of these changes, whatever requests come and go.
+
+    Args:
+        kv_budget: stirred whenever a state, or what is reserved, has changed.
+        spares: the spare workers.
+        downloads: of what models lack.
+        ledger: says which accounts may have more requests running.
+        trigger: puts a trigger to the life of a model.
+        end_drains: ends the drains of models that have nothing left to finish.
+    """
+
+    def __init__(
+        self,
+        kv_budget: KvBudget,
+        spares: Spares,
+        downloads: Downloads,
+        ledger: Ledger,
+        trigger: Callable[[Model, Trigger, float], None],
+        end_drains: Callable[[float], None],
+    ) -> None:
+        self._kv_budget = kv_budget
+        self._spares = spares
+        self._downloads = downloads
+        self._ledger = ledger
+        self._trigger = trigger
+        self._end_drains = end_drains
+        self._is_due = True
+
+    def stir(self) -> None:
+        """The budget, or what spare workers hold, has changed."""
+        self._is_due = True
+
+    def settle(
+        self,
+        models: Mapping[ModelName, Model],
+        touched: Collection[ModelName],
+        settings: CoreSettings,
+        now: float,
+    ) -> None:
+        """Looks, if that is due, and has downloaded what is lacking.
+
+        Args:
+            models: all of them.
+            touched: those that anything has happened to.
+            settings: the budget, and how many may load at a time.
+            now: monotonic seconds.
+        """
+        self._is_due |= self._kv_budget.is_stirred
+        if not (touched and self._is_due):
+            return
+        for name in touched:
+            model = models.get(name)
+            if model is not None and model.life.state is State.PENDING:
+                model.life.stream_tokens = longest_stream(model)
+        self._downloads.settle(models.values(), now)
+        # What the head-room takes after this look counts for the next one.
+        self._is_due = self._look(models, settings, now) or self._kv_budget.is_stirred
+
+    def _look(self, models: Mapping[ModelName, Model], settings: CoreSettings, now: float) -> bool:
+        """Returns whether the next event may lead to anything."""
+        for _ in range(MOST_PASSES):  # what one gives back may be enough for one before it
+            steps = next_steps(models.values(), self._spares, settings, self._ledger.may_run, now)
+            if steps is None:
+                return False
+            for model, trigger in steps:
+                self._trigger(model, trigger, now)
+            self._end_drains(now)  # of models that were evicted
+            if not steps:
+                break
+        return True

@@ -1,4 +1,4 @@
-"""What a reload would do to memory: the answer to `reload --dry-run`."""
+"""What a load or a reload would do to memory: the answers to their `--dry-run`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,119 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import Wanted
+from mlxsup.protocol.states import Priority, State, Wanted
 
+from .errors import does_not_fit, load_failed
+from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
+from .lifecycle.states import Abandoned, Shortage, Swapping
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased
-from .memory.need import Need
-from .memory.planner import Refuse, Resident, Standing, Urgency, Wish, give_back, plan
-from .memory.raising import bounded
+from .loaded_models import residents_of
+from .memory.need import Need, bounded
+from .memory.planner import (
+    Admit,
+    Evict,
+    GiveBack,
+    LoadRequest,
+    Refuse,
+    Resident,
+    Standing,
+    Swap,
+    Urgency,
+    Verdict,
+    Wait,
+    give_back,
+    needs,
+    plan,
+)
 from .model import Model
 from .reload import reload_trigger
-from .residents import residents_of
-from .rows_memory import longest_stream
 from .settings import CoreSettings, ModelSettings
+
+
+def forecast(
+    model: Model, models: Iterable[Model], settings: CoreSettings, now: float
+) -> dict[str, Any]:
+    """The answer: `model`, `outcome`, `needed_bytes`, `evicts` and `swaps` (names), and `reason`, a
+    phrase.
+
+    `outcome` is `loaded` (nothing to do), `downloads` (what it needs is not known before), `fits`,
+    `evicts`, `swaps` or `waits`.
+
+    Raises:
+        RemoteError: the load would be refused, with this same error.
+    """
+    others = list(models)
+    if isinstance(model.life.phase, Abandoned):
+        raise load_failed(model.name, model.life.failure, is_retryable=False)
+    answer: dict[str, Any] = {
+        "model": model.name,
+        "needed_bytes": bytes_to_load(model),
+        "evicts": [],
+        "swaps": [],
+    }
+    if model.life.state in (State.LOADING, State.READY):
+        return {**answer, "outcome": "loaded", "reason": f"is {model.life.state}"}
+    if isinstance(model.life.phase, Swapping):
+        cause = model.life.phase.cause
+        why = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
+        reason = f"makes room {why}, and is loaded again in its turn"
+        return {**answer, "outcome": "waits", "reason": reason}
+    if model.life.settings.download is not None:
+        reason = "has missing files; its memory need is known once they are downloaded"
+        return {**answer, "outcome": "downloads", "reason": reason}
+    budget_bytes = settings.budget.size_bytes if settings.budget else 0
+    whole_bytes = settings.budget.whole_bytes if settings.budget else 0
+    match _foresee(model, others, settings, now):
+        case Admit() if settings.budget is None:
+            return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
+        case Admit():
+            reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
+            short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
+            return {**answer, "outcome": "fits", "reason": f"it {short}"}
+        case GiveBack(reason=reason):
+            return {**answer, "outcome": "fits", "reason": reason}
+        case Evict(models=names, reason=reason):
+            return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}
+        case Wait(swaps=names, reason=reason) | Swap(models=names, reason=reason) if names:
+            return {**answer, "outcome": "swaps", "swaps": list(names), "reason": reason}
+        case Wait(reason=reason) | Swap(reason=reason):
+            return {**answer, "outcome": "waits", "reason": reason}
+        case Refuse(reason=reason, blockers=blockers):
+            raise does_not_fit(
+                model.name,
+                reason,
+                needed_bytes=bytes_to_load(model),
+                budget_bytes=whole_bytes,
+                blockers=blockers,
+            )
+        case verdict:
+            assert_never(verdict)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now: float) -> Verdict:
+    """What a load command for this model would lead to now; nothing changes."""
+    if settings.budget is None:
+        return Admit()
+    others = residents_of((one for one in models if one is not model), settings, now)
+    wish = LoadRequest(
+        name=model.name,
+        needed_bytes=bytes_to_load(model),
+        urgency=Urgency.COMMAND,
+        priority=Priority.INTERACTIVE,
+        swaps_from=now + settings.swap_after_s if settings.swap else None,
+    )
+    budget = settings.budget
+    return plan(
+        wish, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
+    )
 
 
 def foreseen_memory(
@@ -121,7 +218,7 @@ def _refused(
 ) -> Iterator[dict[str, str]]:
     """Whom no load could make room for: only what never goes is in the way."""
     for life in lives:
-        wish = Wish(name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND)
+        wish = LoadRequest(name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND)
         others = [one for one in residents if one.name != life.name]
         verdict = plan(wish, others, budget_bytes=whole_bytes, now=now)
         if isinstance(verdict, Refuse):

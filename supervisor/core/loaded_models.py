@@ -6,15 +6,14 @@ from collections.abc import Iterable
 
 from mlxsup.protocol.states import Wanted
 
-from .changed_files import why_it_stays
+from .kv_budget import lasting_bytes, spare_bytes
 from .lifecycle.states import Abandoned, Draining, Ready, StopCause, Stopping, Swapping
 from .memory.budget import Budget
 from .memory.planner import Resident, Standing
 from .memory.residency import RESIDENCY_LOADS
 from .model import Model
-from .rows_memory import lasting_bytes, spare_bytes
 from .settings import CoreSettings
-from .swapping import highest_class, turn_ends_at
+from .swapping import highest_class, turn_ends_at, why_it_stays
 
 
 def residents_of(models: Iterable[Model], settings: CoreSettings, now: float) -> list[Resident]:

@@ -1,4 +1,4 @@
-"""What the rows of a model may take beyond the one that is always reserved: its head-room."""
+"""What the rows of a model may take beyond the one that is always reserved."""
 
 from __future__ import annotations
 
