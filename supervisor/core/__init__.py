@@ -22,6 +22,6 @@ Where things go:
 - what follows an exit: `lifecycle/exits.py`; how long to wait: `lifecycle/restart_policy.py`
 - whether a request may wait: `admission.py`; which is next: `requests/queue.py`
 - how a request ends: `endings.py`, the only sender of terminal messages
-- which models read long prompts now: `leasing.py`; whose turn it is: `sharing/leases.py`
+- which models read long prompts now: `prefill_slots.py`
 - stalls, causes of death, whom to blame: `health/`; how suspects take turns: `suspects.py`
 """

@@ -61,16 +61,14 @@ from .events import (
     LaunchAppraised,
 )
 from .fleet import Fleet
-from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
 from .load_options import check_context, check_room, launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel
-from .model import Model
+from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .pausing import Pausing
-from .queue_status import cancelled_map, paused_map, request_map
+from .queue_status import cancelled_map, find_named, paused_map, request_map
 from .request_status import requests_map
-from .requests.naming import find_named
 from .serving import Serving
 from .status import Daemon, status_map
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.states import State
 
 from .actions import Action, Finish, WakeAt
 from .appraising import Appraising
@@ -50,17 +52,17 @@ from .events import (
 )
 from .fleet import Fleet
 from .gateway import Gateway
-from .leasing import Leasing
+from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
 from .loaded_models import overshoot_bytes
 from .log_level import WorkerLogLevel
 from .memory_pressure import MemoryPressure
 from .metering import Meter
 from .outbox import Outbox
-from .outline import Outline, outline_of
 from .pausing import Pausing
+from .prefill_slots import PrefillSlots
 from .reload import changed_settings, differences, ends_process, foreseen
-from .requests.ledger import Ledger
+from .requests.ledger import Ledger, Stage
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
@@ -68,6 +70,39 @@ from .spares import Spares
 from .status import Daemon
 from .swapping import may_have_been_restored
 from .worker_events import WorkerEvents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The daemon at one moment.
+
+    Attributes:
+        states: each model's state, in the order of the configuration.
+        is_busy: whether there is an answer that nobody has paused, a load or a download, all of
+            which would stand still if the machine fell asleep.
+        is_ending: whether the daemon was asked to end.
+    """
+
+    states: tuple[tuple[ModelName, State], ...]
+    is_busy: bool
+    is_ending: bool
+
+
+def outline_of(fleet: Fleet, ledger: Ledger) -> Outline:
+    """The daemon now."""
+    return Outline(
+        states=tuple((model.name, model.life.state) for model in fleet),
+        is_busy=any(request.stage is not Stage.PAUSED for request in ledger)
+        or any(_is_coming_up(model.life.phase) for model in fleet),
+        is_ending=fleet.is_shutting_down,
+    )
+
+
+def _is_coming_up(phase: Phase) -> bool:
+    """Whether its process loads, or its files arrive; it may wait for memory for ever."""
+    if isinstance(phase, Pending):
+        return phase.fetching is not None
+    return phase.STATE is State.LOADING
 
 
 class Core:
@@ -107,14 +142,14 @@ class Core:
         self._attaching = Attaching(self.outbox)
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
-        leasing = Leasing(self.outbox, meter)
+        prefill_slots = PrefillSlots(self.outbox, meter)
         self._spares = Spares(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
             spares=self._spares,
             serving=serving,
-            leasing=leasing,
+            prefill_slots=prefill_slots,
             endings=self._endings,
             deadlines=self._deadlines,
             outbox=self.outbox,
@@ -135,7 +170,7 @@ class Core:
             self._daemon,
         )
         self._workers = WorkerEvents(
-            self.fleet, serving, leasing, self._appraising, self._attaching, log_level
+            self.fleet, serving, prefill_slots, self._appraising, self._attaching, log_level
         )
         self._memory_pressure = MemoryPressure(self.fleet, self.outbox)
         self._has_finished = False

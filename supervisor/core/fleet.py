@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -27,10 +27,8 @@ from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
-from .invariants import check_fleet
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import KvBudget
-from .leasing import Leasing
 from .lifecycle.exits import weigh
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
@@ -63,14 +61,46 @@ from .load_scheduler import LoadScheduler
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .prefill_slots import PrefillSlots
 from .reload import reload_trigger
-from .requests.ledger import Request
+from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .sharing.counters import Counters
+from .sharing.accounts import Counters
 from .spares import Spares
 from .status import change_map, model_row
+
+
+def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bool) -> None:
+    """Raises AssertionError if the models contradict themselves or each other."""
+    everybody = list(models)
+    for model in everybody:
+        model.check_invariants()
+        _check_waiting(model, ledger)
+    placed = [
+        one.key
+        for model in everybody
+        for one in (*model.queue, *model.paused.values(), *model.running.values())
+    ]
+    assert sorted(placed) == sorted(request.key for request in ledger)
+    if is_shutting_down:
+        assert all(model.life.wanted is not Wanted.UP for model in everybody)
+        assert ledger.waiting == 0
+
+
+def _check_waiting(model: Model, ledger: Ledger) -> None:
+    """Nobody waits without need."""
+    waiting = [one for one in model.queue if ledger.may_run(one.account)]
+    if model.life.state is not State.READY or not waiting or not model.has_room:
+        return
+    if model.held_back is not None:
+        assert model.held_back in model.queue, f"{model.name} waits for one that is gone"
+        assert model.row_budget is not None, f"{model.name} has no budget and holds back"
+        return
+    assert model.held, f"{model.name} has room and lets requests wait"
+    held = [*model.held, *(request.held for request in waiting)]
+    assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
 
 
 class Fleet:
@@ -81,7 +111,7 @@ class Fleet:
         models: every entry, in the order of the file.
         spares: processes that wait for a load.
         serving: dispatches their requests.
-        leasing: has them read long prompts in turns.
+        prefill_slots: has them read long prompts in turns.
         endings: ends their requests.
         deadlines: where the times of models are kept.
         outbox: takes the actions.
@@ -104,7 +134,7 @@ class Fleet:
         *,
         spares: Spares,
         serving: Serving,
-        leasing: Leasing,
+        prefill_slots: PrefillSlots,
         endings: Endings,
         deadlines: Deadlines,
         outbox: Outbox,
@@ -119,7 +149,7 @@ class Fleet:
         self.by_name: dict[ModelName, Model] = {}
         self.spares = spares
         self._serving = serving
-        self._leasing = leasing
+        self._prefill_slots = prefill_slots
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
@@ -312,18 +342,20 @@ class Fleet:
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.kv_budget.is_stirred or self._leasing.has_news:
+        if self._touched or self.kv_budget.is_stirred or self._prefill_slots.has_news:
             self._loads.settle(self.by_name, self._touched, self.settings, now)
             for one in self.kv_budget.settle(self.by_name, self.settings, now):
                 self.touch(one)
-            for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
+            for reader in self._prefill_slots.settle(
+                self.by_name, self._touched, self.settings, now
+            ):
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self._serving.dispatch(model, now)
                     self._serving.tell_waiting(model, now)
-                    self._deadlines.set(model.name, self._leasing.deadline(model))
+                    self._deadlines.set(model.name, self._prefill_slots.deadline(model))
                 if self._serving.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.held_back is not None:
@@ -347,7 +379,7 @@ class Fleet:
         """Raises AssertionError if the models contradict themselves or each other."""
         check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
         self.downloads.check_invariants(self)
-        self._leasing.check_invariants(self, self.settings)
+        self._prefill_slots.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside
 

@@ -51,7 +51,7 @@ from .memory.planner import (
 from .model import Model
 from .preemption import are_rows_leaving, who_gives_way
 from .requests.ledger import Ledger
-from .requests.line import MayRun
+from .requests.queue import MayRun
 from .settings import CoreSettings
 from .spares import Spares
 from .swapping import (

@@ -26,7 +26,7 @@ from .memory.budget import Budget
 from .memory.planner import LoadRequest, Resident, Standing
 from .model import Model
 from .requests.ledger import Request
-from .requests.line import MayRun
+from .requests.queue import MayRun
 from .settings import CoreSettings
 
 

@@ -37,7 +37,6 @@ from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
 from .kv_budget import longest_stream
-from .leasing import Leasing
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
@@ -54,6 +53,7 @@ from .log_level import WorkerLogLevel
 from .memory.need import loaded_problem
 from .memory.residency import Residency
 from .model import Model
+from .prefill_slots import PrefillSlots
 from .serving import Serving
 
 MAX_LAST_WORDS = 200
@@ -81,7 +81,7 @@ class WorkerEvents:
     Args:
         fleet: the models that the processes belong to.
         serving: moves their requests.
-        leasing: has them read long prompts in turns.
+        prefill_slots: has them read long prompts in turns.
         appraising: plans their next load.
         attaching: sends streams to those who have joined them.
         log_level: tells them how much to log.
@@ -91,14 +91,14 @@ class WorkerEvents:
         self,
         fleet: Fleet,
         serving: Serving,
-        leasing: Leasing,
+        prefill_slots: PrefillSlots,
         appraising: Appraising,
         attaching: Attaching,
         log_level: WorkerLogLevel,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
-        self._leasing = leasing
+        self._prefill_slots = prefill_slots
         self._appraising = appraising
         self._attaching = attaching
         self._log_level = log_level
@@ -209,7 +209,7 @@ class WorkerEvents:
             detail = f"counted step {message.step} after step {model.steps}"
             self._fleet.trigger(model, Broke(detail=detail), now)
             return
-        fault = self._leasing.stepped(model, message)
+        fault = self._prefill_slots.stepped(model, message)
         if fault:
             self._fleet.trigger(model, Broke(detail=fault), now)
             return

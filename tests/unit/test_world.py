@@ -31,7 +31,6 @@ from mlxsup.supervisor.core.downloads import Downloads
 from mlxsup.supervisor.core.dry_run import forecast
 from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.supervisor.core.leasing import turn_rank
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
 from mlxsup.supervisor.core.memory import planner
@@ -40,9 +39,10 @@ from mlxsup.supervisor.core.memory_pressure import MemoryPressure
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request
 from mlxsup.supervisor.core.requests.queue import Queue
-from mlxsup.supervisor.core.sharing.counters import Counters
+from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
