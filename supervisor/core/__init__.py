@@ -8,9 +8,9 @@ returns, in order. One turn:
 2. The function of this phase in `lifecycle/transitions.py` changes the `Life` and adds *actions*
    (spawn, signal, send) and *effects*: what must happen to requests and callers, which a life
    knows nothing about. `fleet.py` carries both out.
-3. `Fleet.settle` looks at every model that was *touched*: it ends drains, grants turns to load,
-   dispatches waiting requests, and notifies their clients. Nobody calls spawn or dispatch; touching
-   is enough.
+3. `Fleet.run_policies` looks at every model that was *touched*: it ends drains, grants turns to
+   load, dispatches waiting requests, and notifies their clients. Touching is enough: no handler
+   calls spawn or dispatch.
 4. The shell gets the actions in the outbox.
 
 Where things go:

@@ -184,7 +184,7 @@ class Core:
         """
         self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)
-        self.fleet.settle(event.now)
+        self.fleet.run_policies(event.now)
         self._spares.settle(
             self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
         )

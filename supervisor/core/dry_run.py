@@ -17,15 +17,15 @@ from .lifecycle.life import Life
 from .lifecycle.states import Abandoned, Shortage, Swapping
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased
-from .loaded_models import residents_of
+from .loaded_models import loaded_models
 from .memory.need import Need, bounded
 from .memory.planner import (
     Admit,
     Evict,
     GiveBack,
+    LoadedModel,
     LoadRequest,
     Refuse,
-    Resident,
     Standing,
     Swap,
     Urgency,
@@ -107,8 +107,8 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
     """What a load command for this model would lead to now; nothing changes."""
     if settings.budget is None:
         return Admit()
-    others = residents_of((one for one in models if one is not model), settings, now)
-    wish = LoadRequest(
+    others = loaded_models((one for one in models if one is not model), settings, now)
+    request = LoadRequest(
         name=model.name,
         needed_bytes=bytes_to_load(model),
         urgency=Urgency.COMMAND,
@@ -117,7 +117,7 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
     )
     budget = settings.budget
     return plan(
-        wish, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
+        request, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
     )
 
 
@@ -151,9 +151,9 @@ def foreseen_memory(
     known = bounded(needs, pinned, budget.whole_bytes)
     there = list(_after(models, settings, entries, known, now))
     added = list(_added(there, entries, known))
-    residents = [*residents_of(there, settings, now), *_pinned(added)]
-    staying = [one for one in residents if one.standing is not Standing.LEAVING]
-    evicts = give_back(residents, budget_bytes=budget.kept_bytes)
+    loaded = [*loaded_models(there, settings, now), *_pinned(added)]
+    staying = [one for one in loaded if one.standing is not Standing.LEAVING]
+    evicts = give_back(loaded, budget_bytes=budget.kept_bytes)
     reserved_bytes = sum(one.reserved_bytes for one in staying)
     busy = [one for one in staying if one.name not in evicts]
     least_bytes = sum(one.reserved_bytes - one.spare_bytes for one in busy)
@@ -162,7 +162,7 @@ def foreseen_memory(
         "over_budget_bytes": max(0, reserved_bytes - budget.kept_bytes),
         "evicts": list(evicts),
         "still_over_bytes": max(0, least_bytes - budget.kept_bytes),
-        "refuses": list(_refused(lives, residents, budget.whole_bytes, now)),
+        "refuses": list(_refused(lives, loaded, budget.whole_bytes, now)),
     }
 
 
@@ -200,9 +200,9 @@ def _added(
             yield life
 
 
-def _pinned(added: Iterable[Life]) -> list[Resident]:
+def _pinned(added: Iterable[Life]) -> list[LoadedModel]:
     return [
-        Resident(
+        LoadedModel(
             name=one.name,
             reserved_bytes=one.reserved_bytes,
             standing=Standing.PINNED,
@@ -214,12 +214,14 @@ def _pinned(added: Iterable[Life]) -> list[Resident]:
 
 
 def _refused(
-    lives: Iterable[Life], residents: Sequence[Resident], whole_bytes: int, now: float
+    lives: Iterable[Life], loaded: Sequence[LoadedModel], whole_bytes: int, now: float
 ) -> Iterator[dict[str, str]]:
     """Whom no load could make room for: only what never goes is in the way."""
     for life in lives:
-        wish = LoadRequest(name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND)
-        others = [one for one in residents if one.name != life.name]
-        verdict = plan(wish, others, budget_bytes=whole_bytes, now=now)
+        request = LoadRequest(
+            name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND
+        )
+        others = [one for one in loaded if one.name != life.name]
+        verdict = plan(request, others, budget_bytes=whole_bytes, now=now)
         if isinstance(verdict, Refuse):
             yield {"model": life.name, "reason": verdict.reason}

@@ -29,7 +29,7 @@ from .events import Caller
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import KvBudget
-from .lifecycle.exits import weigh
+from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
 from .lifecycle.transitions import ImpossibleTransitionError, apply
@@ -185,18 +185,18 @@ class Fleet:
         return model
 
     def touch(self, model: Model) -> None:
-        """Something about this model changed: `settle` looks at it."""
+        """Something about this model changed: `run_policies` looks at it."""
         self._touched[model.name] = None
 
     def touched_by(self, request: Request) -> Model:
-        """The model of a request that something is done about; `settle` looks at it."""
+        """The model of a request that something is done about; `run_policies` looks at it."""
         model = self.by_name[request.model]
         self.touch(model)
         return model
 
     def look_at_all(self) -> None:
         """The budget or what spare workers hold has changed: any model may load now, or must go."""
-        self._loads.stir()
+        self._loads.mark_dirty()
         for model in self:
             self.touch(model)
 
@@ -266,7 +266,7 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.kv_budget.stir()
+        self.kv_budget.mark_dirty()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -295,7 +295,7 @@ class Fleet:
         phase = model.life.phase
         if isinstance(phase, Stopping) and phase.is_last and model.life.pid is not None:
             # SIGKILL has not ended its process within the limit.
-            self.bury(model, GivenUp(pid=model.life.pid), now)
+            self.handle_exit(model, GivenUp(pid=model.life.pid), now)
         else:
             self.trigger(model, Due(), now)
 
@@ -317,10 +317,10 @@ class Fleet:
             case Alarm.NONE:
                 pass
 
-    def bury(self, model: Model, died: Died, now: float) -> None:
+    def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judges what the end of a process says about its requests, and applies it; the
         story, the journal and the watchers get what was decided and why (F10)."""
-        evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
+        evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.running.values())
         verdict = model.blame.judge(evidence, model.held, now)
         if verdict.story:
@@ -336,13 +336,13 @@ class Fleet:
 
     # ------------------------------------------------------------ after every event
 
-    def settle(self, now: float) -> None:
-        """Does what follows for every model that was touched, whatever touched it."""
+    def run_policies(self, now: float) -> None:
+        """Do what follows for every model that was touched, whatever touched it."""
         self._end_drains(now)
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.kv_budget.is_stirred or self._prefill_slots.has_news:
+        if self._touched or self.kv_budget.is_dirty or self._prefill_slots.has_news:
             self._loads.settle(self.by_name, self._touched, self.settings, now)
             for one in self.kv_budget.settle(self.by_name, self.settings, now):
                 self.touch(one)

@@ -269,12 +269,12 @@ class KvBudget:
         self._spares = spares
         self._is_due = False
 
-    def stir(self) -> None:
+    def mark_dirty(self) -> None:
         """Something has changed that the division depends on: `settle` looks at it."""
         self._is_due = True
 
     @property
-    def is_stirred(self) -> bool:
+    def is_dirty(self) -> bool:
         """Whether `settle` has yet to look at what has changed."""
         return self._is_due
 
@@ -284,13 +284,13 @@ class KvBudget:
             return False
         if has_row_budget(model):
             reserve(model)
-        self.stir()
+        self.mark_dirty()
         return True
 
     def sampled(self, model: Model, now: float) -> bool:
         """The process of a model was measured; returns whether that changes what it holds, or what
         it may give back."""
-        self.stir()
+        self.mark_dirty()
         if model.row_budget is None or not has_row_budget(model):
             return model.life.holds(model.measured_bytes, may_shrink=model.may_shrink(now))
         before = model.life.reserved_bytes
@@ -303,7 +303,7 @@ class KvBudget:
         open: until then, every other worker gives back what it does not need for its rows."""
         if not any(request.shortages for request in open_requests(short)):
             return
-        self.stir()
+        self.mark_dirty()
         others = [one for one in models.values() if one is not short]
         ask_back([one for one in others if one.life.state is State.READY], self._outbox, now)
 

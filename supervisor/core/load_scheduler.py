@@ -18,7 +18,6 @@ from mlxsup.protocol.text import size_text
 from .downloads import Downloads
 from .errors import does_not_fit
 from .kv_budget import KvBudget, longest_stream
-from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
@@ -32,13 +31,13 @@ from .lifecycle.triggers import (
     Turn,
     WantDown,
 )
-from .loaded_models import residents_of
+from .loaded_models import loaded_models
 from .memory.planner import (
     Admit,
     Evict,
     GiveBack,
+    LoadedModel,
     Refuse,
-    Resident,
     Standing,
     Swap,
     Urgency,
@@ -64,32 +63,6 @@ from .swapping import (
     place_in_line,
     shortage_text,
 )
-
-
-class LoadTurns:
-    """The turns that are free; a load holds one from its spawn to READY or to its exit.
-
-    A load after a crash only waits for others of its kind, so that a model that was serving comes
-    back without waiting for one that never was; every other load waits for all.
-
-    Args:
-        lives: of every model.
-        most: how many may load at the same time, of each kind.
-    """
-
-    def __init__(self, lives: Iterable[Life], most: int) -> None:
-        loading = [life for life in lives if life.is_loading]
-        self._free = most - len(loading)
-        self._free_after_crash = most - sum(life.is_after_crash for life in loading)
-
-    def is_open(self, *, is_after_crash: bool) -> bool:
-        """Whether such a load may begin."""
-        return (self._free_after_crash if is_after_crash else self._free) > 0
-
-    def take(self, *, is_after_crash: bool) -> None:
-        """Such a load begins."""
-        self._free -= 1
-        self._free_after_crash -= is_after_crash
 
 
 def pending(model: Model) -> Pending:
@@ -176,7 +149,7 @@ def next_steps(
     round_.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
     waiting = [model for model in waiting if model not in unwanted]
     for model in sorted(waiting, key=turn_order):
-        round_.weigh(model)
+        round_.decide(model)
     round_.swap(waiting)
     round_.give_back()
     if not round_.rows_give_way():
@@ -213,8 +186,15 @@ class _Round:
         self._may_run = may_run
         self._budget = settings.budget
         self._models = {model.name: model for model in models}
-        self._residents = {one.name: one for one in residents_of(models, settings, now)}
-        self._turns = LoadTurns((model.life for model in models), settings.parallel_loads)
+        self._loaded = {one.name: one for one in loaded_models(models, settings, now)}
+        # A load holds a turn from its spawn to READY or to its exit. One after a crash only waits
+        # for others of its kind, so that a model that was serving comes back without waiting for
+        # one that never was; every other load waits for all.
+        loading = [model.life for model in models if model.life.is_loading]
+        self._free_turns = settings.parallel_loads - len(loading)
+        self._free_turns_after_crash = settings.parallel_loads - sum(
+            life.is_after_crash for life in loading
+        )
         self._may_evict = True
         self._promised_bytes = 0
 
@@ -223,7 +203,7 @@ class _Round:
         phase = model.life.phase
         assert isinstance(phase, Swapping)
         if isinstance(phase.cause, Shortage):
-            must_go = lasts(phase.cause, self._models, self._residents, self._budget)
+            must_go = lasts(phase.cause, self._models, self._loaded, self._budget)
         else:
             target = self._models.get(phase.cause)
             must_go = (
@@ -233,13 +213,14 @@ class _Round:
             )
         if not must_go:
             self.steps.append((model, SwapCalledOff()))
-            resident = self._residents[model.name]
-            self._residents[model.name] = replace(resident, standing=Standing.BUSY)
+            one = self._loaded[model.name]
+            self._loaded[model.name] = replace(one, standing=Standing.BUSY)
 
-    def weigh(self, model: Model) -> None:
+    def decide(self, model: Model) -> None:
         """Decides about a model that waits for a load."""
         phase = pending(model)
-        is_open = self._turns.is_open(is_after_crash=phase.is_after_crash)
+        turns = self._free_turns_after_crash if phase.is_after_crash else self._free_turns
+        is_open = turns > 0
         match self._verdict(model):
             case Admit() if is_open and not self._fits_with_spares(model):
                 self._lacks(model, Wait(reason=self._short_of(model), is_under_way=True))
@@ -276,8 +257,7 @@ class _Round:
 
         Nobody behind it gets a turn before it, unless nothing that is known would make room for it.
         """
-        is_open = self._turns.is_open(is_after_crash=False)
-        if not (self._settings.swap and is_open and self._may_evict):
+        if not (self._settings.swap and self._free_turns > 0 and self._may_evict):
             return  # or another one is on its way in
         places = [
             (place, model)
@@ -309,8 +289,8 @@ class _Round:
         self._spares.make_room(self._left_of(kept_bytes), self._now)
         if self._is_giving_back():
             return
-        names = give_back(self._residents.values(), budget_bytes=kept_bytes)
-        self._evict(names, f", because {shortage_text(self._residents, self._budget)}")
+        names = give_back(self._loaded.values(), budget_bytes=kept_bytes)
+        self._evict(names, f", because {shortage_text(self._loaded, self._budget)}")
 
     def rows_give_way(self) -> bool:
         """Has rows of the lowest class leave if that was not enough; returns whether any leave."""
@@ -318,7 +298,7 @@ class _Round:
             return False
         if are_rows_leaving(self._models.values()):
             return True
-        leaving = who_gives_way(self._models, self._residents, self._budget)
+        leaving = who_gives_way(self._models, self._loaded, self._budget)
         self.steps += [(self._models[name], trigger) for name, trigger in leaving.items()]
         return bool(leaving)
 
@@ -326,10 +306,10 @@ class _Round:
         """Swaps a busy model out if no row leaves: what is there does not fit together."""
         if self._budget is None or not self._settings.swap or self._is_giving_back():
             return
-        found = goes_for_shortage(self._models, self._residents, self._budget, self._now)
+        found = goes_for_shortage(self._models, self._loaded, self._budget, self._now)
         if found is not None and self._may_return(found[0]):
             victim, cause = found
-            text = shortage_text(self._residents, self._budget)
+            text = shortage_text(self._loaded, self._budget)
             self._swap_out(victim, cause, f"{cause.reason}: {text}")
 
     # ------------------------------------------------------------ inside
@@ -338,16 +318,16 @@ class _Round:
         if self._budget is None:
             return Admit()
         needed_bytes = model.life.needed_bytes
-        wish = load_request_of(model, self._settings, self._may_run)
-        others = [resident for name, resident in self._residents.items() if name != model.name]
+        request = load_request_of(model, self._settings, self._may_run)
+        others = [one for name, one in self._loaded.items() if name != model.name]
         verdict = plan(
-            wish,
+            request,
             others,
             budget_bytes=self._budget.size_bytes,
             whole_bytes=self._budget.whole_bytes,
             now=self._now,
         )
-        fixed_bytes = sum(resident.never_bytes for resident in others)
+        fixed_bytes = sum(one.never_bytes for one in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget.size_bytes
         is_back = needed_bytes <= model.life.reserved_bytes  # after a crash or a restart
         if isinstance(verdict, Admit | GiveBack | Evict) and not (leaves_room or is_back):
@@ -356,7 +336,8 @@ class _Round:
 
     def _let_in(self, model: Model) -> None:
         self.steps.append((model, Turn(spare=self._spares.hand_over(model))))
-        self._turns.take(is_after_crash=pending(model).is_after_crash)
+        self._free_turns -= 1
+        self._free_turns_after_crash -= pending(model).is_after_crash
         self._hold(model)
 
     def _fits_with_spares(self, model: Model) -> bool:
@@ -376,8 +357,8 @@ class _Round:
         return self._left_of(self._budget.size_bytes, model)
 
     def _left_of(self, size_bytes: int, model: Model | None = None) -> int:
-        others = (r for r in self._residents.values() if model is None or r.name != model.name)
-        return size_bytes - sum(resident.reserved_bytes for resident in others)
+        others = (r for r in self._loaded.values() if model is None or r.name != model.name)
+        return size_bytes - sum(one.reserved_bytes for one in others)
 
     def _swap(self, model: Model, swap: Swap) -> None:
         lack = pending(model).lack
@@ -402,8 +383,8 @@ class _Round:
             reason=f"swapped out {why}; it had its turn for {ready_s:.0f} s",
         )
         self.steps.append((victim, trigger))
-        resident = self._residents[victim.name]
-        self._residents[victim.name] = replace(resident, standing=Standing.LEAVING)
+        one = self._loaded[victim.name]
+        self._loaded[victim.name] = replace(one, standing=Standing.LEAVING)
 
     def _may_return(self, *victims: Model) -> bool:
         """Whether the files of these models are known to be what they have loaded; if nobody has
@@ -435,7 +416,7 @@ class _Round:
             self._hold(model)
             return
         if not model.life.settings.pinned:
-            self._residents.pop(model.name, None)
+            self._loaded.pop(model.name, None)
         if model.urgency is not Urgency.NOBODY and self._now >= phase.since + PATIENCE_S:
             self._promised_bytes += model.life.needed_bytes
 
@@ -450,13 +431,13 @@ class _Round:
         )
         self.steps.append((model, NoMemory(reason=refusal.reason, error=error)))
         if not model.life.settings.pinned:
-            self._residents.pop(model.name, None)
+            self._loaded.pop(model.name, None)
 
     def _hold(self, model: Model) -> None:
         """The others see the memory of this model as taken."""
         standing = Standing.PINNED if model.life.settings.pinned else Standing.BUSY
         needed_bytes = model.life.needed_bytes
-        self._residents[model.name] = Resident(
+        self._loaded[model.name] = LoadedModel(
             name=model.name,
             reserved_bytes=needed_bytes,
             standing=standing,
@@ -469,7 +450,7 @@ class _Round:
             idle_s = self._now - model.idle_since
             reason = f"evicted{why}; it was idle for {idle_s:.0f} s"
             self.steps.append((model, Evicted(reason=reason)))
-            self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
+            self._loaded[name] = replace(self._loaded[name], standing=Standing.LEAVING)
 
 
 def _is_within(models: list[Model], spares: Spares, settings: CoreSettings) -> bool:
@@ -491,7 +472,7 @@ class LoadScheduler:
     next would find the same until one of these changes, whatever requests come and go.
 
     Args:
-        kv_budget: stirred whenever a state, or what is reserved, has changed.
+        kv_budget: marked dirty whenever a state, or what is reserved, has changed.
         spares: the spare workers.
         downloads: of what models lack.
         ledger: says which accounts may have more requests running.
@@ -516,7 +497,7 @@ class LoadScheduler:
         self._end_drains = end_drains
         self._is_due = True
 
-    def stir(self) -> None:
+    def mark_dirty(self) -> None:
         """The budget, or what spare workers hold, has changed."""
         self._is_due = True
 
@@ -535,7 +516,7 @@ class LoadScheduler:
             settings: the budget, and how many may load at a time.
             now: monotonic seconds.
         """
-        self._is_due |= self._kv_budget.is_stirred
+        self._is_due |= self._kv_budget.is_dirty
         if not (touched and self._is_due):
             return
         for name in touched:
@@ -544,7 +525,7 @@ class LoadScheduler:
                 model.life.stream_tokens = longest_stream(model)
         self._downloads.settle(models.values(), now)
         # What the head-room takes after this look counts for the next one.
-        self._is_due = self._look(models, settings, now) or self._kv_budget.is_stirred
+        self._is_due = self._look(models, settings, now) or self._kv_budget.is_dirty
 
     def _look(self, models: Mapping[ModelName, Model], settings: CoreSettings, now: float) -> bool:
         """Returns whether the next event may lead to anything."""

@@ -12,8 +12,9 @@ What they have computed is dropped; they return when there is memory for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, State
@@ -22,11 +23,13 @@ from .kv_budget import has_memory_beside, has_row_budget, is_leaving_short, may_
 from .lifecycle.states import Ready
 from .lifecycle.triggers import RowsGiveWay
 from .memory.budget import Budget
-from .memory.planner import Resident
+from .memory.planner import LoadedModel
 from .model import Model
 from .requests.ledger import Ledger, Request, Stage
 from .suspects import are_turns_due, next_in_line
 from .swapping import OTHERS, counted_bytes, shortage_text
+
+T = TypeVar("T")
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""
@@ -109,11 +112,21 @@ def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
     later = Yields(at=min((when for when, _ in latest_first if when > now), default=None))
     if not leaving or not _is_enough(model, request, staying, leaving):
         return later
-    for one in reversed(leaving):
-        others = [other for other in leaving if other is not one]
-        if others and _is_enough(model, request, staying, others):
-            leaving = others
+    earliest_first = leaving[::-1]
+    leaving = _fewest(
+        earliest_first, lambda rows: bool(rows) and _is_enough(model, request, staying, rows)
+    )[::-1]
     return Yields(rows=tuple(leaving), is_for_memory=True)
+
+
+def _fewest(rows: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
+    """Return the rows, all of which are enough, without those that may as well stay: the first ones
+    are kept first."""
+    for one in list(rows):
+        others = [other for other in rows if other is not one]
+        if is_enough(others):
+            rows = others
+    return rows
 
 
 def _is_enough(
@@ -164,7 +177,7 @@ Leaving = list[tuple[Model, Request]]
 
 
 def who_gives_way(
-    models: Mapping[ModelName, Model], residents: Mapping[ModelName, Resident], budget: Budget
+    models: Mapping[ModelName, Model], loaded: Mapping[ModelName, LoadedModel], budget: Budget
 ) -> dict[ModelName, RowsGiveWay]:
     """The rows that must leave now, by model: those served last, and none without which the others
     would free as much as is missing. If all of them are not enough, those that free any.
@@ -173,19 +186,17 @@ def who_gives_way(
 
     Args:
         models: all of them, by name.
-        residents: those that hold memory; who has to go already is LEAVING, idle ones among them.
+        loaded: those that hold memory; who has to go already is LEAVING, idle ones among them.
         budget: what may be kept.
     """
-    missing_bytes = sum(counted_bytes(models, residents, budget).values()) - budget.kept_bytes
+    missing_bytes = sum(counted_bytes(models, loaded, budget).values()) - budget.kept_bytes
     if missing_bytes <= 0 or not budget.is_short:
         return {}
     leaving = [(model, request) for model in models.values() for request in _may_go(model)]
     enough_bytes = min(missing_bytes, _freed_bytes(leaving))
-    for pair in sorted(leaving, key=lambda pair: _served_at(pair[1])):
-        others = [one for one in leaving if one is not pair]
-        if _freed_bytes(others) >= enough_bytes:
-            leaving = others
-    why = f"{OTHERS}: {shortage_text(residents, budget)}"
+    leaving.sort(key=lambda pair: _served_at(pair[1]))
+    leaving = _fewest(leaving, lambda rows: _freed_bytes(rows) >= enough_bytes)
+    why = f"{OTHERS}: {shortage_text(loaded, budget)}"
     return {model.name: _trigger(requests, why) for model, requests in _by_model(leaving)}
 
 

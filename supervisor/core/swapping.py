@@ -23,7 +23,7 @@ from mlxsup.protocol.text import size_text
 from .kv_budget import bytes_to_load
 from .lifecycle.states import Ready, Shortage, Swapping
 from .memory.budget import Budget
-from .memory.planner import LoadRequest, Resident, Standing
+from .memory.planner import LoadedModel, LoadRequest, Standing
 from .model import Model
 from .requests.ledger import Request
 from .requests.queue import MayRun
@@ -181,7 +181,7 @@ BUDGET = "because the loaded models need more than memory_budget"
 
 def goes_for_shortage(
     models: Mapping[ModelName, Model],
-    residents: Mapping[ModelName, Resident],
+    loaded: Mapping[ModelName, LoadedModel],
     budget: Budget,
     now: float,
 ) -> tuple[Model, Shortage] | None:
@@ -193,12 +193,12 @@ def goes_for_shortage(
 
     Args:
         models: all of them, by name.
-        residents: those that hold memory; who has to go already is LEAVING, idle ones among them.
+        loaded: those that hold memory; who has to go already is LEAVING, idle ones among them.
         budget: what may be kept.
         now: monotonic seconds.
     """
-    counted = counted_bytes(models, residents, budget)
-    staying = [residents[name] for name in counted]
+    counted = counted_bytes(models, loaded, budget)
+    staying = [loaded[name] for name in counted]
     if sum(counted.values()) <= budget.kept_bytes:
         return None
     ready = [one for one in staying if isinstance(models[one.name].life.phase, Ready)]
@@ -220,27 +220,27 @@ def goes_for_shortage(
 def lasts(
     cause: Shortage,
     models: Mapping[ModelName, Model],
-    residents: Mapping[ModelName, Resident],
+    loaded: Mapping[ModelName, LoadedModel],
     budget: Budget | None,
 ) -> bool:
     """Whether a model that is on its way out for a shortage could still not stay."""
     if budget is None:
         return False
-    staying_bytes = sum(counted_bytes(models, residents, budget).values())
+    staying_bytes = sum(counted_bytes(models, loaded, budget).values())
     return staying_bytes + cause.counted_bytes > budget.kept_bytes
 
 
 def counted_bytes(
-    models: Mapping[ModelName, Model], residents: Mapping[ModelName, Resident], budget: Budget
+    models: Mapping[ModelName, Model], loaded: Mapping[ModelName, LoadedModel], budget: Budget
 ) -> dict[ModelName, int]:
     """What each of those that stay cannot give back without going, by name."""
-    staying = (one for one in residents.values() if one.standing is not Standing.LEAVING)
+    staying = (one for one in loaded.values() if one.standing is not Standing.LEAVING)
     return {one.name: _counted_bytes(one, models[one.name], budget) for one in staying}
 
 
-def shortage_text(residents: Mapping[ModelName, Resident], budget: Budget) -> str:
+def shortage_text(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> str:
     """How much is reserved, how much may be kept, and why it is no more, a phrase."""
-    reserved_bytes = sum(resident.reserved_bytes for resident in residents.values())
+    reserved_bytes = sum(one.reserved_bytes for one in loaded.values())
     sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
     return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
 
@@ -248,14 +248,14 @@ def shortage_text(residents: Mapping[ModelName, Resident], budget: Budget) -> st
 # ---------------------------------------------------------------- inside
 
 
-def _counted_bytes(resident: Resident, model: Model, budget: Budget) -> int:
+def _counted_bytes(one: LoadedModel, model: Model, budget: Budget) -> int:
     """What a model cannot give back without going. While others do not lack memory, what it has
     grown by does not count: it would be let in again at once, and grow again."""
-    least_bytes = resident.reserved_bytes - resident.spare_bytes
+    least_bytes = one.reserved_bytes - one.spare_bytes
     return least_bytes if budget.is_short else min(least_bytes, bytes_to_load(model))
 
 
-def _goes_first(resident: Resident) -> tuple[int, float]:
+def _goes_first(one: LoadedModel) -> tuple[int, float]:
     """Who runs nothing, then who runs the lowest class; then who has been loaded for longest."""
-    rank = len(CLASSES) if resident.runs is None else CLASSES.index(resident.runs)
-    return -rank, resident.resident_since
+    rank = len(CLASSES) if one.runs is None else CLASSES.index(one.runs)
+    return -rank, one.loaded_since

@@ -142,7 +142,7 @@ class WorkerEvents:
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
         said = f"could not be started: {event.detail}"
         died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-        self._fleet.bury(model, died, event.now)
+        self._fleet.handle_exit(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
         if model.watch is not None:
@@ -175,7 +175,7 @@ class WorkerEvents:
         )
         model.life.stream_tokens = longest_stream(model)
         self._appraising.exited(model, event.exit_code, event.now)
-        self._fleet.bury(model, died, event.now)
+        self._fleet.handle_exit(model, died, event.now)
 
     # ------------------------------------------------------------ what it says
 

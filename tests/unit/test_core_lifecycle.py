@@ -237,6 +237,11 @@ RULES: dict[str, tuple[str, str]] = {
         "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
         " exit -> LOADING; up; exit -> BACKOFF",
     ),
+    "a restart while stopping clears the window": (
+        "READY",
+        "exit; up; unload; wait 5 -> STOPPING; restart; exit code=0; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
     "nothing starts again after a shutdown": (
         "BACKOFF", "signal -> finished=True; load -> errors={c2: shutting_down};"
         " wait 1000 -> STOPPED & finished=False",

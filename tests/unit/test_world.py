@@ -183,8 +183,8 @@ def forecast_knows_no_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_process_is_ending(patch: pytest.MonkeyPatch) -> None:
-    right = loaded_models._resident
-    patch.setattr(loaded_models, "_resident", lambda *of: replace(right(*of), is_ending=False))
+    right = loaded_models._loaded_model
+    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), is_ending=False))
 
 
 def lasting(*, is_coming_back: bool) -> Plant:
@@ -317,9 +317,9 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
-    right = loaded_models._resident
+    right = loaded_models._loaded_model
     nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
-    patch.setattr(loaded_models, "_resident", lambda *of: replace(right(*of), **nothing))
+    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), **nothing))
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def ended_at_last(life: Life, trigger: Died, now: float) -> None:
         life.enter_after_exit(Pending(since=now), note)
 
 
-def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
+def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     """What the end of a process, before `died` is applied, says about the requests it held.
 
     Args:
