@@ -28,7 +28,7 @@ from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import KvBudget
+from .kv_budget import KvBudget, longest_stream
 from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
@@ -57,7 +57,7 @@ from .lifecycle.triggers import (
     WantUp,
     words_of,
 )
-from .load_scheduler import LoadScheduler
+from .load_scheduler import next_steps
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
@@ -101,6 +101,11 @@ def _check_waiting(model: Model, ledger: Ledger) -> None:
     assert model.held, f"{model.name} has room and lets requests wait"
     held = [*model.held, *(request.held for request in waiting)]
     assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+
+
+MOST_PASSES = 10
+"""Over all models that wait for a load, in one event; each pass leaves less to do, and what one
+model gives back may be enough for one before it."""
 
 
 class Fleet:
@@ -156,11 +161,8 @@ class Fleet:
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
-        ledger = serving.ledger
         self.downloads = Downloads(outbox, self.trigger)
-        self._loads = LoadScheduler(
-            self.kv_budget, spares, self.downloads, ledger, self.trigger, self._end_drains
-        )
+        self._are_loads_due = True
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -196,7 +198,7 @@ class Fleet:
 
     def look_at_all(self) -> None:
         """The budget or what spare workers hold has changed: any model may load now, or must go."""
-        self._loads.mark_dirty()
+        self._are_loads_due = True
         for model in self:
             self.touch(model)
 
@@ -343,7 +345,7 @@ class Fleet:
             for any_model in self:
                 self.touch(any_model)
         if self._touched or self.kv_budget.is_dirty or self._prefill_slots.has_news:
-            self._loads.settle(self.by_name, self._touched, self.settings, now)
+            self._schedule_loads(now)
             for one in self.kv_budget.settle(self.by_name, self.settings, now):
                 self.touch(one)
             for reader in self._prefill_slots.settle(
@@ -361,6 +363,32 @@ class Fleet:
                         if one.blame.is_anyone_on_probation or one.held_back is not None:
                             self.touch(one)
         self._note_what_workers_are_sent(now)
+
+    def _schedule_loads(self, now: float) -> None:
+        """Have models load, and go, whose turn it is, and download what is lacking.
+
+        That depends on the states of models, on what is reserved for each, on spare workers and on
+        the budget. If no model waits or makes room, and no more is reserved than there is, this is
+        so until one of these changes, whatever requests come and go.
+        """
+        self._are_loads_due |= self.kv_budget.is_dirty
+        if not (self._touched and self._are_loads_due):
+            return
+        for name in self._touched:
+            model = self.by_name.get(name)
+            if model is not None and model.life.state is State.PENDING:
+                model.life.stream_tokens = longest_stream(model)
+        self.downloads.settle(self.by_name.values(), now)
+        may_run = self._serving.ledger.may_run
+        for _ in range(MOST_PASSES):
+            steps = next_steps(self.by_name.values(), self.spares, self.settings, may_run, now)
+            if not steps:
+                break
+            for model, trigger in steps:
+                self.trigger(model, trigger, now)
+            self._end_drains(now)  # of models that were evicted
+        # What the KV budget takes after this counts for the next event.
+        self._are_loads_due = steps is not None or self.kv_budget.is_dirty
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
