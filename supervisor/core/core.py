@@ -99,7 +99,7 @@ def outline_of(fleet: Fleet, ledger: Ledger) -> Outline:
 
 
 def _is_coming_up(phase: Phase) -> bool:
-    """Whether its process loads, or its files arrive; it may wait for memory for ever."""
+    """True if its process loads, or its files arrive; it may wait for memory for ever."""
     if isinstance(phase, Pending):
         return phase.fetching is not None
     return phase.STATE is State.LOADING
@@ -177,7 +177,7 @@ class Core:
         self._woken_at: float | None = None
 
     def handle(self, event: Event) -> list[Action]:
-        """Handles one event and returns what to do about it, in order.
+        """Handle one event and return what to do about it, in order.
 
         Raises:
             ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
@@ -193,11 +193,11 @@ class Core:
         return self.outbox.take()
 
     def status(self, now: float) -> dict[str, Any]:
-        """What `status --json` prints."""
+        """Return what `status --json` prints."""
         return self._clients.status(now)
 
     def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
-        """How many requests run, and how many seconds a shutdown gives them.
+        """Return how many requests run, and how many seconds a shutdown gives them.
 
         Args:
             is_immediate: whether it cuts them off.
@@ -210,7 +210,7 @@ class Core:
         return ends_process(self.fleet, entries)
 
     def outline(self) -> Outline:
-        """What the machine around the daemon wants to know of it."""
+        """Return what the machine around the daemon wants to know of it."""
         return outline_of(self.fleet, self.ledger)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
@@ -218,7 +218,7 @@ class Core:
         return {model.name: tuple(model.life.story) for model in self.fleet}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the state contradicts itself; for tests, after each event."""
+        """Raise AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
         self._attaching.check_invariants([request.key for request in self.ledger])

@@ -104,7 +104,7 @@ def forecast(
 
 
 def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now: float) -> Verdict:
-    """What a load command for this model would lead to now; nothing changes."""
+    """Return what a load command for this model would lead to now; nothing changes."""
     if settings.budget is None:
         return Admit()
     others = loaded_models((one for one in models if one is not model), settings, now)
@@ -128,7 +128,8 @@ def foreseen_memory(
     needs: Mapping[ModelName, Need],
     now: float,
 ) -> dict[str, Any]:
-    """How much more than the budget would be reserved, and what follows for whom; nothing changes.
+    """Return how much more than the budget would be reserved, and what follows for whom; nothing
+    changes.
 
     The table of transitions and the planner are asked with copies of the lives.
 

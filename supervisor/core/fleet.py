@@ -73,7 +73,7 @@ from .status import change_map, model_row
 
 
 def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bool) -> None:
-    """Raises AssertionError if the models contradict themselves or each other."""
+    """Raise AssertionError if the models contradict themselves or each other."""
     everybody = list(models)
     for model in everybody:
         model.check_invariants()
@@ -172,7 +172,7 @@ class Fleet:
         return iter(list(self.by_name.values()))
 
     def find(self, name: ModelName) -> Model:
-        """Finds a model by its name in the configuration, or by an alias.
+        """Find a model by its name in the configuration, or by an alias.
 
         Raises:
             RemoteError: `unknown_model`.
@@ -203,11 +203,11 @@ class Fleet:
             self.touch(model)
 
     def has_processes(self) -> bool:
-        """Whether any process whose end must be waited for is alive."""
+        """True if any process whose end must be waited for is alive."""
         return any(model.life.state in HAS_PROCESS for model in self)
 
     def end_limit_s(self) -> float:
-        """How long it may take to end every process once nothing is left to drain."""
+        """Return how long it may take to end every process once nothing is left to drain."""
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
@@ -242,7 +242,7 @@ class Fleet:
         self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
-        """Ends every process, and starts none again.
+        """End every process, and start none again.
 
         Args:
             now: monotonic seconds.
@@ -261,7 +261,7 @@ class Fleet:
     # ------------------------------------------------------------ one model
 
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
-        """Applies a trigger to a model's life and carries out what follows.
+        """Apply a trigger to a model's life and carry out what follows.
 
         Raises:
             ImpossibleTransitionError: the state has no case for it, if this is strict; otherwise
@@ -302,7 +302,7 @@ class Fleet:
             self.trigger(model, Due(), now)
 
     def look_after(self, model: Model, now: float) -> None:
-        """Acts on what the process's signs of life mean."""
+        """Act on what the process's signs of life mean."""
         self.touch(model)
         life, watch = model.life, model.watch
         if watch is None or life.state not in WATCHED:
@@ -320,8 +320,8 @@ class Fleet:
                 pass
 
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
-        """Judges what the end of a process says about its requests, and applies it; the
-        story, the journal and the watchers get what was decided and why (F10)."""
+        """Judge what the end of a process says about its requests, and apply it; the story, the
+        journal and the watchers get what was decided and why (F10)."""
         evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.running.values())
         verdict = model.blame.judge(evidence, model.held, now)
@@ -396,7 +396,7 @@ class Fleet:
                 self.trigger(model, Drained(), now)
 
     def _note_what_workers_are_sent(self, now: float) -> None:
-        """Counts the messages sent to each worker, because its heartbeats count them, too."""
+        """Count the messages sent to each worker, because its heartbeats count them, too."""
         for action in self._outbox:
             if isinstance(action, SendToWorker):
                 model = self.by_name.get(action.model)
@@ -404,7 +404,7 @@ class Fleet:
                     model.watch.was_told(now)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the models contradict themselves or each other."""
+        """Raise AssertionError if the models contradict themselves or each other."""
         check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
         self.downloads.check_invariants(self)
         self._prefill_slots.check_invariants(self, self.settings)

@@ -29,7 +29,7 @@ from .spares import Spares
 
 
 def ask_back(models: Iterable[Model], outbox: Outbox, now: float) -> None:
-    """Asks the workers of these models, which are READY; the models remember when that was."""
+    """Ask the workers of these models, which are READY; the models remember when that was."""
     for model in models:
         model.asked_back_at = now
         outbox.tell(model.life, GiveBack())
@@ -40,34 +40,34 @@ SPARE_SHARE = 10
 
 
 def has_row_budget(model: Model) -> bool:
-    """Whether anything is known of what the rows of this model's live process take."""
+    """True if anything is known of what the rows of this model's live process take."""
     return (
         model.ready is not None and bool(model.ready.cache_layers) and model.life.need is not None
     )
 
 
 def is_given(model: Model) -> bool:
-    """Whether the `memory` of its entry limits it."""
+    """True if the `memory` of its entry limits it."""
     return model.life.need is not None and model.life.need.given_bytes is not None
 
 
 def fixed_bytes(model: Model) -> int:
-    """What the live process takes without any row, and what is reserved for it besides because
-    others before it ran out of memory."""
+    """Return what the live process takes without any row, and what is reserved for it besides
+    because others before it ran out of memory."""
     return bare_bytes(model) + model.life.raise_bytes
 
 
 def planned_bytes(model: Model) -> int:
-    """What the live process was to hold at most, by what it was told; while it loads, or if its
-    rows have no budget, what it was started with."""
+    """Return what the live process was to hold at most, by what it was told; while it loads, or if
+    its rows have no budget, what it was started with."""
     if model.row_budget is None or not has_row_budget(model):
         return model.life.granted_bytes
     return fixed_bytes(model) + model.row_budget.most_bytes
 
 
 def yield_raise(model: Model, claim: Claim, could_bytes: int) -> None:
-    """What is reserved for its live process because others before it ran out of memory gives way
-    to a row that could not run otherwise; it does not grow again before the next load.
+    """Let what is reserved because processes before this one ran out of memory give way to a row
+    that could not run otherwise; it does not grow again before the next load.
 
     Args:
         model: it serves.
@@ -79,7 +79,7 @@ def yield_raise(model: Model, claim: Claim, could_bytes: int) -> None:
 
 
 def bare_bytes(model: Model) -> int:
-    """What the live process takes without any row."""
+    """Return what the live process takes without any row."""
     assert model.ready is not None
     assert model.life.need is not None
     own_bytes = model.ready.own_bytes
@@ -89,8 +89,8 @@ def bare_bytes(model: Model) -> int:
 
 
 def claim_of(model: Model) -> Claim:
-    """What its rows need: one row, as long as its longest open answer. With `memory` in its entry
-    that is what there is; it is enough for a short row, or the load would have failed."""
+    """Return what its rows need: one row, as long as its longest open answer. With `memory` in its
+    entry that is what there is; it is enough for a short row, or the load would have failed."""
     need = model.life.need
     assert need is not None
     if need.given_bytes is not None:
@@ -103,9 +103,9 @@ def claim_of(model: Model) -> Claim:
 
 
 def rows_bytes(model: Model, claim: Claim, without: Collection[RequestKey] = ()) -> int:
-    """What its rows hold, and need to grow by one step; no less than its least, and no more than it
-    can use. Rows that leave for want of memory need none, as if they were among those `without`
-    which this is asked."""
+    """Return what its rows hold, and need to grow by one step; no less than its least, and no more
+    than it can use. Rows that leave for want of memory need none, as if they were among those
+    `without` which this is asked."""
     rows = model.running.values()
     lengths = [length(one) for one in rows if not (is_leaving_short(one) or one.key in without)]
     longest = max(lengths, default=0) + GROWTH_TOKENS
@@ -114,7 +114,8 @@ def rows_bytes(model: Model, claim: Claim, without: Collection[RequestKey] = ())
 
 
 def needed_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
-    """What a model needs for its rows and itself; with `without`, once these rows have left."""
+    """Return what a model needs for its rows and itself; with `without`, once these rows have
+    left."""
     needs_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model), without)
     return max(needs_bytes, model.life.pinned_bytes)
 
@@ -126,14 +127,15 @@ def longest_stream(model: Model) -> int:
 
 
 def bytes_to_load(model: Model) -> int:
-    """What must be free before it is loaded, or loaded again, with a row for its longest answer."""
+    """Return what must be free before it is loaded, or loaded again, with a row for its longest
+    answer."""
     return model.life.needed_for(longest_stream(model))
 
 
 def spare_bytes(model: Model, now: float) -> int:
-    """How much less would be reserved for a model if it gave back what it does not need now; once
-    its process is about to go, that is all but what the next one needs, if there is to be one, or
-    what is kept for a pinned model."""
+    """Return how much less would be reserved for a model if it gave back what it does not need now;
+    once its process is about to go, that is all but what the next one needs, if there is to be one,
+    or what is kept for a pinned model."""
     if isinstance(model.life.phase, Stopping):
         next_bytes = bytes_to_load(model) if model.life.wanted is Wanted.UP else 0
         return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
@@ -147,9 +149,10 @@ def spare_bytes(model: Model, now: float) -> int:
 
 
 def lasting_bytes(model: Model, now: float) -> int:
-    """What a pinned model holds whoever of its requests ends: what a load of it needs, because what
-    its rows take besides comes back with them. If its process has outgrown that, it is all that is
-    left once it is idle and has given back; without a budget for its rows, nothing comes back."""
+    """Return what a pinned model holds whoever of its requests ends: what a load of it needs,
+    because what its rows take besides comes back with them. If its process has outgrown that, it is
+    all that is left once it is idle and has given back; without a budget for its rows, nothing
+    comes back."""
     life, budget = model.life, model.row_budget
     if not isinstance(life.phase, Ready):
         return life.pinned_bytes
@@ -161,7 +164,7 @@ def lasting_bytes(model: Model, now: float) -> int:
 
 
 def reserve(model: Model) -> None:
-    """What is reserved for a process follows from what its rows may take, and what it holds."""
+    """Derive what is reserved for a process from what its rows may take, and what it holds."""
     assert model.row_budget is not None
     need = model.life.need
     given_bytes = 0 if need is None or need.given_bytes is None else need.given_bytes
@@ -177,7 +180,7 @@ def reserve(model: Model) -> None:
 
 
 def is_held_back(model: Model, request: Request) -> bool:
-    """Whether a request that has left for want of memory must wait on: until there is room for its
+    """True if a request that has left for want of memory must wait on: until there is room for its
     row and some to spare, or a row has ended, or nothing runs."""
     if request.left_short_at is None or model.row_budget is None or not has_row_budget(model):
         return False
@@ -189,7 +192,7 @@ def is_held_back(model: Model, request: Request) -> bool:
 
 
 def has_memory_beside(model: Model, request: Request, others: Collection[Request]) -> bool:
-    """Whether there is room for the row of a request next to these, and some to spare; without
+    """True if there is room for the row of a request next to these, and some to spare; without
     others, whether it fits alone. Its rows have a budget."""
     assert model.ready is not None
     assert model.row_budget is not None
@@ -201,7 +204,7 @@ def has_memory_beside(model: Model, request: Request, others: Collection[Request
 
 
 def is_leaving_short(request: Request) -> bool:
-    """Whether its row was asked to leave for want of memory, and has not left yet."""
+    """True if its row was asked to leave for want of memory, and has not left yet."""
     return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.MEMORY
 
 
@@ -224,12 +227,12 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
 
 
 def is_tried_again(model: Model) -> bool:
-    """Whether a request runs, or is about to, that has run out of memory alone."""
+    """True if a request runs, or is about to, that has run out of memory alone."""
     return any(one.shortages for one in (*model.running.values(), *model.queue.again))
 
 
 def may_leave(model: Model, request: Request) -> bool:
-    """Whether the row of a request may leave the batch and continue later."""
+    """True if the row of a request may leave the batch and continue later."""
     return request.may_resume and not model.life.launch.deterministic
 
 
@@ -275,7 +278,7 @@ class KvBudget:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether `settle` has yet to look at what has changed."""
+        """True if `settle` has yet to look at what has changed."""
         return self._is_due
 
     def beat(self, model: Model, message: Heartbeat) -> bool:
@@ -310,7 +313,7 @@ class KvBudget:
     def settle(
         self, models: Mapping[ModelName, Model], settings: CoreSettings, now: float
     ) -> list[Model]:
-        """Divides the head-room anew, if anything has changed.
+        """Divide the head-room anew, if anything has changed.
 
         Args:
             models: all of them.
@@ -344,7 +347,7 @@ class KvBudget:
         return [one for one in members if one.queue]
 
     def _lower(self, model: Model, target_bytes: int, *, is_short: bool, now: float) -> None:
-        """Takes head-room back; a little only if it is needed elsewhere."""
+        """Take head-room back; a little only if it is needed elsewhere."""
         budget = model.row_budget
         assert budget is not None
         if not budget.number:
@@ -365,7 +368,7 @@ class KvBudget:
         models: Iterable[Model],
         rest_bytes: int | None,
     ) -> None:
-        """Grants head-room as far as it is free now; the first row needs none."""
+        """Grant head-room as far as it is free now; the first row needs none."""
         budget = model.row_budget
         assert budget is not None
         if rest_bytes is not None:
@@ -388,7 +391,7 @@ def _takes_part(model: Model, settings: CoreSettings) -> bool:
 
 
 def _is_short(everybody: list[Model], budget: Budget) -> bool:
-    """Whether every model must give back what it does not need now."""
+    """True if every model must give back what it does not need now."""
     if _reserved(everybody) > budget.kept_bytes:
         return True
     return any(model.lack.takes_spare for model in everybody if model.lack is not None)
@@ -402,9 +405,9 @@ def _targets(
     *,
     is_short: bool,
 ) -> dict[ModelName, int]:
-    """What the rows of each model should be allowed to take: what they hold if memory is short or a
-    request of another model has run out of memory alone, no more than now while a model waits for
-    memory, or else also an equal share of what is free."""
+    """Return what the rows of each model should be allowed to take: what they hold if memory is
+    short or a request of another model has run out of memory alone, no more than now while a model
+    waits for memory, or else also an equal share of what is free."""
     held = {one.name: rows_bytes(one, claims[one.name]) for one in members}
     if is_short:
         return held
@@ -422,7 +425,7 @@ def _shares(
     held: Mapping[ModelName, int],
     rest_bytes: int | None,
 ) -> dict[ModelName, int]:
-    """What the rows of each model should be allowed to take while memory is not short."""
+    """Return what the rows of each model should be allowed to take while memory is not short."""
     if rest_bytes is None:
         return {name: claim.wanted_bytes for name, claim in claims.items()}
     if any(one.lack and one.urgency is not Urgency.NOBODY for one in everybody):
@@ -436,7 +439,7 @@ def _shares(
 def _could(
     model: Model, claims: Mapping[ModelName, Claim], models: Iterable[Model], budget: Budget | None
 ) -> int:
-    """What the rows of a model could take if all others gave back what they may."""
+    """Return what the rows of a model could take if all others gave back what they may."""
     claim = claims[model.name]
     if budget is None or is_given(model):
         return claim.wanted_bytes

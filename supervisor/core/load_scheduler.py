@@ -70,12 +70,12 @@ def pending(model: Model) -> Pending:
 
 
 def waits_for_load(model: Model) -> bool:
-    """Whether it waits for a turn or for memory, and not for its files."""
+    """True if it waits for a turn or for memory, and not for its files."""
     return isinstance(model.life.phase, Pending) and model.life.settings.download is None
 
 
 def is_unwanted(model: Model) -> bool:
-    """Whether it only waits because it has made room, and nobody waits for it any longer: like an
+    """True if it only waits because it has made room, and nobody waits for it any longer: like an
     evicted one, it loads with its next request."""
     is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
     return model.life.why is Why.SWAP and is_for_nobody
@@ -92,12 +92,12 @@ def turn_order(model: Model) -> tuple[bool, bool, bool, float, bool]:
 
 
 def wait_for(verdict: GiveBack) -> Wait:
-    """What a model waits for if others give back enough without going."""
+    """Return what a model waits for if others give back enough without going."""
     return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
 
 
 def as_trigger(lack: Lack) -> LacksMemory:
-    """What a model was last told that it lacks."""
+    """Return what a model was last told that it lacks."""
     return LacksMemory(
         reason=lack.reason,
         looks_again_at=lack.looks_again_at,
@@ -196,7 +196,7 @@ class _Round:
         self._promised_bytes = 0
 
     def call_off(self, model: Model) -> None:
-        """Lets a model stay whose rows leave, if what they leave for no longer needs them to."""
+        """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
         phase = model.life.phase
         assert isinstance(phase, Swapping)
         if isinstance(phase.cause, Shortage):
@@ -214,7 +214,7 @@ class _Round:
             self._loaded[model.name] = replace(one, standing=Standing.BUSY)
 
     def decide(self, model: Model) -> None:
-        """Decides about a model that waits for a load."""
+        """Decide about a model that waits for a load."""
         phase = pending(model)
         turns = self._free_turns_after_crash if phase.is_after_crash else self._free_turns
         is_open = turns > 0
@@ -250,7 +250,7 @@ class _Round:
                 self._refuse(model, refusal)
 
     def swap(self, waiting: Iterable[Model]) -> None:
-        """Swaps models out for whoever is first in line over all models, if that is due.
+        """Swap models out for whoever is first in line over all models, if that is due.
 
         Nobody behind it gets a turn before it, unless nothing that is known would make room for it.
         """
@@ -277,8 +277,8 @@ class _Round:
                     pass
 
     def give_back(self) -> None:
-        """Evicts idle models if more is reserved than the budget allows, and not just until
-        workers have given back what they keep for reuse. Spare workers go before them."""
+        """Evict idle models if more is reserved than the budget allows, and not just until workers
+        have given back what they keep for reuse. Spare workers go before them."""
         if self._budget is None:
             return
         # What somebody waits for is held by now: if models go for it, spare workers do, too.
@@ -300,7 +300,7 @@ class _Round:
         return bool(leaving)
 
     def swap_for_shortage(self) -> None:
-        """Swaps a busy model out if no row leaves: what is there does not fit together."""
+        """Swap a busy model out if no row leaves: what is there does not fit together."""
         if self._budget is None or not self._settings.swap or self._is_giving_back():
             return
         found = goes_for_shortage(self._models, self._loaded, self._budget, self._now)
@@ -338,7 +338,7 @@ class _Round:
         self._hold(model)
 
     def _fits_with_spares(self, model: Model) -> bool:
-        """Whether there is room without ending any spare worker; those in the way are ended."""
+        """True if there is room without ending any spare worker; those in the way are ended."""
         if self._budget is None:
             return True
         left_bytes = self._left_bytes(model) - model.life.needed_bytes
@@ -349,7 +349,7 @@ class _Round:
         return f"{needs(model.life.needed_bytes, free_bytes)}: spare workers are about to go"
 
     def _left_bytes(self, model: Model) -> int:
-        """What the models, without this one, leave of the budget."""
+        """Return what the models, without this one, leave of the budget."""
         assert self._budget is not None
         return self._left_of(self._budget.size_bytes, model)
 
@@ -384,7 +384,7 @@ class _Round:
         self._loaded[victim.name] = replace(one, standing=Standing.LEAVING)
 
     def _may_return(self, *victims: Model) -> bool:
-        """Whether the files of these models are known to be what they have loaded; if nobody has
+        """True if the files of these models are known to be what they have loaded; if nobody has
         looked lately, that is done first."""
         doubted = [one for one in victims if must_be_compared(one, self._now)]
         unseen = [one for one in doubted if not one.life.files.is_being_seen]

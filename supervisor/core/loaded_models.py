@@ -17,12 +17,12 @@ from .swapping import highest_class, turn_ends_at, why_it_stays
 
 
 def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
-    """What the planner sees of those models that hold a part of the budget."""
+    """Return what the planner sees of those models that hold a part of the budget."""
     return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
 
 
 def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
-    """How much of what is reserved must still go, whoever may."""
+    """Return how much of what is reserved must still go, whoever may."""
     if budget is None:
         return 0
     staying = (one for one in models if _standing(one) is not Standing.LEAVING)

@@ -70,7 +70,7 @@ def next_for_row(model: Model, ledger: Ledger) -> Request | None:
 
 
 def who_yields(model: Model, ledger: Ledger, now: float) -> Yields:
-    """Decides whose rows are freed, once those that are free have been given away.
+    """Decide whose rows are freed, once those that are free have been given away.
 
     Looks at the rows only while a request of the highest class waits.
     """
@@ -93,8 +93,8 @@ def who_yields(model: Model, ledger: Ledger, now: float) -> Yields:
 
 
 def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
-    """Whose rows are freed because there is no memory for one more: those served last, and none
-    without which the others would be enough.
+    """Return whose rows are freed because there is no memory for one more: those served last, and
+    none without which the others would be enough.
 
     If the first in line has come there by waiting, a request of the highest class waits behind it;
     at least one row is freed for that one then, because what becomes free by itself goes to
@@ -132,7 +132,7 @@ def _fewest(rows: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
 def _is_enough(
     model: Model, request: Request, rows: Sequence[Request], leaving: Collection[Request]
 ) -> bool:
-    """Whether there is memory for the row of a request once these have left."""
+    """True if there is memory for the row of a request once these have left."""
     keys = {one.key for one in leaving}
     return has_memory_beside(model, request, [one for one in rows if one.key not in keys])
 
@@ -153,7 +153,7 @@ def _latest_first(
 
 
 def _may_free_rows(model: Model, ledger: Ledger) -> bool:
-    """Whether rows of this model may be freed: not next to turns of suspects, and not of one whose
+    """True if rows of this model may be freed: not next to turns of suspects, and not of one whose
     prompts are read in fixed chunks from the beginning."""
     life = model.life
     is_serving = life.state is State.READY and not model.is_unlinked
@@ -166,8 +166,8 @@ def _may_yield(request: Request) -> bool:
 
 
 def _yields_at(request: Request, min_run_s: float, *, keeps_states: bool) -> float:
-    """When a row that gains tokens may be freed: after `min_run_s`, and if its state would be lost,
-    after as long as reading everything again would take."""
+    """Return when a row that gains tokens may be freed: after `min_run_s`, and if its state would
+    be lost, after as long as reading everything again would take."""
     assert request.gains_since is not None
     run_s = min_run_s if keeps_states else max(min_run_s, request.repeat_s)
     return request.gains_since + run_s
@@ -201,7 +201,7 @@ def who_gives_way(
 
 
 def are_rows_leaving(models: Iterable[Model]) -> bool:
-    """Whether rows have been asked to leave for want of memory, and have not left yet."""
+    """True if rows have been asked to leave for want of memory, and have not left yet."""
     return any(is_leaving_short(one) for model in models for one in model.running.values())
 
 
@@ -230,7 +230,7 @@ def _served_at(request: Request) -> tuple[float, RequestKey]:
 
 
 def _freed_bytes(leaving: Leaving) -> int:
-    """How much less must be reserved once these rows have left."""
+    """Return how much less must be reserved once these rows have left."""
     return sum(
         _kept_bytes(model) - _kept_bytes(model, frozenset(one.key for one in requests))
         for model, requests in _by_model(leaving)

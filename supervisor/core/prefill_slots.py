@@ -71,22 +71,22 @@ class DeviceLeases:
         return name in self._parts
 
     def stage(self, name: ModelName) -> Stage | None:
-        """What a model does; None if it takes no part."""
+        """Return what a model does; None if it takes no part."""
         part = self._parts.get(name)
         return None if part is None else part.stage
 
     def until(self, name: ModelName) -> float | None:
-        """When the lease of this model ends; None if it has none."""
+        """Return when the lease of this model ends; None if it has none."""
         part = self._parts.get(name)
         return part.until if part is not None and part.stage is Stage.HOLDS else None
 
     def is_over(self, name: ModelName, now: float) -> bool:
-        """Whether this model has a lease that has lasted long enough."""
+        """True if this model has a lease that has lasted long enough."""
         until = self.until(name)
         return until is not None and until <= now
 
     def are_needed(self, limit: int | None) -> bool:
-        """Whether more models have a long prompt to read than may do so at the same time."""
+        """True if more models have a long prompt to read than may do so at the same time."""
         return limit is not None and len(self._parts) > limit
 
     def reads(self, name: ModelName, *, is_reading: bool) -> bool:
@@ -124,7 +124,7 @@ class DeviceLeases:
         self._parts.pop(name, None)
 
     def expire(self, now: float) -> None:
-        """Ends the leases that have lasted long enough."""
+        """End the leases that have lasted long enough."""
         for part in self._parts.values():
             if part.stage is Stage.HOLDS and part.until <= now:
                 part.stage = Stage.OUTLASTS
@@ -132,7 +132,7 @@ class DeviceLeases:
     def grant(
         self, limit: int | None, rank: Callable[[ModelName], int], now: float
     ) -> list[ModelName]:
-        """Grants the leases that are free.
+        """Grant the leases that are free.
 
         Args:
             limit: how many there may be; None: any number.
@@ -152,7 +152,7 @@ class DeviceLeases:
         return granted
 
     def check_invariants(self, members: Collection[ModelName], limit: int | None) -> None:
-        """Raises AssertionError if others than members take part, or one waits though a lease is
+        """Raise AssertionError if others than members take part, or one waits though a lease is
         free."""
         assert self._parts.keys() <= set(members)
         if self._in(Stage.WAITS):
@@ -185,7 +185,7 @@ class _Device:
     members: dict[ModelName, bool] = field(default_factory=dict)
 
     def limit(self, settings: CoreSettings) -> int | None:
-        """How many models may read long prompts at the same time; None: any number."""
+        """Return how many models may read long prompts at the same time; None: any number."""
         if settings.max_parallel_prefills is not None:
             return settings.max_parallel_prefills
         return 1 if self.backend in GPUS else None
@@ -231,7 +231,7 @@ class PrefillSlots:
 
     @property
     def has_news(self) -> bool:
-        """Whether workers have said anything since the last `settle`."""
+        """True if workers have said anything since the last `settle`."""
         return bool(self._changed)
 
     def settle(
@@ -241,7 +241,7 @@ class PrefillSlots:
         settings: CoreSettings,
         now: float,
     ) -> list[Model]:
-        """Frees the leases of models that no longer take part, and grants those that are free.
+        """Free the leases of models that no longer take part, and grant those that are free.
 
         Args:
             models: all of them.
@@ -273,7 +273,7 @@ class PrefillSlots:
         return [models[name] for name in stirred]
 
     def _place(self, model: Model | None, before: _Device | None) -> _Device | None:
-        """Where a model takes part now; a process stays on its device."""
+        """Return where a model takes part now; a process stays on its device."""
         if model is None or model.ready is None or model.life.state not in SERVES:
             return None
         if model.watch is not None and model.watch.unlinked_at is not None:
@@ -299,7 +299,7 @@ class PrefillSlots:
         settings: CoreSettings,
         now: float,
     ) -> list[ModelName]:
-        """Tells the members whether leases are needed, if that has changed, and grants leases."""
+        """Tell the members whether leases are needed, if that has changed, and grant leases."""
         limit = device.limit(settings)
         device.leases.expire(now)
         are_needed = device.leases.are_needed(limit)
@@ -319,7 +319,7 @@ class PrefillSlots:
         return granted
 
     def deadline(self, model: Model) -> float | None:
-        """When something is due for this model, or its lease ends."""
+        """Return when something is due for this model, or its lease ends."""
         when = model.deadline()
         device = self._device_of.get(model.name)
         until = None if device is None else device.leases.until(model.name)
@@ -328,7 +328,7 @@ class PrefillSlots:
         return min(when, until)
 
     def check_invariants(self, models: Iterable[Model], settings: CoreSettings) -> None:
-        """Raises AssertionError if somebody takes part who must not, or waits without need."""
+        """Raise AssertionError if somebody takes part who must not, or waits without need."""
         for model in models:
             before = self._device_of.get(model.name)
             assert self._place(model, before) is before, f"{model.name} takes part wrongly"

@@ -31,24 +31,24 @@ from .settings import CoreSettings
 
 
 def why_it_stays(model: Model) -> str:
-    """What has changed, if the model must stay for that; empty if it need not."""
+    """Return what has changed, if the model must stay for that; empty if it need not."""
     change = model.life.files.change
     return change if change and _has_begun(model) else ""
 
 
 def must_be_compared(model: Model, now: float) -> bool:
-    """Whether its files must be looked at before it may be swapped out."""
+    """True if its files must be looked at before it may be swapped out."""
     return _has_begun(model) and not model.life.files.is_fresh(now)
 
 
 def may_have_been_restored(model: Model, now: float) -> bool:
-    """Whether it is time to look again at files that have kept a model from being swapped out."""
+    """True if it is time to look again at files that have kept a model from being swapped out."""
     is_ready = isinstance(model.life.phase, Ready)
     return is_ready and bool(why_it_stays(model)) and model.life.files.may_be_asked(now)
 
 
 def _has_begun(model: Model) -> bool:
-    """Whether it has open answers that a worker has accepted, or is about to."""
+    """True if it has open answers that a worker has accepted, or is about to."""
     if model.running:
         return True
     waiting = chain(model.queue.again, model.paused.values())
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
 
 def load_request_of(model: Model, settings: CoreSettings, may_run: MayRun) -> LoadRequest:
-    """What a model that waits for memory asks for."""
+    """Return what a model that waits for memory asks for."""
     wants = _priority(model, may_run)
     return LoadRequest(
         name=model.name,
@@ -114,7 +114,7 @@ def place_in_line(
 
 
 def is_still_wanted(phase: Swapping, target: Model, may_run: MayRun) -> bool:
-    """Whether the model that another one makes room for still waits for that, and may have it."""
+    """True if the model that another one makes room for still waits for that, and may have it."""
     lack = target.lack
     if lack is None or not lack.is_promised:
         return False
@@ -185,8 +185,8 @@ def goes_for_shortage(
     budget: Budget,
     now: float,
 ) -> tuple[Model, Shortage] | None:
-    """Who is to be swapped out because more is needed than may be kept; None: nobody may, or what
-    is leaving is enough.
+    """Return who is to be swapped out because more is needed than may be kept; None: nobody may, or
+    what is leaving is enough.
 
     One model that is READY always stays: with none, nothing would be served until memory is there
     again. So does one that could not return.
@@ -223,7 +223,7 @@ def lasts(
     loaded: Mapping[ModelName, LoadedModel],
     budget: Budget | None,
 ) -> bool:
-    """Whether a model that is on its way out for a shortage could still not stay."""
+    """True if a model that is on its way out for a shortage could still not stay."""
     if budget is None:
         return False
     staying_bytes = sum(counted_bytes(models, loaded, budget).values())
@@ -233,13 +233,13 @@ def lasts(
 def counted_bytes(
     models: Mapping[ModelName, Model], loaded: Mapping[ModelName, LoadedModel], budget: Budget
 ) -> dict[ModelName, int]:
-    """What each of those that stay cannot give back without going, by name."""
+    """Return what each of those that stay cannot give back without going, by name."""
     staying = (one for one in loaded.values() if one.standing is not Standing.LEAVING)
     return {one.name: _counted_bytes(one, models[one.name], budget) for one in staying}
 
 
 def shortage_text(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> str:
-    """How much is reserved, how much may be kept, and why it is no more, a phrase."""
+    """Return how much is reserved, how much may be kept, and why it is no more, a phrase."""
     reserved_bytes = sum(one.reserved_bytes for one in loaded.values())
     sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
     return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
@@ -249,13 +249,14 @@ def shortage_text(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> st
 
 
 def _counted_bytes(one: LoadedModel, model: Model, budget: Budget) -> int:
-    """What a model cannot give back without going. While others do not lack memory, what it has
-    grown by does not count: it would be let in again at once, and grow again."""
+    """Return what a model cannot give back without going. While others do not lack memory, what it
+    has grown by does not count: it would be let in again at once, and grow again."""
     least_bytes = one.reserved_bytes - one.spare_bytes
     return least_bytes if budget.is_short else min(least_bytes, bytes_to_load(model))
 
 
 def _goes_first(one: LoadedModel) -> tuple[int, float]:
-    """Who runs nothing, then who runs the lowest class; then who has been loaded for longest."""
+    """Sort models that run nothing first, then by class from the lowest; then by how long they have
+    been loaded."""
     rank = len(CLASSES) if one.runs is None else CLASSES.index(one.runs)
     return -rank, one.loaded_since

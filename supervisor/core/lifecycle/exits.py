@@ -117,7 +117,7 @@ def died(life: Life, trigger: Died, now: float) -> None:
 
 
 def _has_lost_files(life: Life, died: Died) -> bool:
-    """Whether files of a repository have been removed since the configuration was read.
+    """True if files of a repository have been removed since the configuration was read.
 
     Not if the load before ended for the same reason: a download has not helped.
     """
@@ -187,7 +187,7 @@ def ended_at_last(life: Life, trigger: Died, now: float) -> None:
 
 
 def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
-    """What the end of a process, before `died` is applied, says about the requests it held.
+    """Return what the end of a process, before `died` is applied, says about the requests it held.
 
     Args:
         life: still in the state in which the process ended.
@@ -239,7 +239,7 @@ def _fail(life: Life, cause: str, now: float) -> None:
 
 
 def ending_of(life: Life, died: Died) -> Stopping | None:
-    """How the process was being ended; None if it ended by itself.
+    """Return how the process was being ended; None if it ended by itself.
 
     A broken or suspended process is killed at once. If that signal did not end it, it had been
     about to die: its connection ends before its exit can be seen, and the kernel may take long to
@@ -277,7 +277,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
 
 
 def _load_error(life: Life, died: Died) -> str | None:
-    """What a load that failed by itself has in common with another that failed the same way.
+    """Return what a load that failed by itself has in common with another that failed the same way.
 
     None: it had become READY, was ended, did not say why, or others contribute to the cause.
     """
@@ -289,7 +289,8 @@ def _load_error(life: Life, died: Died) -> str | None:
 
 
 def ready_for_s(life: Life, now: float) -> float | None:
-    """How long a process has been READY, or had been before it was asked to end; None: never."""
+    """Return how long a process has been READY, or had been before it was asked to end; None:
+    never."""
     match life.phase:
         case Ready(since=since):
             return now - since

@@ -524,9 +524,9 @@ def _wait_for_memory(life: Life, phase: Pending, trigger: LacksMemory, now: floa
 
 
 def _not_downloaded(life: Life, trigger: NoFiles, now: float) -> None:
-    """What ends by itself is waited for, however long it takes; what else another attempt may fix
-    counts as a crash. Callers of the load itself are answered, and requests keep waiting.
-    Everything else is for a person to fix."""
+    """Wait, however long it takes, for what ends by itself; count what else another attempt may fix
+    as a crash. Callers of the load itself are answered, and requests keep waiting. Everything else
+    is for a person to fix."""
     cause = f"not downloaded: {trigger.cause}"
     verdict: float | GiveUp | None = None
     if trigger.waits_for:

@@ -41,12 +41,12 @@ class Budget:
 
     @property
     def whole_bytes(self) -> int:
-        """What the models may take together while memory is not short."""
+        """Return what the models may take together while memory is not short."""
         return self.size_bytes if self.lowered_from_bytes is None else self.lowered_from_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What may stay reserved; models that nobody uses go until it is no more."""
+        """Return what may stay reserved; models that nobody uses go until it is no more."""
         return self.size_bytes if self.is_short else self.whole_bytes
 
     def whole(self) -> Budget:
@@ -115,12 +115,12 @@ class Reading:
 
     @property
     def free_bytes(self) -> int:
-        """What models may still take; below 0 if they hold too much."""
+        """Return what models may still take; below 0 if they hold too much."""
         return self.available_bytes - self._kept_bytes
 
     @property
     def shortage(self) -> str:
-        """Why there is less room for models than usual, a phrase."""
+        """Return why there is less room for models than usual, a phrase."""
         sizes = f"{size_text(self.available_bytes)} is available {self.place}"
         waiting = ", processes wait for memory" if self.strain is Strain.STALLED else ""
         return f"{sizes}{waiting}, and {size_text(self._kept_bytes)} must stay free"
@@ -132,7 +132,7 @@ class Reading:
 
 
 def room_bytes(reading: Reading | None, held_bytes: int) -> int | None:
-    """What models may hold together; None if nothing limits it.
+    """Return what models may hold together; None if nothing limits it.
 
     Args:
         reading: of the machine; None: it cannot be read.
@@ -159,7 +159,7 @@ class Squeeze:
 
 
 def squeezed(before: Squeeze, room_bytes: int | None, whole_bytes: int, now: float) -> Squeeze:
-    """What follows from the room that there is now.
+    """Return what follows from the room that there is now.
 
     Args:
         before: how far the budget was lowered.

@@ -16,7 +16,8 @@ from .planner import Fits, FitsWithout, find_room, listed
 
 
 def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
-    """What is wrong with a configuration whose pinned models exceed the budget; empty if nothing.
+    """Return what is wrong with a configuration whose pinned models exceed the budget; empty if
+    nothing.
 
     Args:
         pinned: what each of them needs in bytes, by name.
@@ -90,7 +91,7 @@ class Plan:
 
 
 def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
-    """Loads models in their order as long as they fit, the pinned ones first, and looks what the
+    """Load models in their order as long as they fit, the pinned ones first, and look what the
     others would displace.
 
     What is left goes to the caches of those that are loaded: first until a row of each can have
@@ -176,7 +177,7 @@ def _displacing(
 def _share_out(
     needs: Mapping[ModelName, Need], reserved: Mapping[ModelName, int], budget_bytes: int
 ) -> dict[ModelName, int]:
-    """What each may take; together no more than the budget."""
+    """Return what each may take; together no more than the budget."""
     granted = dict(reserved)
     for wanted in (
         {name: need.whole_row_bytes for name, need in needs.items()},
@@ -400,7 +401,7 @@ def apply_change(
 
 
 def _settings(candidates: Sequence[Candidate], budget_bytes: int) -> Iterator[Change]:
-    """Changes to try, whoever costs less first."""
+    """Yield changes to try, the cheapest first."""
     each = [_lower_context([one], candidates, budget_bytes) for one in candidates]
     found = [change for change in each if change is not None]
     yield from sorted(found, key=lambda change: -change.tokens)

@@ -78,27 +78,28 @@ class Need:
 
     @property
     def fixed_bytes(self) -> int:
-        """What it takes before any request runs."""
+        """Return what it takes before any request runs."""
         return self.weights.size_bytes + self.own.size_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free before it is loaded: one row of `least_tokens`, or what is given."""
+        """Return what must be free before it is loaded: one row of `least_tokens`, or what is
+        given."""
         return self.needed_for(0)
 
     @property
     def unraised_bytes(self) -> int:
-        """What it would need if no process of it had ever run out of memory."""
+        """Return what it would need if no process of it had ever run out of memory."""
         return self.needed_bytes - self.raise_for(0)
 
     def needed_for(self, stream_tokens: int) -> int:
-        """What must be free before it is loaded if an answer that has begun is that long."""
+        """Return what must be free before it is loaded if an answer that has begun is that long."""
         if self.given_bytes is not None:
             return self.given_bytes
         return self._unraised_for(stream_tokens) + self.raise_for(stream_tokens)
 
     def raise_for(self, stream_tokens: int) -> int:
-        """How much of `needed_for` is there because its processes ran out of memory."""
+        """Return how much of `needed_for` is there because its processes ran out of memory."""
         if self.given_bytes is not None:
             return 0
         if self.most_bytes is None:
@@ -108,27 +109,28 @@ class Need:
 
     @property
     def whole_row_bytes(self) -> int:
-        """What it takes with one row of the whole context, or what is given if that is less."""
+        """Return what it takes with one row of the whole context, or what is given if that is
+        less."""
         longest = self.context_tokens
         return self._limited(self.bytes_for(rows=1, longest=longest) + self.raise_for(longest))
 
     @property
     def wanted_bytes(self) -> int:
-        """What it takes at most: all of its rows, each of the whole context."""
+        """Return what it takes at most: all of its rows, each of the whole context."""
         longest = self.context_tokens
         size_bytes = self.bytes_for(rows=self.max_rows, longest=longest)
         return self._limited(size_bytes + self.raise_for(longest))
 
     @property
     def is_measured(self) -> bool:
-        """Whether nothing that `needed_bytes` rests on is an estimate."""
+        """True if nothing that `needed_bytes` rests on is an estimate."""
         if self.given_bytes is not None:
             return True
         sources = (self.weights.source, self.own.source, self.layers_source)
         return Source.ESTIMATED not in sources
 
     def bytes_for(self, *, rows: int, longest: int) -> int:
-        """What it takes with that many rows, the longest of them of that many tokens."""
+        """Return what it takes with that many rows, the longest of them of that many tokens."""
         return self.fixed_bytes + cache_bytes(self.layers, rows=rows, longest=longest)
 
     def tokens_in(self, size_bytes: int, *, rows: int = 1) -> int:
@@ -137,7 +139,7 @@ class Need:
         return tokens_within(room, self.layers, rows=rows, most=self.context_tokens)
 
     def rows_in(self, size_bytes: int, *, longest: int) -> int:
-        """How many rows of that length it has memory for, at most `max_rows`; 0: none."""
+        """Return how many rows of that length it has memory for, at most `max_rows`; 0: none."""
         room = size_bytes - self.fixed_bytes - self.raise_for(longest)
         if longest == 0 or room < 0:
             return 0
@@ -203,8 +205,8 @@ def bounded(
 
 
 def loaded_problem(need: Need | None, ready: Ready) -> str:
-    """What is wrong with the `memory` of a model that a worker has loaded, a clause; empty if it is
-    enough, or if the entry gives none.
+    """Return what is wrong with the `memory` of a model that a worker has loaded, a clause; empty
+    if it is enough, or if the entry gives none.
 
     Args:
         need: of the model; its process counts as there if the worker cannot measure that.

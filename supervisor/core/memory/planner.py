@@ -31,7 +31,7 @@ def is_or_are(names: Iterable[str]) -> str:
 
 
 def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> str:
-    """What a load waits for.
+    """Return what a load waits for.
 
     Args:
         busy: models, and why they stay until their answers have ended; an empty reason is none.
@@ -50,7 +50,7 @@ def holds_up(busy: Mapping[ModelName, str], pinned: Mapping[ModelName, int]) -> 
 
 
 def needs(needed_bytes: int, free_bytes: int) -> str:
-    """How a sentence about a model that has to wait begins."""
+    """Return how a sentence about a model that has to wait begins."""
     return f"needs {size_text(needed_bytes)}; {size_text(max(free_bytes, 0))} is free"
 
 
@@ -99,7 +99,7 @@ def find_room(
     reserved: Mapping[ModelName, int],
     may_go: Sequence[ModelName],
 ) -> Room:
-    """Whether a model fits.
+    """Return whether a model fits, and which models must go if it does not.
 
     Args:
         needed_bytes: what it needs.
@@ -299,7 +299,7 @@ def plan(
     now: float,
     whole_bytes: int | None = None,
 ) -> Verdict:
-    """Decides about one load.
+    """Decide about one load.
 
     Args:
         request: the model that is to be loaded.
@@ -390,7 +390,7 @@ def _later(
     budget_bytes: int,
     now: float,
 ) -> Swap | Wait:
-    """Waits for models that were just used, if that is enough, and otherwise for busy ones, or for
+    """Wait for models that were just used, if that is enough, and otherwise for busy ones, or for
     what rows of pinned ones take."""
     in_time = sorted(idle, key=_ripens)
     room = find_room(
@@ -441,7 +441,7 @@ class _Turns:
         self._may_go_at = {name: when for name, when in whens.items() if when is not None}
 
     def swap(self, swaps_from: float, budget_bytes: int) -> Swap | Wait | None:
-        """Who goes now, or when who will; None if it is not enough if all go that may."""
+        """Return who goes now, or when who will; None if it is not enough if all go that may."""
         at_once = [name for name, when in self._may_go_at.items() if when <= self._now]
         room = self._room(sorted(at_once, key=self._goes_first), budget_bytes)
         if isinstance(room, FitsWithout) and swaps_from <= self._now:
@@ -487,12 +487,12 @@ def _may_go(one: LoadedModel, urgency: Urgency, now: float) -> bool:
 
 
 def _least(one: LoadedModel) -> int:
-    """What it holds once it has given back what it does not need now."""
+    """Return what it holds once it has given back what it does not need now."""
     return one.reserved_bytes - one.spare_bytes
 
 
 def _freed_late_bytes(one: LoadedModel) -> int:
-    """What becomes free once its process, which is on its way out, has ended."""
+    """Return what becomes free once its process, which is on its way out, has ended."""
     going_bytes = one.spare_bytes if one.is_ending else 0
     return one.reserved_bytes if _leaves(one) else going_bytes
 

@@ -146,7 +146,7 @@ class Line:
         return found
 
     def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
-        """How many of those who wait could start at once, if there were that many rows.
+        """Return how many of those who wait could start at once, if there were that many rows.
 
         Args:
             may_run_more: how many more requests of an account may run.
@@ -173,7 +173,7 @@ class Line:
         return 1 + len(self._again) + ahead
 
     def _before(self, account: Account, start: tuple[float, RequestKey]) -> int:
-        """How many of an account's requests come before one that starts so."""
+        """Return how many of an account's requests come before one that starts so."""
         places = range(len(self._by_account[account]))
         return bisect_left(places, start, key=lambda place: self._start(account, place))
 
@@ -181,8 +181,8 @@ class Line:
         return self._counters.of(account), self._by_account[account][0], account
 
     def _start(self, account: Account, place: int) -> tuple[float, RequestKey]:
-        """What the account's counter is expected to be when its request at this place, from 0, is
-        dispatched, and that request."""
+        """Return what the account's counter is expected to be when its request at this place, from
+        0, is dispatched, and that request."""
         counter = self._counters.of(account) + place * self._counters.expected(account)
         return counter, self._by_account[account][place]
 
@@ -241,7 +241,7 @@ class Queue:
 
     @property
     def per_class(self) -> dict[Priority, int]:
-        """How many wait in each class, as they stand in the line now."""
+        """Return how many wait in each class, as they stand in the line now."""
         return {priority: len(line) for priority, line in self._lines.items()}
 
     @property
@@ -257,17 +257,17 @@ class Queue:
     # ------------------------------------------------------------ who comes and goes
 
     def join(self, request: Request, now: float) -> None:
-        """Adds a new request."""
+        """Add a new request."""
         self._add(request, now, is_again=False)
         self._come[request.key] = request
 
     def rejoin(self, requests: Iterable[Request], now: float) -> None:
-        """Puts requests that had been dispatched back, ahead of the new ones of their class."""
+        """Put requests that had been dispatched back, ahead of the new ones of their class."""
         for request in sorted(requests, key=again_order):
             self._add(request, now, is_again=True)
 
     def leave(self, request: Request) -> None:
-        """Removes a request that was dispatched, cancelled or answered."""
+        """Remove a request that was dispatched, cancelled or answered."""
         key = request.key
         del self._requests[key]
         self._lines[request.standing].remove(request)
@@ -302,11 +302,11 @@ class Queue:
 
     @property
     def ages_at(self) -> float | None:
-        """When the next request moves up; None if none does."""
+        """Return when the next request moves up; None if none does."""
         return self._aging.earliest()
 
     def age(self, now: float) -> None:
-        """Moves up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
+        """Move up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
         if self._aging_s != self.counters.terms.aging_s:
             self._age_anew(now)
         for subject in self._aging.take_due(now):
@@ -376,7 +376,7 @@ class Queue:
         self._stand(request, self._standing(request), is_again=is_again)
 
     def _stand(self, request: Request, standing: Priority, *, is_again: bool) -> None:
-        """Puts a request into a class, from which it moves up in time."""
+        """Put a request into a class, from which it moves up in time."""
         request.standing = standing
         self._lines[standing].add(request, is_again=is_again)
         aging_s, when = self._aging_s, None
@@ -386,7 +386,7 @@ class Queue:
         self._aging.set(request.key, when)
 
     def _stand_anew(self, request: Request, standing: Priority) -> None:
-        """Moves a request to another class, and leaves it where that class has it."""
+        """Move a request to another class, and leave it where that class has it."""
         line = self._lines[request.standing]
         is_again = request.key in line.again
         line.remove(request)
@@ -407,7 +407,7 @@ def _wait_until(request: Request, now: float) -> None:
 
 
 def _steps(request: Request, aging_s: float) -> int:
-    """How many classes its wait so far lifts a request; at most as many as there are."""
+    """Return how many classes its wait so far lifts a request; at most as many as there are."""
     return min(int((request.waited_s + LATE_S) / aging_s), len(Priority))
 
 

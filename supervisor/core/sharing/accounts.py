@@ -60,7 +60,7 @@ class Terms:
         self._others = settings.clients.get(ANYONE, _UNLISTED)
 
     def of(self, account: Account) -> ClientSettings:
-        """What the account is granted: its own table, or else that of everybody else."""
+        """Return what the account is granted: its own table, or else that of everybody else."""
         return self._clients.get(account, self._others)
 
     def most_waiting(self, account: Account, settings: CoreSettings) -> int:
@@ -166,7 +166,7 @@ class Counters:
         return 0.0 if self._latest is None else self.of(self._latest)
 
     def _forget(self, kept: Collection[Account | None]) -> None:
-        """Forgets the smallest counters, an eighth at once, so that it is rarely looked for."""
+        """Forget the smallest counters, an eighth at once, so that it is rarely looked for."""
         absent = [account for account in self._of if account not in kept]
         excess = len(absent) - MAX_ACCOUNTS + MAX_ACCOUNTS // 8
         for account in heapq.nsmallest(excess, absent, key=self.of):

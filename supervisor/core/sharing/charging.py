@@ -49,8 +49,8 @@ class DeviceTime:
             del self._heard[engine]
 
     def cost_s(self, engine: ModelName, took_s: float, at: float) -> float:
-        """What the steps of an engine cost that it has made since it was last heard of: their
-        duration, of which each moment counts as much as the engine was given of it.
+        """Return what the steps of an engine cost that it has made since it was last heard of:
+        their duration, of which each moment counts as much as the engine was given of it.
 
         Args:
             engine: has made the steps.
@@ -119,7 +119,7 @@ class Charges:
 
 
 def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], float]) -> Charges:
-    """Divides the cost of a step among the requests that it computed something for.
+    """Divide the cost of a step among the requests that it computed something for.
 
     Rows that decoded share the decode part equally; rows that read their prompt share the rest by
     the tokens that were computed for them, so tokens from a cache are free. If nobody decoded, or
