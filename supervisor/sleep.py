@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from .core.outline import Outline
+from .core.core import Outline
 from .logs import DaemonLog
 
 CAFFEINATE = "/usr/bin/caffeinate"

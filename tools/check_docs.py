@@ -24,6 +24,7 @@ from mlxsup.cli.main import root
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.tables import SECTIONS
+from mlxsup.supervisor.core.lifecycle.states import LEAVES_TO
 from tools import reference
 
 ROOT = Path(__file__).parents[1]
@@ -162,9 +163,20 @@ def other_groups() -> Iterator[str]:
             yield f"cli.md has other commands than the help under {title!r}: {', '.join(group)}"
 
 
+def other_transitions() -> Iterator[str]:
+    """How the table of states in docs/architecture.md differs from `LEAVES_TO`."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| ([A-Z]+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE))
+    for state, leads in LEAVES_TO.items():
+        if {one for one in State if re.search(rf"\b{one}\b", rows.get(state, ""))} != leads:
+            yield f"architecture.md: {state} leads to {', '.join(sorted(leads))}"
+
+
 def main() -> int:
     """Prints every problem; 1 if there is one."""
-    problems = [f"docs: {problem}" for problem in (*undescribed(), *other_groups())]
+    problems = [
+        f"docs: {problem}" for problem in (*undescribed(), *other_groups(), *other_transitions())
+    ]
     wrong = (wrong_command(suggested.split()) for suggested in HABITS.values())
     problems += [f"HABITS: {problem}" for problem in wrong if problem]
     if reference.EXAMPLE.read_text() != reference.example():

@@ -23,8 +23,8 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
+    from mlxsup.supervisor.core.memory.fit import Candidate, Placement
     from mlxsup.supervisor.core.memory.need import Figure, Need
-    from mlxsup.supervisor.core.memory.plan import Candidate, Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
 
@@ -90,8 +90,8 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.memory.plan import Candidate, make_plan
-    from mlxsup.supervisor.core.memory.raising import bounded
+    from mlxsup.supervisor.core.memory.fit import Candidate, make_plan
+    from mlxsup.supervisor.core.memory.need import bounded
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
@@ -138,7 +138,7 @@ def _plan_of(
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
     """Return what to change in a configuration whose models do not fit, and after a colon why."""
-    from mlxsup.supervisor.core.memory.plan import required_bytes
+    from mlxsup.supervisor.core.memory.fit import required_bytes
 
     required = required_bytes(candidates)
     if budget.automatic_bytes is not None and required <= budget.automatic_bytes:
@@ -164,7 +164,7 @@ def _needs_of(
     models: Sequence[ModelSettings], estimator: MemoryEstimator, output: Output | None
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
-    from mlxsup.supervisor.core.memory.given import known_problem
+    from mlxsup.supervisor.core.memory.need import known_problem
     from mlxsup.supervisor.memory.estimates import estimate_folders
     from mlxsup.supervisor.memory.folder import FolderError
 

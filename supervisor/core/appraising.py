@@ -12,11 +12,10 @@ from mlxsup.protocol.text import size_text
 
 from .actions import NeedRaised
 from .fleet import Fleet
-from .memory.need import Need
-from .memory.raising import bounded, raised
+from .kv_budget import planned_bytes
+from .memory.need import Need, bounded, raised
 from .model import Model
 from .outbox import Outbox
-from .rows_memory import planned_bytes
 from .status import change_map
 
 
@@ -49,7 +48,7 @@ class Appraising:
         if budget is not None:
             pinned = {model.name for model in self._fleet if _is_pinned(model)}
             needs = bounded(needs, pinned, budget.whole_bytes)
-        self._fleet.head_room.stir()
+        self._fleet.kv_budget.mark_dirty()
         for model in self._fleet:
             model.life.appraise(needs.get(model.name))
             self._fleet.touch(model)

@@ -46,6 +46,7 @@ from .actions import (
 )
 from .appraising import Appraising
 from .attaching import Attaching
+from .dry_run import forecast
 from .endings import Endings
 from .errors import (
     duplicate_id,
@@ -63,17 +64,14 @@ from .events import (
     LaunchAppraised,
 )
 from .fleet import Fleet
-from .forecast import forecast
-from .keep_alive import check_keep_alive
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
 from .load_options import check_context, check_room, launch_asked_for, refuse_dry
 from .log_level import WorkerLogLevel
-from .model import Model
+from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .pausing import Pausing
-from .queue_status import cancelled_map, paused_map, request_map
+from .queue_status import cancelled_map, find_named, paused_map, request_map
 from .request_status import requests_map
-from .requests.naming import find_named
 from .serving import Serving
 from .status import Daemon, status_map
 

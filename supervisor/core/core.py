@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.states import State
 
 from .actions import Action, Finish, WakeAt
 from .appraising import Appraising
 from .attaching import Attaching
-from .changed_files import may_have_been_restored
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
+from .dry_run import foreseen_memory
 from .endings import Endings
 from .events import (
     Appraised,
@@ -51,22 +53,22 @@ from .events import (
 )
 from .fleet import Fleet
 from .gateway import Gateway
-from .giving_back import GivingBack
-from .leasing import Leasing
+from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
+from .loaded_models import overshoot_bytes
 from .log_level import WorkerLogLevel
+from .memory_pressure import MemoryPressure
 from .metering import Meter
 from .outbox import Outbox
-from .outline import Outline, outline_of
 from .pausing import Pausing
+from .prefill_slots import PrefillSlots
 from .reload import changed_settings, differences, ends_process, foreseen
-from .reload_memory import foreseen_memory
-from .requests.ledger import Ledger
-from .residents import overshoot_bytes
+from .requests.ledger import Ledger, Stage
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
 from .status import Daemon
+from .swapping import may_have_been_restored
 from .warm_pool import WarmPool
 from .worker_events import WorkerEvents
 
@@ -83,6 +85,39 @@ POOL_EVENTS = (
 token, and `Sampled` comes every second."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The daemon at one moment.
+
+    Attributes:
+        states: each model's state, in the order of the configuration.
+        is_busy: whether there is an answer that nobody has paused, a load or a download, all of
+            which would stand still if the machine fell asleep.
+        is_ending: whether the daemon was asked to end.
+    """
+
+    states: tuple[tuple[ModelName, State], ...]
+    is_busy: bool
+    is_ending: bool
+
+
+def outline_of(fleet: Fleet, ledger: Ledger) -> Outline:
+    """The daemon now."""
+    return Outline(
+        states=tuple((model.name, model.life.state) for model in fleet),
+        is_busy=any(request.stage is not Stage.PAUSED for request in ledger)
+        or any(_is_coming_up(model.life.phase) for model in fleet),
+        is_ending=fleet.is_shutting_down,
+    )
+
+
+def _is_coming_up(phase: Phase) -> bool:
+    """True if its process loads, or its files arrive; it may wait for memory for ever."""
+    if isinstance(phase, Pending):
+        return phase.fetching is not None
+    return phase.STATE is State.LOADING
+
+
 class Core:
     """The pure core.
 
@@ -91,7 +126,7 @@ class Core:
         models: every entry, in the order of the file.
         facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
-        is_strict: raise if the table has no rule (tests) instead of ending that one life.
+        is_strict: raise at an impossible transition (tests) instead of ending that one life.
         gateway: where the gateway listens; None: there is none.
 
     Attributes:
@@ -120,14 +155,14 @@ class Core:
         self._attaching = Attaching(self.outbox)
         self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
         serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
-        leasing = Leasing(self.outbox, meter)
+        prefill_slots = PrefillSlots(self.outbox, meter)
         self._warm_pool = WarmPool(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
             spares=self._warm_pool,
             serving=serving,
-            leasing=leasing,
+            prefill_slots=prefill_slots,
             endings=self._endings,
             deadlines=self._deadlines,
             outbox=self.outbox,
@@ -148,17 +183,17 @@ class Core:
             self._daemon,
         )
         self._workers = WorkerEvents(
-            self.fleet, serving, leasing, self._appraising, self._attaching, log_level
+            self.fleet, serving, prefill_slots, self._appraising, self._attaching, log_level
         )
-        self._giving_back = GivingBack(self.fleet, self.outbox)
+        self._memory_pressure = MemoryPressure(self.fleet, self.outbox)
         self._has_finished = False
         self._woken_at: float | None = None
 
     def handle(self, event: Event) -> list[Action]:
-        """Handles one event and returns what to do about it, in order.
+        """Handle one event and return what to do about it, in order.
 
         Raises:
-            ImpossibleTransitionError: a bug in the table, only if the core is strict.
+            ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
         """
         self.outbox.take()  # whatever was left by an event that raised an error
         self._take(event)
@@ -166,17 +201,17 @@ class Core:
             self._warm_pool.settle(
                 self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
             )
-        self.fleet.settle(event.now)
+        self.fleet.run_policies(event.now)
         self._wake_in_time()
         self._finish_if_done()
         return self.outbox.take()
 
     def status(self, now: float) -> dict[str, Any]:
-        """What `status --json` prints."""
+        """Return what `status --json` prints."""
         return self._clients.status(now)
 
     def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
-        """How many requests run, and how many seconds a shutdown gives them.
+        """Return how many requests run, and how many seconds a shutdown gives them.
 
         Args:
             is_immediate: whether it cuts them off.
@@ -189,7 +224,7 @@ class Core:
         return ends_process(self.fleet, entries)
 
     def outline(self) -> Outline:
-        """What the machine around the daemon wants to know of it."""
+        """Return what the machine around the daemon wants to know of it."""
         return outline_of(self.fleet, self.ledger)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
@@ -197,7 +232,7 @@ class Core:
         return {model.name: tuple(model.life.story) for model in self.fleet}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the state contradicts itself; for tests, after each event."""
+        """Raise AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
         self._attaching.check_invariants([request.key for request in self.ledger])
@@ -231,7 +266,7 @@ class Core:
                 self._warm_pool.is_ready(number, pid, event.now)
             case PrewarmedEnded(number=number):
                 self._warm_pool.ended(number, event.now)
-                self.fleet.head_room.stir()
+                self.fleet.kv_budget.mark_dirty()
                 self.fleet.look_at_all()
             case DownloadSaid():
                 self.fleet.downloads.said(event, self.fleet)
@@ -296,9 +331,9 @@ class Core:
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
-            if self.fleet.head_room.sampled(model, event.now):
+            if self.fleet.kv_budget.sampled(model, event.now):
                 self.fleet.touch(model)
-        self._giving_back.sampled(event.reading, event.now)
+        self._memory_pressure.sampled(event.reading, event.now)
         if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()
 
@@ -312,7 +347,7 @@ class Core:
         if event.is_dry and event.caller is not None:
             self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
             return
-        settings = self._giving_back.after_reload(event.settings)
+        settings = self._memory_pressure.after_reload(event.settings)
         self.fleet.reload(settings, event.models, event.now)
         self._appraising.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)

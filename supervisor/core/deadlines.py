@@ -49,7 +49,7 @@ class Deadlines:
         return self._when.get(subject)
 
     def set(self, subject: Subject, when: float | None) -> None:
-        """Replaces the subject's time; None for none."""
+        """Replace the subject's time; None for none."""
         if when is None:
             self._when.pop(subject, None)
         elif self._when.get(subject) != when:
@@ -67,7 +67,7 @@ class Deadlines:
         return self._heap[0].when if self._heap else None
 
     def take_due(self, now: float) -> list[Subject]:
-        """Removes and returns the subjects whose time has come."""
+        """Remove and return the subjects whose time has come."""
         due = []
         while (when := self.earliest()) is not None and when <= now:
             subject = heapq.heappop(self._heap).subject

@@ -58,7 +58,7 @@ class Downloads:
         self._started = 0
 
     def settle(self, models: Iterable[Model], now: float) -> None:
-        """Starts what somebody waits for, and ends what nobody does; whenever any state changed."""
+        """Start what models wait for, and end what none does; whenever any state changed."""
         waiting: list[tuple[Model, Pending, Repository]] = []
         for model in models:
             phase, repository = model.life.phase, model.life.settings.download
@@ -108,7 +108,7 @@ class Downloads:
             self._trigger(model, trigger, event.now)
 
     def check_invariants(self, models: Iterable[Model]) -> None:
-        """Raises AssertionError unless exactly what somebody waits for is being downloaded."""
+        """Raise AssertionError unless exactly what somebody waits for is being downloaded."""
         wanted = {
             model.life.settings.download
             for model in models

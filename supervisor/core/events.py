@@ -14,8 +14,8 @@ from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
+from .memory.budget import Reading
 from .memory.need import Need
-from .memory.pressure import Reading
 from .settings import CoreSettings, ModelSettings
 
 ConnectionId = NewType("ConnectionId", bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -26,53 +26,86 @@ from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
-from .head_room import HeadRoom
 from .health.watchdog import Alarm
-from .invariants import check_fleet
 from .journal import last_moments, model_changed, worker_died
-from .leasing import Leasing
-from .lifecycle.effects import (
+from .kv_budget import KvBudget, longest_stream
+from .lifecycle.exits import evidence_of
+from .lifecycle.life import Life
+from .lifecycle.states import Stopping
+from .lifecycle.transitions import ImpossibleTransitionError, apply
+from .lifecycle.triggers import (
+    Broke,
     Changed,
+    Died,
     DownWaitersEnd,
+    Drained,
+    Due,
     Erased,
+    GivenUp,
+    HitBug,
+    Hurry,
     Outcome,
     QueueEnds,
     RowsLeave,
     RunningEnds,
     RunningLost,
-    UpWaitersEnd,
-)
-from .lifecycle.life import Life
-from .lifecycle.on_exit import weigh
-from .lifecycle.states import Stopping
-from .lifecycle.table import ImpossibleTransitionError, apply
-from .lifecycle.triggers import (
-    Broke,
-    Died,
-    Drained,
-    Due,
-    GivenUp,
-    HitBug,
-    Hurry,
     Stalled,
     Suspended,
     Trigger,
+    UpWaitersEnd,
     WantDown,
     WantUp,
+    words_of,
 )
-from .lifecycle.words import words_of
-from .load_looks import LoadLooks
+from .load_scheduler import next_steps
 from .memory.need import Need
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .prefill_slots import PrefillSlots
 from .reload import reload_trigger
-from .requests.ledger import Request
+from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .sharing.counters import Counters
+from .sharing.accounts import Counters
 from .status import change_map, model_row
 from .warm_pool import WarmPool
+
+
+def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bool) -> None:
+    """Raise AssertionError if the models contradict themselves or each other."""
+    everybody = list(models)
+    for model in everybody:
+        model.check_invariants()
+        _check_waiting(model, ledger)
+    placed = [
+        one.key
+        for model in everybody
+        for one in (*model.queue, *model.paused.values(), *model.running.values())
+    ]
+    assert sorted(placed) == sorted(request.key for request in ledger)
+    if is_shutting_down:
+        assert all(model.life.wanted is not Wanted.UP for model in everybody)
+        assert ledger.waiting == 0
+
+
+def _check_waiting(model: Model, ledger: Ledger) -> None:
+    """Nobody waits without need."""
+    waiting = [one for one in model.queue if ledger.may_run(one.account)]
+    if model.life.state is not State.READY or not waiting or not model.has_room:
+        return
+    if model.held_back is not None:
+        assert model.held_back in model.queue, f"{model.name} waits for one that is gone"
+        assert model.row_budget is not None, f"{model.name} has no budget and holds back"
+        return
+    assert model.held, f"{model.name} has room and lets requests wait"
+    held = [*model.held, *(request.held for request in waiting)]
+    assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+
+
+MOST_PASSES = 10
+"""Over all models that wait for a load, in one event; each pass leaves less to do, and what one
+model gives back may be enough for one before it."""
 
 
 class Fleet:
@@ -83,19 +116,19 @@ class Fleet:
         models: every entry, in the order of the file.
         spares: processes that wait for a load.
         serving: dispatches their requests.
-        leasing: has them read long prompts in turns.
+        prefill_slots: has them read long prompts in turns.
         endings: ends their requests.
         deadlines: where the times of models are kept.
         outbox: takes the actions.
         random: draws the jitter of restarts.
-        is_strict: raise if the table has no rule.
+        is_strict: raise at an impossible transition.
 
     Attributes:
         settings: the `[supervisor]` table as it was last read.
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        head_room: what the rows of each may take.
+        kv_budget: what the rows of each may take.
         downloads: of what they lack.
     """
 
@@ -106,7 +139,7 @@ class Fleet:
         *,
         spares: WarmPool,
         serving: Serving,
-        leasing: Leasing,
+        prefill_slots: PrefillSlots,
         endings: Endings,
         deadlines: Deadlines,
         outbox: Outbox,
@@ -116,23 +149,20 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
-        self.head_room = HeadRoom(outbox, spares)
+        self.kv_budget = KvBudget(outbox, spares)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self.spares = spares
         self._serving = serving
-        self._leasing = leasing
+        self._prefill_slots = prefill_slots
         self._endings = endings
         self._deadlines = deadlines
         self._outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
-        ledger = serving.ledger
         self.downloads = Downloads(outbox, self.trigger)
-        self._loads = LoadLooks(
-            self.head_room, spares, self.downloads, ledger, self.trigger, self._end_drains
-        )
+        self._are_loads_due = True
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -142,7 +172,7 @@ class Fleet:
         return iter(list(self.by_name.values()))
 
     def find(self, name: ModelName) -> Model:
-        """Finds a model by its name in the configuration, or by an alias.
+        """Find a model by its name in the configuration, or by an alias.
 
         Raises:
             RemoteError: `unknown_model`.
@@ -157,27 +187,27 @@ class Fleet:
         return model
 
     def touch(self, model: Model) -> None:
-        """Something about this model changed: `settle` looks at it."""
+        """Something about this model changed: `run_policies` looks at it."""
         self._touched[model.name] = None
 
     def touched_by(self, request: Request) -> Model:
-        """The model of a request that something is done about; `settle` looks at it."""
+        """The model of a request that something is done about; `run_policies` looks at it."""
         model = self.by_name[request.model]
         self.touch(model)
         return model
 
     def look_at_all(self) -> None:
         """The budget or what spare workers hold has changed: any model may load now, or must go."""
-        self._loads.stir()
+        self._are_loads_due = True
         for model in self:
             self.touch(model)
 
     def has_processes(self) -> bool:
-        """Whether any process whose end must be waited for is alive."""
+        """True if any process whose end must be waited for is alive."""
         return any(model.life.state in HAS_PROCESS for model in self)
 
     def end_limit_s(self) -> float:
-        """How long it may take to end every process once nothing is left to drain."""
+        """Return how long it may take to end every process once nothing is left to drain."""
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
@@ -212,7 +242,7 @@ class Fleet:
         self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
-        """Ends every process, and starts none again.
+        """End every process, and start none again.
 
         Args:
             now: monotonic seconds.
@@ -231,14 +261,14 @@ class Fleet:
     # ------------------------------------------------------------ one model
 
     def trigger(self, model: Model, trigger: Trigger, now: float) -> None:
-        """Applies a trigger to a model's life and carries out what follows by the table.
+        """Apply a trigger to a model's life and carry out what follows.
 
         Raises:
-            ImpossibleTransitionError: the table has no rule, if this is strict; otherwise that
-                one life ends as FAILED(internal), and the story is logged.
+            ImpossibleTransitionError: the state has no case for it, if this is strict; otherwise
+                that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.head_room.stir()
+        self.kv_budget.mark_dirty()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -267,12 +297,12 @@ class Fleet:
         phase = model.life.phase
         if isinstance(phase, Stopping) and phase.is_last and model.life.pid is not None:
             # SIGKILL has not ended its process within the limit.
-            self.bury(model, GivenUp(pid=model.life.pid), now)
+            self.handle_exit(model, GivenUp(pid=model.life.pid), now)
         else:
             self.trigger(model, Due(), now)
 
     def look_after(self, model: Model, now: float) -> None:
-        """Acts on what the process's signs of life mean."""
+        """Act on what the process's signs of life mean."""
         self.touch(model)
         life, watch = model.life, model.watch
         if watch is None or life.state not in WATCHED:
@@ -289,10 +319,10 @@ class Fleet:
             case Alarm.NONE:
                 pass
 
-    def bury(self, model: Model, died: Died, now: float) -> None:
-        """Judges what the end of a process says about its requests, and lets the table decide; the
-        story, the journal and the watchers get what was decided and why (F10)."""
-        evidence = weigh(model.life, died, is_over_memory=model.is_over_memory)
+    def handle_exit(self, model: Model, died: Died, now: float) -> None:
+        """Judge what the end of a process says about its requests, and apply it; the story, the
+        journal and the watchers get what was decided and why (F10)."""
+        evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.running.values())
         verdict = model.blame.judge(evidence, model.held, now)
         if verdict.story:
@@ -302,35 +332,63 @@ class Fleet:
         if entry is not None:
             self._outbox.record(entry, now)
         if verdict.is_tried_again:
-            self.head_room.others_give_back(model, self.by_name, now)
+            self.kv_budget.others_give_back(model, self.by_name, now)
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
 
     # ------------------------------------------------------------ after every event
 
-    def settle(self, now: float) -> None:
-        """Does what follows for every model that was touched, whatever touched it."""
+    def run_policies(self, now: float) -> None:
+        """Do what follows for every model that was touched, whatever touched it."""
         self._end_drains(now)
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.head_room.is_stirred or self._leasing.has_news:
-            self._loads.settle(self.by_name, self._touched, self.settings, now)
-            for one in self.head_room.settle(self.by_name, self.settings, now):
+        if self._touched or self.kv_budget.is_dirty or self._prefill_slots.has_news:
+            self._schedule_loads(now)
+            for one in self.kv_budget.settle(self.by_name, self.settings, now):
                 self.touch(one)
-            for reader in self._leasing.settle(self.by_name, self._touched, self.settings, now):
+            for reader in self._prefill_slots.settle(
+                self.by_name, self._touched, self.settings, now
+            ):
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self._serving.dispatch(model, now)
                     self._serving.tell_waiting(model, now)
-                    self._deadlines.set(model.name, self._leasing.deadline(model))
+                    self._deadlines.set(model.name, self._prefill_slots.deadline(model))
                 if self._serving.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.held_back is not None:
                             self.touch(one)
         self._note_what_workers_are_sent(now)
+
+    def _schedule_loads(self, now: float) -> None:
+        """Have models load, and go, whose turn it is, and download what is lacking.
+
+        That depends on the states of models, on what is reserved for each, on spare workers and on
+        the budget. If no model waits or makes room, and no more is reserved than there is, this is
+        so until one of these changes, whatever requests come and go.
+        """
+        self._are_loads_due |= self.kv_budget.is_dirty
+        if not (self._touched and self._are_loads_due):
+            return
+        for name in self._touched:
+            model = self.by_name.get(name)
+            if model is not None and model.life.state is State.PENDING:
+                model.life.stream_tokens = longest_stream(model)
+        self.downloads.settle(self.by_name.values(), now)
+        may_run = self._serving.ledger.may_run
+        for _ in range(MOST_PASSES):
+            steps = next_steps(self.by_name.values(), self.spares, self.settings, may_run, now)
+            if not steps:
+                break
+            for model, trigger in steps:
+                self.trigger(model, trigger, now)
+            self._end_drains(now)  # of models that were evicted
+        # What the KV budget takes after this counts for the next event.
+        self._are_loads_due = steps is not None or self.kv_budget.is_dirty
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
@@ -338,7 +396,7 @@ class Fleet:
                 self.trigger(model, Drained(), now)
 
     def _note_what_workers_are_sent(self, now: float) -> None:
-        """Counts the messages sent to each worker, because its heartbeats count them, too."""
+        """Count the messages sent to each worker, because its heartbeats count them, too."""
         for action in self._outbox:
             if isinstance(action, SendToWorker):
                 model = self.by_name.get(action.model)
@@ -346,10 +404,10 @@ class Fleet:
                     model.watch.was_told(now)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the models contradict themselves or each other."""
+        """Raise AssertionError if the models contradict themselves or each other."""
         check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
         self.downloads.check_invariants(self)
-        self._leasing.check_invariants(self, self.settings)
+        self._prefill_slots.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside
 

@@ -31,7 +31,7 @@ from mlxsup.protocol.plain import to_map
 from mlxsup.protocol.states import ExitReason, State
 
 from .health.blame import Verdict
-from .lifecycle.on_exit import ending_of, ready_for_s
+from .lifecycle.exits import ending_of, ready_for_s
 from .lifecycle.states import Backoff, Loading
 from .lifecycle.triggers import Died, GivenUp
 from .requests.ledger import Request, Stage

@@ -15,10 +15,10 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
 
 from .errors import does_not_fit
+from .loaded_models import loaded_models
 from .memory.need import Need
-from .memory.planner import Refuse, Resident, Standing, Urgency, Wish, plan
+from .memory.planner import LoadedModel, LoadRequest, Refuse, Standing, Urgency, plan
 from .model import Model
-from .residents import residents_of
 from .settings import CoreSettings
 
 
@@ -95,13 +95,13 @@ def check_room(
     if need is None or settings.budget is None:
         return
     others = {one.name: one for one in models if one is not model}
-    residents = [
-        _unraised(one, others[one.name]) for one in residents_of(others.values(), settings, now)
+    loaded = [
+        _unraised(one, others[one.name]) for one in loaded_models(others.values(), settings, now)
     ]
     whole_bytes = settings.budget.whole_bytes
     needed_bytes = need.unraised_bytes
-    wish = Wish(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
-    verdict = plan(wish, residents, budget_bytes=whole_bytes, now=now)
+    request = LoadRequest(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
+    verdict = plan(request, loaded, budget_bytes=whole_bytes, now=now)
     if isinstance(verdict, Refuse):
         raise does_not_fit(
             model.name,
@@ -112,9 +112,9 @@ def check_room(
         )
 
 
-def _unraised(resident: Resident, model: Model) -> Resident:
+def _unraised(one: LoadedModel, model: Model) -> LoadedModel:
     """What running out of memory has raised for a pinned model gives way to a load."""
     need = model.life.need
-    if need is None or resident.standing is not Standing.PINNED:
-        return resident
-    return replace(resident, never_bytes=resident.never_bytes - need.raise_for(0))
+    if need is None or one.standing is not Standing.PINNED:
+        return one
+    return replace(one, never_bytes=one.never_bytes - need.raise_for(0))

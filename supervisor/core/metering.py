@@ -8,9 +8,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.worker_messages import Step
 
 from .model import Model
-from .sharing.alike_steps import AlikeSteps
-from .sharing.charging import charge
-from .sharing.device_time import DeviceTime
+from .sharing.charging import AlikeSteps, DeviceTime, charge
 
 
 class Meter:

@@ -1,4 +1,9 @@
-"""What the core knows about one model besides its life: requests, callers, what it reported."""
+"""What the core knows about one model besides its life: requests, callers, what it reported.
+
+How long it stays loaded while idle belongs to the model and not to the request, so the last request
+that says so decides. It does not outlive an unload: a model that went because of a 0 would go again
+as soon as a person has loaded it.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +11,60 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import (
-    HAS_PROCESS,
-    SERVES,
-    State,
-    WaitReason,
-    Wanted,
-    WorkerPhase,
-)
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .events import Caller
 from .health.blame import Blame, Held
 from .health.watchdog import Watch
-from .keep_alive import stays_s
 from .lifecycle.life import Life
-from .lifecycle.states import Ready
-from .memory.head_room import RowBudget
+from .lifecycle.states import Lack, Pending, Ready
 from .memory.planner import Urgency
 from .memory.residency import Residency
+from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
-from .requests.line import MayRun
-from .requests.queue import Queue
-from .sharing.accounts import Account
-from .sharing.alike_steps import AlikeSteps
-from .sharing.counters import UNKNOWN_COST_S
+from .requests.queue import MayRun, Queue
+from .sharing.accounts import UNKNOWN_COST_S, Account
+from .sharing.charging import AlikeSteps
+
+FOR_EVER = -1.0
+"""The `keep_alive` of a request whose model is not to be unloaded as idle."""
+
+
+def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
+    """Checks what a request or a load says.
+
+    Args:
+        value: seconds, or `FOR_EVER`; None: nothing.
+        least_s: the fewest seconds that make sense.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if value is None or value == FOR_EVER or least_s <= value < math.inf:
+        return
+    least = "above 0" if least_s else "of 0 or more"
+    raise RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"keep_alive must be seconds {least}, or -1 to keep the model loaded, not {value:g}",
+        detail={"parameter": "keep_alive"},
+    )
+
+
+def stays_s(keep_alive_s: float | None, configured_s: float) -> float | None:
+    """How long a model stays after it has become idle, in seconds; None: for ever.
+
+    Args:
+        keep_alive_s: of its latest request or load; None: that said nothing.
+        configured_s: the key `idle_unload_s`, in which 0 means for ever.
+    """
+    if keep_alive_s is None:
+        return configured_s or None
+    return None if keep_alive_s == FOR_EVER else keep_alive_s
+
 
 MACHINE_SHARE = 0.9
 """A process that held more than this share of the machine's memory was killed for that."""
@@ -193,6 +225,12 @@ class Model:
         """How many requests may run at once."""
         limit = self.life.launch.max_concurrency
         return limit if self.blame.rows is None else min(limit, self.blame.rows)
+
+    @property
+    def lack(self) -> Lack | None:
+        """The memory that it waits for; None if it does not."""
+        phase = self.life.phase
+        return phase.lack if isinstance(phase, Pending) else None
 
     @property
     def on_turn(self) -> Request | None:

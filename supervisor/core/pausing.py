@@ -16,13 +16,12 @@ from mlxsup.protocol.worker_messages import DropKept, PauseRow
 
 from .deadlines import Deadlines
 from .errors import already_paused, for_interrupted, may_not_be_paused, not_paused
-from .expectations import expected_s
 from .journal import request_paused
+from .kv_budget import is_leaving_short
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Ledger, Request, Stage
-from .rows_memory import is_leaving_short
-from .status import change_map
+from .status import change_map, expected_s
 
 WHY = {
     PauseReason.USER: "with `mlxsup pause`",

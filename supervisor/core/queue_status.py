@@ -1,4 +1,6 @@
-"""Who waits and who runs, by class and by client, as maps of `status --json`."""
+"""Requests as `status --json` shows them, by class and by client, and the one a person names: by
+its id or number, or as `last`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,70 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import LAST_REQUEST
 from mlxsup.protocol.states import PauseReason
 
 from .model import Model
 from .requests.ledger import Ledger, Request, Stage
-from .requests.naming import number_of
+
+MOST_SUGGESTED = 8
+"""An error lists at most this many requests."""
+
+
+def find_named(ledger: Ledger, name: str) -> Request:
+    """Return the open request with this id, whoever sent it, or else with this number, `#12` or
+    `12`; `last` is the one that came last, unless it is the id of another.
+
+    Ids are unique for one connection only. If several open requests have the same one, only their
+    numbers, which `status` and the error show, tell them apart.
+
+    Raises:
+        RemoteError: `invalid_request`, if none is called that, or several are.
+    """
+    found = [request for request in ledger if request.id == name]
+    if not found:
+        found = [request for request in ledger if number_of(request) in (name, f"#{name}")]
+    if not found and name == LAST_REQUEST:
+        found = sorted(ledger, key=lambda request: request.key)[-1:]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        sentence = f"{len(found)} open requests have the id {name!r}; use the number of one"
+        raise _wrong_name(sentence, found)
+    raise _wrong_name(f"no open request has the id or number {name!r}", list(ledger))
+
+
+def number_of(request: Request) -> str:
+    """The supervisor's number for a request, as people write it: `#12`."""
+    return f"#{request.key}"
+
+
+def _wrong_name(sentence: str, candidates: list[Request]) -> RemoteError:
+    shown = ", ".join(map(_shown, candidates[:MOST_SUGGESTED])) or "none"
+    more = len(candidates) - MOST_SUGGESTED
+    rest = f" and {more} more; see `mlxsup requests`" if more > 0 else ""
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"{sentence}; open: {shown}{rest}",
+        detail={
+            "parameter": "request",
+            "known": [request.id for request in candidates[:MOST_SUGGESTED]],
+            "numbers": [number_of(request) for request in candidates[:MOST_SUGGESTED]],
+        },
+    )
+
+
+def _shown(request: Request) -> str:
+    match request.stage:
+        case Stage.QUEUED:
+            doing = "waits for"
+        case Stage.PAUSED:
+            doing = "is paused on"
+        case _:
+            doing = "runs for"
+    return f"{request.id} ({number_of(request)}, {doing} {request.model})"
+
 
 MOST_LISTED = 32
 """The status lists at most this many waiting requests of a model, those that are next."""

@@ -11,9 +11,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State, Wanted
 
 from .errors import unknown_model
-from .lifecycle.effects import Erased
-from .lifecycle.table import apply
-from .lifecycle.triggers import Reconfigured, Removed
+from .lifecycle.transitions import apply
+from .lifecycle.triggers import Erased, Reconfigured, Removed
 from .model import Model
 from .settings import CoreSettings, ModelSettings
 

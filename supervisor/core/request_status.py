@@ -11,12 +11,11 @@ from typing import Any
 
 from mlxsup.protocol.states import WaitReason
 
-from .expectations import expected_s
 from .model import Model
 from .queue_status import request_map
 from .requests.ledger import Ledger, Request, Stage
 from .sharing.accounts import Account
-from .status import wait_reason
+from .status import expected_s, wait_reason
 
 MOST_LISTED = 256
 """One answer lists at most this many requests, and counts the others."""

@@ -30,19 +30,18 @@ from .deadlines import Deadlines
 from .endings import Endings
 from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
-from .expectations import expected_s
 from .health.blame import digest_of
 from .journal import request_continued, request_started
+from .kv_budget import is_held_back, may_leave, why_never
 from .metering import Meter
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
+from .preemption import next_for_row, who_yields
 from .requests.ledger import Ledger, Request, Stage
-from .rows_memory import is_held_back, may_leave, why_never
 from .settings import CoreSettings
-from .status import load_progress, wait_reason, waiting_news
+from .status import expected_s, load_progress, wait_reason, waiting_news
 from .suspects import end_intake
-from .yielding import next_for_row, who_yields
 
 
 class Serving:

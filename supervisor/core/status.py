@@ -6,25 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.states import PendingReason, State, WaitReason, Why
+from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
+from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
+from .loaded_models import overshoot_bytes
 from .memory.budget import Budget
-from .model import Model
-from .queue_status import (
-    line_map,
-    paused_rows_map,
-    per_class_map,
-    queue_map,
-    rows_map,
-    yielded_ids,
-)
-from .requests.ledger import Ledger
-from .residents import overshoot_bytes
-from .rows_memory import bytes_to_load, longest_stream
+from .model import SHORTEST_FREE_S, Model
+from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map, yielded_ids
+from .requests.ledger import Ledger, Request, Stage
+from .requests.queue import URGENT
 
 SCHEMA_VERSION = 1
 
@@ -320,3 +314,30 @@ def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
     """What all who wait for this model are notified of: the reason, and the load in tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)
+
+
+def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
+    """Seconds until a waiting request should get a row; None if nobody can tell.
+
+    Rows share the seconds of one engine, so one becomes free each time as many have passed as a
+    request costs on average. For a request of the highest class a row may be freed earlier.
+
+    Args:
+        model: whose row it waits for.
+        request: in its queue.
+        place: in the line, from 1.
+        now: monotonic seconds.
+    """
+    if wait_reason(model) is not WaitReason.ROWS:
+        return None
+    if request.priority is URGENT:
+        if any(_gives_way(one) for one in model.running.values()):
+            return 0.0
+        if model.yields_at is not None:
+            return max(model.yields_at - now, 0.0)
+    cost_s = model.queue.counters.cost_s
+    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
+
+
+def _gives_way(request: Request) -> bool:
+    return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.CLASS

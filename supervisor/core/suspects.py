@@ -44,12 +44,12 @@ class Turns:
 
     @property
     def are_on(self) -> bool:
-        """Whether any turn is due and can begin."""
+        """True if any turn is due and can begin."""
         return self.is_taken or (bool(self.due) and not self.is_held_up)
 
 
 def are_turns_due(model: Model, ledger: Ledger) -> bool:
-    """Whether the turn of any request that waits or runs is due."""
+    """True if the turn of any request that waits or runs is due."""
     if not model.blame.is_anyone_on_probation:
         return False
     turns = Turns.of(model, ledger)

@@ -17,11 +17,11 @@ from typing import Any
 
 from .actions import EndPrewarmed, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
+from .kv_budget import spare_bytes
 from .lifecycle.states import Pending
 from .memory.planner import Urgency
 from .model import Model
 from .outbox import Outbox
-from .rows_memory import spare_bytes
 from .settings import CoreSettings
 
 ENGINE = "mlx"

@@ -36,7 +36,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .leasing import Leasing
+from .kv_budget import longest_stream
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
@@ -50,10 +50,10 @@ from .lifecycle.triggers import (
     Progressed,
 )
 from .log_level import WorkerLogLevel
-from .memory.given import loaded_problem
+from .memory.need import loaded_problem
 from .memory.residency import Residency
 from .model import Model
-from .rows_memory import longest_stream
+from .prefill_slots import PrefillSlots
 from .serving import Serving
 
 MAX_LAST_WORDS = 200
@@ -81,7 +81,7 @@ class WorkerEvents:
     Args:
         fleet: the models that the processes belong to.
         serving: moves their requests.
-        leasing: has them read long prompts in turns.
+        prefill_slots: has them read long prompts in turns.
         appraising: plans their next load.
         attaching: sends streams to those who have joined them.
         log_level: tells them how much to log.
@@ -91,14 +91,14 @@ class WorkerEvents:
         self,
         fleet: Fleet,
         serving: Serving,
-        leasing: Leasing,
+        prefill_slots: PrefillSlots,
         appraising: Appraising,
         attaching: Attaching,
         log_level: WorkerLogLevel,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
-        self._leasing = leasing
+        self._prefill_slots = prefill_slots
         self._appraising = appraising
         self._attaching = attaching
         self._log_level = log_level
@@ -142,7 +142,7 @@ class WorkerEvents:
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
         said = f"could not be started: {event.detail}"
         died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-        self._fleet.bury(model, died, event.now)
+        self._fleet.handle_exit(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
         if model.watch is not None:
@@ -175,7 +175,7 @@ class WorkerEvents:
         )
         model.life.stream_tokens = longest_stream(model)
         self._appraising.exited(model, event.exit_code, event.now)
-        self._fleet.bury(model, died, event.now)
+        self._fleet.handle_exit(model, died, event.now)
 
     # ------------------------------------------------------------ what it says
 
@@ -209,7 +209,7 @@ class WorkerEvents:
             detail = f"counted step {message.step} after step {model.steps}"
             self._fleet.trigger(model, Broke(detail=detail), now)
             return
-        fault = self._leasing.stepped(model, message)
+        fault = self._prefill_slots.stepped(model, message)
         if fault:
             self._fleet.trigger(model, Broke(detail=fault), now)
             return
@@ -230,7 +230,7 @@ class WorkerEvents:
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
         model.heartbeat = message
-        if self._fleet.head_room.beat(model, message):
+        if self._fleet.kv_budget.beat(model, message):
             self._fleet.touch(model)
         if model.watch is not None:
             model.watch.beat(message, len(model.held), now)

@@ -12,9 +12,8 @@ from mlxsup.protocol.launch import LaunchSettings
 
 from ..config.load import ConfigError, DaemonConfig
 from ..core.memory.budget import Budget
-from ..core.memory.given import known_problem
-from ..core.memory.need import Figure, Need, Source
-from ..core.memory.pins import pins_problem
+from ..core.memory.fit import pins_problem
+from ..core.memory.need import Figure, Need, Source, known_problem
 from .folder import Estimate, FolderError, Stamp, fingerprint
 from .machine import NoDeviceMemoryError, command_budget, find_backend
 from .measurements import Measured, Measurements

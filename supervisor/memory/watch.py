@@ -11,7 +11,7 @@ from typing import Protocol
 
 import psutil
 
-from ..core.memory.pressure import Reading, Strain
+from ..core.memory.budget import Reading, Strain
 from .machine import CGROUP_ROOT, limit_files, read_limit, reserve_bytes
 
 KEPT_FREE_SHARE = 4

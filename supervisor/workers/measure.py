@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from ..core.events import Sampled
-from ..core.memory.pressure import Reading
+from ..core.memory.budget import Reading
 from ..memory.watch import Watch
 
 REPORT_INTERVAL_S = 60.0

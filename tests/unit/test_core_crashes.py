@@ -15,7 +15,7 @@ from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.health.blame import Evidence
 from mlxsup.supervisor.core.health.death_cause import Cause, classify
-from mlxsup.supervisor.core.lifecycle.on_exit import weigh
+from mlxsup.supervisor.core.lifecycle.exits import evidence_of
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
 from mlxsup.supervisor.core.worker_events import last_words
@@ -181,7 +181,7 @@ def test_exit_reason_evidence_and_next_state(end: tuple[State, int | None, str])
     driver = in_state(state)
     generation = driver.generation()
     died = Died(exit_code=code, signal_name=signal, said="")
-    assert weigh(driver.model().life, died, is_over_memory=False) is Evidence(evidence)
+    assert evidence_of(driver.model().life, died, is_over_memory=False) is Evidence(evidence)
     driver.exit(code=code, signal=signal, last_lines=("why",), at=5.0)
     last = driver.row()["last_exit"]
     assert (driver.state(), last["reason"]) == (after, reason)
@@ -195,7 +195,7 @@ def stalls(driver: Driver) -> None:
     driver.pass_time(20.0)
     assert driver.signals() == [WorkerSignal.DUMP]
     killed = Died(exit_code=None, signal_name="SIGKILL", said="")
-    evidence = weigh(driver.model().life, killed, is_over_memory=False)
+    evidence = evidence_of(driver.model().life, killed, is_over_memory=False)
     assert evidence is Evidence.NONE, "a stall during a load accuses no request"
 
 

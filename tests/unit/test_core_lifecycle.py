@@ -28,7 +28,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
 from mlxsup.supervisor.core.lifecycle.load_times import LoadTimes
-from mlxsup.supervisor.core.lifecycle.table import ImpossibleTransitionError
+from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -176,7 +176,8 @@ RULES: dict[str, tuple[str, str]] = {
         "STOPPED", "load; unload -> signals=[] & STOPPING; spawned -> signals=[TERM]",
     ),
     "a process without a pid is waited for beyond all limits": (
-        "STOPPED", "load; unload; wait 100 -> STOPPING; spawned pid=9 -> signals=[KILL]",
+        "STOPPED", "load; unload; wait 100 -> STOPPING; spawned pid=9 -> signals=[KILL];"
+        " wait 9.9 -> STOPPING; wait 0.2 -> FAILED",
     ),
     "an unload ends who waits for a restart": (
         "READY",
@@ -234,6 +235,11 @@ RULES: dict[str, tuple[str, str]] = {
     "a restart with now clears the window of an unload that drains": (
         "READY",
         "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
+    "a restart while stopping clears the window": (
+        "READY",
+        "exit; up; unload; wait 5 -> STOPPING; restart; exit code=0; up;"
         " exit -> LOADING; up; exit -> BACKOFF",
     ),
     "nothing starts again after a shutdown": (

@@ -16,9 +16,7 @@ from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory.given import known_problem
-from mlxsup.supervisor.core.memory.need import Figure, Need, Source
-from mlxsup.supervisor.core.memory.raising import raised
+from mlxsup.supervisor.core.memory.need import Figure, Need, Source, known_problem, raised
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

@@ -13,21 +13,23 @@ from hypothesis import strategies as st
 from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.memory.pins import pins_problem
-from mlxsup.supervisor.core.memory.plan import Candidate, make_plan, required_bytes
+from mlxsup.supervisor.core.memory.fit import Candidate, make_plan, pins_problem, required_bytes
 from mlxsup.supervisor.core.memory.planner import (
     Admit,
     Evict,
+    Fits,
+    FitsWithout,
+    LoadedModel,
+    LoadRequest,
+    NoRoom,
     Refuse,
-    Resident,
     Standing,
     Urgency,
     Verdict,
     Wait,
-    Wish,
+    find_room,
     plan,
 )
-from mlxsup.supervisor.core.memory.room import Fits, FitsWithout, NoRoom, find_room
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -37,9 +39,9 @@ A, B, C, NEW = map(ModelName, ("a", "b", "c", "new"))
 NOW = 100.0
 
 
-def held(name: ModelName, gib: float, standing: Standing, used_at: float = 0.0) -> Resident:
+def held(name: ModelName, gib: float, standing: Standing, used_at: float = 0.0) -> LoadedModel:
     """A model that holds this many GiB; one that never goes gives none of them back."""
-    return Resident(
+    return LoadedModel(
         name=name,
         reserved_bytes=int(gib * GIB),
         standing=standing,
@@ -49,9 +51,9 @@ def held(name: ModelName, gib: float, standing: Standing, used_at: float = 0.0) 
     )
 
 
-def verdict(needs_gib: int, *residents: Resident) -> Verdict:
+def verdict(needs_gib: int, *residents: LoadedModel) -> Verdict:
     """What follows for a model that needs so many GiB of eight."""
-    wish = Wish(name=NEW, needed_bytes=needs_gib * GIB, urgency=Urgency.REQUEST)
+    wish = LoadRequest(name=NEW, needed_bytes=needs_gib * GIB, urgency=Urgency.REQUEST)
     return plan(wish, residents, budget_bytes=8 * GIB, now=NOW)
 
 
@@ -80,11 +82,11 @@ def test_pinned_models_must_fit_together() -> None:
 
 
 @st.composite
-def one_resident(draw: st.DrawFn) -> Resident:
+def one_resident(draw: st.DrawFn) -> LoadedModel:
     reserved_bytes = draw(st.integers(1, 10))
     standing = draw(st.sampled_from(Standing))
     least = {Standing.PINNED: 1, Standing.STUCK: reserved_bytes}.get(standing)
-    return Resident(
+    return LoadedModel(
         name=draw(st.sampled_from([A, B, C, *map(ModelName, "defgh")])),
         reserved_bytes=reserved_bytes,
         standing=standing,
@@ -105,10 +107,10 @@ residents = st.lists(one_resident(), unique_by=lambda resident: resident.name)
     budget=st.integers(0, 40),
 )
 def test_any_verdict_keeps_the_rules_H9_I2(
-    needed: int, urgency: Urgency, others: Sequence[Resident], budget: int
+    needed: int, urgency: Urgency, others: Sequence[LoadedModel], budget: int
 ) -> None:
     found = plan(
-        Wish(name=NEW, needed_bytes=needed, urgency=urgency),
+        LoadRequest(name=NEW, needed_bytes=needed, urgency=urgency),
         others,
         budget_bytes=budget,
         now=NOW,
@@ -370,7 +372,7 @@ def test_plan_and_planner_evict_the_same_models(
     models.append(sized("x", wanted, is_resident=False))
     placements = make_plan(models, size * GIB).placements
     residents = [
-        Resident(
+        LoadedModel(
             name=one.model,
             reserved_bytes=one.need.needed_bytes,
             standing=Standing.PINNED if one.is_pinned else Standing.IDLE,
@@ -382,7 +384,7 @@ def test_plan_and_planner_evict_the_same_models(
     ]
     if sum(one.reserved_bytes for one in residents) > size * GIB:
         return  # the pinned ones alone are refused at the start
-    wish = Wish(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
+    wish = LoadRequest(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
     verdict, place = plan(wish, residents, budget_bytes=size * GIB, now=0.0), placements[-1]
     if place.missing_bytes:
         assert isinstance(verdict, Refuse)

@@ -16,14 +16,8 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
-from mlxsup.supervisor.core.lifecycle.files import COUNTS_FOR_S
-from mlxsup.supervisor.core.memory.pressure import (
-    CALM_S,
-    STEPS,
-    Reading,
-    Squeeze,
-    squeezed,
-)
+from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
+from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Reading, Squeeze, squeezed
 
 from support.core.looks import ALICE
 from support.core.memory import (
@@ -466,11 +460,11 @@ def test_watchers_are_notified_once_why_it_stays_and_when_that_is_over() -> None
     play(driver, f"ask r2 b; now {TURN_S}; wait 0.1")
     assert notes(driver) == [f"cannot be swapped out while it has open answers: {CHANGE}"]
     for _ in range(2):
-        driver.now += COUNTS_FOR_S
+        driver.now += FILES_COUNT_FOR_S
         sample(driver, 9)
         assert notes(driver) == []
     driver.folders.changes.clear()
-    driver.now += COUNTS_FOR_S
+    driver.now += FILES_COUNT_FOR_S
     sample(driver, 9)
     restored, swapped = notes(driver)
     assert restored == "can be swapped out again, because its files are unchanged since the load"
@@ -536,12 +530,12 @@ def test_another_model_goes_when_memory_is_short(names: str) -> None:
 
 def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open() -> None:
     driver = play(changed(), f"ask r2 b; wait {TURN_S + 0.1}")
-    for _ in range(int(4 * COUNTS_FOR_S) + 1):
+    for _ in range(int(4 * FILES_COUNT_FOR_S) + 1):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
     [key] = driver.model("a").running
     finish(driver, "a", key)
-    for _ in range(int(4 * COUNTS_FOR_S)):
+    for _ in range(int(4 * FILES_COUNT_FOR_S)):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
 

@@ -12,8 +12,8 @@ from mlxsup.protocol.worker_messages import Lease, Ready, RowDelta, Step
 from mlxsup.protocol.worker_messages import Leases as LeasesNeeded
 from mlxsup.supervisor.core.actions import LookAtWorker, SendToWorker, WorkerSignal
 from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.prefill_slots import LEASE_S
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.sharing.leases import LEASE_S
 
 from support.core.driver import Driver, entry
 

@@ -18,8 +18,7 @@ from mlxsup.supervisor.core.health.blame import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Account, Terms
-from mlxsup.supervisor.core.sharing.counters import Counters
+from mlxsup.supervisor.core.sharing.accounts import Account, Counters, Terms
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import ALICE, BOB

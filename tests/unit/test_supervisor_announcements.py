@@ -16,7 +16,7 @@ from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.announcements import Announcer, facts_of
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.core.actions import Announce, LogFault, RequestRefused, SetLogLevel
-from mlxsup.supervisor.core.outline import Outline
+from mlxsup.supervisor.core.core import Outline
 from mlxsup.supervisor.facts import daemon_facts
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard

@@ -18,9 +18,9 @@ from mlxsup.protocol.states import Priority, Wanted
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     endings,
-    giving_way,
-    residents,
-    rows_memory,
+    kv_budget,
+    loaded_models,
+    preemption,
     serving,
     suspects,
     swapping,
@@ -28,21 +28,21 @@ from mlxsup.supervisor.core import (
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.forecast import forecast
-from mlxsup.supervisor.core.giving_back import GivingBack
+from mlxsup.supervisor.core.dry_run import forecast
 from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.supervisor.core.leasing import turn_rank
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
 from mlxsup.supervisor.core.memory import planner
 from mlxsup.supervisor.core.memory.planner import Standing
+from mlxsup.supervisor.core.memory_pressure import MemoryPressure
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests.ledger import Ledger, Request
 from mlxsup.supervisor.core.requests.queue import Queue
-from mlxsup.supervisor.core.sharing.counters import Counters
+from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
@@ -183,15 +183,15 @@ def forecast_knows_no_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_process_is_ending(patch: pytest.MonkeyPatch) -> None:
-    right = residents._resident
-    patch.setattr(residents, "_resident", lambda *of: replace(right(*of), is_ending=False))
+    right = loaded_models._loaded_model
+    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), is_ending=False))
 
 
 def lasting(*, is_coming_back: bool) -> Plant:
     """All that an ending process of a pinned model holds counts as there for good."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = rows_memory.lasting_bytes
+        right = kv_budget.lasting_bytes
 
         def wrong(model: Model, now: float) -> int:
             is_back = model.life.wanted is Wanted.UP
@@ -208,16 +208,16 @@ def rows_of_pinned_models_stay(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, standing: Standing, now: float) -> int:
         if standing not in (Standing.PINNED, Standing.STUCK):
             return 0
-        return model.life.reserved_bytes - rows_memory.spare_bytes(model, now)
+        return model.life.reserved_bytes - kv_budget.spare_bytes(model, now)
 
-    patch.setattr(residents, "_never_bytes", wrong)
+    patch.setattr(loaded_models, "_never_bytes", wrong)
 
 
 def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, without: Collection[RequestKey] = ()) -> int:
-        return min(model.life.reserved_bytes, rows_memory.needed_bytes(model, without))
+        return min(model.life.reserved_bytes, kv_budget.needed_bytes(model, without))
 
-    patch.setattr(giving_way, "_kept_bytes", wrong)
+    patch.setattr(preemption, "_kept_bytes", wrong)
 
 
 def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
@@ -317,9 +317,9 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
-    right = residents._resident
+    right = loaded_models._loaded_model
     nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
-    patch.setattr(residents, "_resident", lambda *of: replace(right(*of), **nothing))
+    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), **nothing))
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -351,8 +351,8 @@ PLANTED: dict[str, Plant] = {
     "what others hold does not count": nothing_is_held,
     "requests evict what they like": returns(planner, "_may_go", True),
     "a turn may end at once": instead(swapping.turn_ends_at, 0.0),
-    "nothing gives way to other programs": does_nothing(GivingBack, "sampled"),
-    "a row that lacked memory returns at once": instead(rows_memory.is_held_back, False),
+    "nothing gives way to other programs": does_nothing(MemoryPressure, "sampled"),
+    "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
     "files are not fetched": does_nothing(Downloads, "settle"),
     "downloads run on for nothing": downloads_run_on,

@@ -1,1 +1,1 @@
-"""One model's worker: its states, what can happen to it, and the rules that join the two."""
+"""One model's worker: its states, what can happen to it, and what follows in each."""

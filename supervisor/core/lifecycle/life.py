@@ -1,6 +1,6 @@
 """One model's worker over all its generations: what is true of it, and how that may change.
 
-Only the rules of the transition table (`table.py`) change a life.
+Only `transitions.py` changes a life.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
 from ..memory.need import Need
 from ..settings import ModelSettings
-from .effects import Changed, DownWaitersEnd, Outcome, UpWaitersEnd
-from .files import UNSEEN, Files
 from .load_times import NO_LOAD, LoadTimes
 from .restart_policy import RestartPolicy
 from .states import (
@@ -41,6 +39,7 @@ from .states import (
     StopStage,
     Swapping,
 )
+from .triggers import Changed, DownWaitersEnd, Outcome, QueueEnds, UpWaitersEnd
 
 NEVER_SPAWNED = Generation(0)
 STORY_LENGTH = 200
@@ -51,6 +50,36 @@ KILL_LIMIT_S_PER_GB = 0.5
 
 DUMP_GRACE_S = 0.5
 """How long a stalled worker has to print its stacks before it is killed."""
+
+FILES_COUNT_FOR_S = 5.0
+"""What was found of files is believed for so long; no folder is looked at more often than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What is known of the files that a process has loaded: whether it could load them again.
+
+    Attributes:
+        is_being_seen: whether the shell is looking at them now.
+        seen_at: when the latest answer came, monotonic seconds; None before the first.
+        change: what had changed since they were loaded, a phrase; empty if nothing had.
+    """
+
+    is_being_seen: bool = False
+    seen_at: float | None = None
+    change: str = ""
+
+    def may_be_asked(self, now: float) -> bool:
+        """True if what was found is too old, and the shell is not looking."""
+        return not self.is_being_seen and not self.is_fresh(now)
+
+    def is_fresh(self, now: float) -> bool:
+        """True if what was found last may be believed."""
+        return self.seen_at is not None and now < self.seen_at + FILES_COUNT_FOR_S
+
+
+UNSEEN = Files()
+"""The shell has not looked at them since the process was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,60 +178,61 @@ class Life:
 
     @property
     def launch(self) -> LaunchSettings:
-        """What the process is judged by: its own launch while it lives, even if the entry has
-        changed since; otherwise that of the next one."""
+        """Return what the process is judged by: its own launch while it lives, even if the entry
+        has changed since; otherwise that of the next one."""
         return self.launched or self.settings.launch
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the live process was started with a launch that differs from the entry's."""
+        """True if the live process was started with a launch that differs from the entry's."""
         return self.launch != self.settings.launch
 
     @property
     def is_loading(self) -> bool:
-        """Whether it holds a load turn: from the spawn to READY or the exit."""
+        """True if it holds a load turn: from the spawn to READY or the exit."""
         return self.state in HAS_PROCESS and not self.has_been_ready
 
     @property
     def has_process(self) -> bool:
-        """Whether a process is alive, even if nobody waits for its end any longer."""
+        """True if a process is alive, even if nobody waits for its end any longer."""
         return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free before it is loaded, as far as `stream_tokens` is known."""
+        """Return what must be free before it is loaded, as far as `stream_tokens` is known."""
         return self.needed_for(self.stream_tokens)
 
     @property
     def pinned_bytes(self) -> int:
-        """What is kept for it even if no answer is open, because it is pinned."""
+        """Return what is kept for it even if no answer is open, because it is pinned."""
         return self.needed_for(0) if self.settings.pinned else 0
 
     @property
     def kill_limit_s(self) -> float:
-        """How long after SIGKILL to give up the process."""
+        """Return how long after SIGKILL to give up the process."""
         return KILL_LIMIT_S + KILL_LIMIT_S_PER_GB * self.footprint_bytes / 1e9
 
     @property
     def failure(self) -> str:
-        """Why it is FAILED; empty in other states."""
+        """Return why it is FAILED; empty in other states."""
         return self.phase.cause if isinstance(self.phase, Failed) else ""
 
     @property
     def download_cause(self) -> str:
-        """Why its download is tried again, or will be; empty if that is not what it waits for."""
+        """Return why its download is tried again, or will be; empty if that is not what it waits
+        for."""
         return self.phase.download_cause if isinstance(self.phase, Backoff | Pending) else ""
 
     def take_outcomes(self) -> list[Outcome]:
-        """Returns what the last transition caused, and empties the list."""
+        """Return what the last transition caused, and empty the list."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     # ------------------------------------------------------------ memory
 
     def needed_for(self, stream_tokens: int) -> int:
-        """What must be free before it is loaded if an answer that has begun is that long: the
-        `memory` of its entry, or else what it was appraised at; 0 if nothing is known of it."""
+        """Return what must be free before it is loaded if an answer that has begun is that long:
+        the `memory` of its entry, or else what it was appraised at; 0 if nothing is known of it."""
         given_bytes = self.settings.launch.memory_limit_bytes
         if given_bytes is not None:
             return given_bytes
@@ -216,7 +246,7 @@ class Life:
         self.keep_books()
 
     def keep_books(self) -> None:
-        """What stays reserved follows from the state, and from being pinned.
+        """Derive what stays reserved from the state, and from being pinned.
 
         Without a process it is no more than the next one needs, whatever the last one held.
         """
@@ -226,7 +256,7 @@ class Life:
         self.reserved_bytes = max(held_bytes, self.pinned_bytes)
 
     def holds(self, measured_bytes: int, *, may_shrink: bool) -> bool:
-        """Corrects what is reserved by what the process was measured at.
+        """Correct what is reserved by what the process was measured at.
 
         Args:
             measured_bytes: all that it holds.
@@ -242,10 +272,10 @@ class Life:
             self.keep_books()
         return self.reserved_bytes != before
 
-    # ------------------------------------------------------------ used by the rules
+    # ------------------------------------------------------------ used by the transitions
 
     def enter(self, phase: Phase, note: str = "") -> None:
-        """Changes the state along the table's edges."""
+        """Change the state along the edges of `LEAVES_TO`."""
         assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
         self.load_times = self.load_times.ended(phase.since)
         self.phase = phase
@@ -253,7 +283,7 @@ class Life:
         self.do(Changed(note=note))
 
     def enter_after_exit(self, phase: Phase, note: str) -> None:
-        """Changes the state once the process is gone."""
+        """Change the state once the process is gone."""
         assert self.has_process
         assert phase.STATE in AFTER_EXIT
         self.load_times = self.load_times.ended(phase.since)
@@ -266,11 +296,11 @@ class Life:
         self.do(Changed(note=note))
 
     def do(self, *outcomes: Outcome) -> None:
-        """Adds to what this transition causes."""
+        """Add to what this transition causes."""
         self._outcomes.extend(outcomes)
 
     def spawn(self, spare: int | None) -> None:
-        """Starts a process of the current generation, or makes one of a spare worker."""
+        """Start a process of the current generation, or make one of a spare worker."""
         spawn = Spawn(
             model=self.name,
             generation=self.generation,
@@ -286,21 +316,21 @@ class Life:
         self.exits[last.reason, last.cause] += 1
 
     def abandon(self) -> None:
-        """Gives up the process: it cannot be ended."""
+        """Give up the process: it cannot be ended."""
         self.do(Abandon(model=self.name, generation=self.generation))
 
     def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
-        """Lets running requests finish, for that long at most; then the process is ended."""
+        """Let running requests finish, for that long at most; then the process is ended."""
         self.enter(Draining(since=now, ends_at=now + drain_s, ready_since=ready.since), note)
 
     @property
     def waiting_error(self) -> RemoteError:
-        """What ends requests that wait for a model that is no longer wanted."""
+        """Return what ends requests that wait for a model that is no longer wanted."""
         removal = self.removal if self.wanted is Wanted.GONE else None
         return removal or cut_off(self.name, self.why)
 
     def want(self, wanted: Wanted, why: Why) -> None:
-        """Records what is wanted; opposite commands supersede those that wait (`superseded`)."""
+        """Record what is wanted; opposite commands supersede those that wait (`superseded`)."""
         if wanted is Wanted.UP and self.wanted is not Wanted.UP:
             self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
         elif wanted is not Wanted.UP and self.wanted is Wanted.UP:
@@ -309,6 +339,34 @@ class Life:
             self.do(UpWaitersEnd(error=error))
         self.wanted = wanted
         self.why = why
+
+    def join(self, why: Why) -> None:
+        """Want it up, for a reason that does not replace the one that it comes up for."""
+        self.want(Wanted.UP, self.why if self.wanted is Wanted.UP else why)
+
+    def remove(self, error: RemoteError) -> None:
+        """Want it gone once its process has ended; the error answers its requests."""
+        self.want(Wanted.GONE, Why.RELOAD)
+        self.removal = error
+        self.do(QueueEnds(error=error))
+
+    def adopt(self, settings: ModelSettings) -> bool:
+        """Adopt an entry, and return whether a live process must be replaced by a new one."""
+        is_other_launch = settings.launch != self.settings.launch
+        if settings != self.settings:
+            self.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
+        if self.settings.pinned and not self.has_process:
+            self.reserved_bytes = 0  # it was reserved for the pin
+        self.settings = settings
+        self.restarts.settings = settings.restart
+        self.removal = None
+        self.keep_books()
+        return is_other_launch or self.wanted is Wanted.GONE
+
+    def release_memory(self) -> None:
+        """Reserve no more than a pinned model always has."""
+        self.reserved_bytes = 0
+        self.keep_books()
 
     def stop(
         self,
@@ -338,7 +396,7 @@ class Life:
         self.tell_to_end(stage)
 
     def limit_s(self, stage: StopStage) -> float:
-        """How long the process may take to exit at this stage."""
+        """Return how long the process may take to exit at this stage."""
         match stage:
             case StopStage.DUMP:
                 return DUMP_GRACE_S
@@ -348,7 +406,7 @@ class Life:
                 return self.kill_limit_s
 
     def tell_to_end(self, stage: StopStage) -> None:
-        """Asks or signals; a process whose pid is not known yet is signalled once it is."""
+        """Ask or signal; a process whose pid is not known yet is signalled once it is."""
         if self.pid is None:
             return
         match stage:

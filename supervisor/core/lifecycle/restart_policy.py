@@ -68,7 +68,7 @@ class RestartPolicy:
         self._outages_in_a_row = 0
 
     def fails_alike(self, load_error: str | None) -> bool:
-        """Whether this load failed like the one right before it: another attempt cannot help.
+        """True if this load failed like the one right before it: another attempt cannot help.
 
         Args:
             load_error: what two loads that fail alike have in common; None after an exit of
@@ -79,7 +79,7 @@ class RestartPolicy:
 
     @property
     def crashes(self) -> int:
-        """How many the window had when the latest one came."""
+        """Return how many the window had when the latest one came."""
         return len(self._crashes)
 
     def was_stable(self) -> None:

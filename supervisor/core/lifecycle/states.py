@@ -49,12 +49,12 @@ class _Phase:
 
     @property
     def deadline(self) -> float | None:
-        """When something is due if nothing else happens first."""
+        """Return when something is due if nothing else happens first."""
         return None
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether the memory that is reserved for the model stays reserved."""
+        """True if the memory that is reserved for the model stays reserved."""
         return self.KEEPS_MEMORY
 
 
@@ -107,7 +107,7 @@ class Fetching:
         return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def is_news_after(self, before: Fetching) -> bool:
-        """Whether it has come a percent further, or is not what it was."""
+        """True if it has come a percent further, or is not what it was."""
         return (int(self.fraction * 100), self.total_bytes, self.is_waiting) != (
             int(before.fraction * 100),
             before.total_bytes,
@@ -134,14 +134,14 @@ class Pending(_Phase):
 
     @property
     def reason(self) -> PendingReason:
-        """What it waits for."""
+        """Return what it waits for."""
         if self.fetching is not None:
             return PendingReason.DOWNLOAD
         return PendingReason.MEMORY if self.lack else PendingReason.TURN
 
     @property
     def deadline(self) -> float | None:
-        """When there may be memory for it."""
+        """Return when there may be memory for it."""
         return self.lack.looks_again_at if self.lack else None
 
 
@@ -164,7 +164,7 @@ class Loading(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When the load has stalled."""
+        """Return when the load has stalled."""
         return self.stalls_at
 
 
@@ -190,7 +190,7 @@ class Draining(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When requests that still run are cut off."""
+        """Return when requests that still run are cut off."""
         return self.ends_at
 
 
@@ -226,7 +226,7 @@ class Swapping(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When rows that have not left are cut off."""
+        """Return when rows that have not left are cut off."""
         return self.ends_at
 
 
@@ -254,12 +254,12 @@ class Stopping(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When the next stage begins, or the process is given up."""
+        """Return when the next stage begins, or the process is given up."""
         return self.escalates_at
 
     @property
     def is_last(self) -> bool:
-        """Whether no harder stage is left."""
+        """True if no harder stage is left."""
         return self.stage is StopStage.KILL
 
 
@@ -278,12 +278,12 @@ class Backoff(_Phase):
 
     @property
     def deadline(self) -> float | None:
-        """When it is restarted."""
+        """Return when it is restarted."""
         return self.retry_at
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether its next start is near."""
+        """True if its next start is near."""
         return self.retry_at - self.since < KEPT_BACKOFF_S
 
 

@@ -1,13 +1,20 @@
-"""What can happen to one worker's life: the columns of the transition table."""
+"""What can happen to a model's life, and what that causes besides actions.
+
+A life knows nothing about requests, callers and watchers: `fleet.py` carries its effects out.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import Enum
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import LoadPhase, Priority, Why
+from mlxsup.protocol.states import LoadPhase, PauseReason, Priority, Why
 
+from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
 from ..settings import ModelSettings
@@ -289,7 +296,7 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitBug:
-    """The table has no rule for what happened: this life ends as FAILED(internal)."""
+    """The state has no case for what happened: this life ends as FAILED(internal)."""
 
     detail: str
 
@@ -393,4 +400,117 @@ Trigger = (
     | Died
     | GivenUp
 )
-"""Everything that the transition table has a column for."""
+"""Everything that can happen to a life."""
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEnds:
+    """Answer every request that waits for this model."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEnds:
+    """Answer every running request, though the process is still alive."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLost:
+    """The process is gone with what ran in it: answer those requests, or let them wait again."""
+
+    text: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLeave:
+    """Rows are to leave the batch without an end; what they have computed is dropped.
+
+    Attributes:
+        reason: what for.
+        keys: whose rows; None: all of them.
+    """
+
+    reason: PauseReason
+    keys: tuple[RequestKey, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpWaitersEnd:
+    """Answer callers of load and restart: with success, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownWaitersEnd:
+    """Answer callers of unload: with success, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """The state changed: notify the watchers."""
+
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """The model was removed and its process is gone: forget it."""
+
+
+Effect = (
+    QueueEnds
+    | RunningEnds
+    | RunningLost
+    | RowsLeave
+    | UpWaitersEnd
+    | DownWaitersEnd
+    | Changed
+    | Erased
+)
+
+Outcome = Effect | Spawn | LookAtFiles | SendToWorker | SignalWorker | Abandon
+"""Everything that a transition can cause."""
+
+
+# ---------------------------------------------------------------- words
+
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def words_of(trigger: Trigger) -> str:
+    """`want down (shutdown, drain 30 s)`."""
+    name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
+    facts = [trigger.text] if isinstance(trigger, Died) else list(_facts(trigger))
+    return f"{name} ({', '.join(facts)})" if facts else name
+
+
+def _facts(trigger: Trigger) -> Iterator[str]:
+    """Its attributes, but for settings, which the configuration shows, and what says nothing."""
+    for attribute in fields(trigger):
+        value = getattr(trigger, attribute.name)
+        name = attribute.name.removeprefix("is_").replace("_", " ")
+        match value:
+            case None | "" | False:
+                continue
+            case True:
+                yield name
+            case Enum():
+                yield str(value.value)
+            case RemoteError():
+                yield value.message
+            case str():
+                yield value
+            case tuple():
+                yield f"{len(value)} {name}"
+            case int() | float():
+                yield f"{name.removesuffix(' s')} {value:g}{' s' * name.endswith(' s')}"

@@ -1,8 +1,15 @@
-"""How much memory all models together may take."""
+"""How much memory all models together may take, also while other programs need some of it.
+
+What models hold and what is available do not change together when a model loads, grows or ends,
+only with what all other programs hold. The room for models is that sum, less what is kept free.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from mlxsup.protocol.text import size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +41,12 @@ class Budget:
 
     @property
     def whole_bytes(self) -> int:
-        """What the models may take together while memory is not short."""
+        """Return what the models may take together while memory is not short."""
         return self.size_bytes if self.lowered_from_bytes is None else self.lowered_from_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What may stay reserved; models that nobody uses go until it is no more."""
+        """Return what may stay reserved; models that nobody uses go until it is no more."""
         return self.size_bytes if self.is_short else self.whole_bytes
 
     def whole(self) -> Budget:
@@ -67,3 +74,117 @@ class Budget:
             shortage=shortage,
             is_short=is_short,
         )
+
+
+CALM_S = 10.0
+"""There must have been more room for so long before the budget is raised again."""
+
+STEPS = 50
+"""The budget changes in steps of this part of it, and is raised only if there is one to spare."""
+
+STALLED_FACTOR = 2
+"""While processes wait for memory, this many times as much is kept free."""
+
+
+class Strain(Enum):
+    """What the system itself says about its memory."""
+
+    EASY = auto()
+    """It is not short, whatever seems to be available (macOS)."""
+    UNSAID = auto()
+    """What is available decides."""
+    STALLED = auto()
+    """Processes wait for memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The memory of the machine, or of the control group that the daemon is in.
+
+    Attributes:
+        available_bytes: what could be allocated without swapping.
+        kept_free_bytes: what models leave of that to everybody else.
+        strain: what the system says besides.
+        place: whose memory it is, a phrase: `on this machine`.
+    """
+
+    available_bytes: int
+    kept_free_bytes: int
+    strain: Strain = Strain.UNSAID
+    place: str = "on this machine"
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what models may still take; below 0 if they hold too much."""
+        return self.available_bytes - self._kept_bytes
+
+    @property
+    def shortage(self) -> str:
+        """Return why there is less room for models than usual, a phrase."""
+        sizes = f"{size_text(self.available_bytes)} is available {self.place}"
+        waiting = ", processes wait for memory" if self.strain is Strain.STALLED else ""
+        return f"{sizes}{waiting}, and {size_text(self._kept_bytes)} must stay free"
+
+    @property
+    def _kept_bytes(self) -> int:
+        factor = STALLED_FACTOR if self.strain is Strain.STALLED else 1
+        return factor * self.kept_free_bytes
+
+
+def room_bytes(reading: Reading | None, held_bytes: int) -> int | None:
+    """Return what models may hold together; None if nothing limits it.
+
+    Args:
+        reading: of the machine; None: it cannot be read.
+        held_bytes: what models hold now.
+    """
+    if reading is None or reading.strain is Strain.EASY:
+        return None
+    return max(0, held_bytes + reading.free_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squeeze:
+    """How far a budget is lowered. It follows the room down at once, and up after a while.
+
+    Attributes:
+        limit_bytes: what is left of the budget; None: all of it.
+        calm_since: since when there has been a step more room than that; None: there is not.
+        floor_bytes: the least room since then.
+    """
+
+    limit_bytes: int | None = None
+    calm_since: float | None = None
+    floor_bytes: int = 0
+
+
+def squeezed(before: Squeeze, room_bytes: int | None, whole_bytes: int, now: float) -> Squeeze:
+    """Return what follows from the room that there is now.
+
+    Args:
+        before: how far the budget was lowered.
+        room_bytes: what models may hold together; None: nothing limits it.
+        whole_bytes: the budget that is not lowered.
+        now: monotonic seconds.
+    """
+    if room_bytes is None:
+        return Squeeze()
+    step_bytes = max(1, whole_bytes // STEPS)
+    limit_bytes = before.limit_bytes if before.limit_bytes is not None else whole_bytes
+    if room_bytes < limit_bytes:
+        return Squeeze(limit_bytes=room_bytes // step_bytes * step_bytes)
+    if before.limit_bytes is None:
+        return before
+    if room_bytes - step_bytes <= limit_bytes:
+        return Squeeze(limit_bytes=before.limit_bytes)
+    if before.calm_since is None:
+        return Squeeze(limit_bytes=before.limit_bytes, calm_since=now, floor_bytes=room_bytes)
+    floor_bytes = min(before.floor_bytes, room_bytes)
+    if now < before.calm_since + CALM_S:
+        return Squeeze(
+            limit_bytes=before.limit_bytes, calm_since=before.calm_since, floor_bytes=floor_bytes
+        )
+    raised_bytes = floor_bytes - step_bytes
+    if raised_bytes >= whole_bytes:
+        return Squeeze()
+    return Squeeze(limit_bytes=max(limit_bytes, raised_bytes // step_bytes * step_bytes))

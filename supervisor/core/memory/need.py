@@ -1,16 +1,25 @@
 """What a model needs in memory: its weights, its process, and the caches of its rows.
 
 One row of 4,096 tokens is reserved and not the whole context, which few requests come near:
-reserving that would refuse combinations of models that serve well.
+reserving that would refuse combinations of models that serve well. A need is more than it was
+appraised at if processes of the model run out of memory. That never keeps out a model that fits as
+it was appraised: it is cut to what the budget has next to the pinned models.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from mlxsup.protocol.cache_cost import cache_bytes, tokens_within
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import size_text
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.worker_messages import Ready
 
 
 class Source(StrEnum):
@@ -69,27 +78,28 @@ class Need:
 
     @property
     def fixed_bytes(self) -> int:
-        """What it takes before any request runs."""
+        """Return what it takes before any request runs."""
         return self.weights.size_bytes + self.own.size_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free before it is loaded: one row of `least_tokens`, or what is given."""
+        """Return what must be free before it is loaded: one row of `least_tokens`, or what is
+        given."""
         return self.needed_for(0)
 
     @property
     def unraised_bytes(self) -> int:
-        """What it would need if no process of it had ever run out of memory."""
+        """Return what it would need if no process of it had ever run out of memory."""
         return self.needed_bytes - self.raise_for(0)
 
     def needed_for(self, stream_tokens: int) -> int:
-        """What must be free before it is loaded if an answer that has begun is that long."""
+        """Return what must be free before it is loaded if an answer that has begun is that long."""
         if self.given_bytes is not None:
             return self.given_bytes
         return self._unraised_for(stream_tokens) + self.raise_for(stream_tokens)
 
     def raise_for(self, stream_tokens: int) -> int:
-        """How much of `needed_for` is there because its processes ran out of memory."""
+        """Return how much of `needed_for` is there because its processes ran out of memory."""
         if self.given_bytes is not None:
             return 0
         if self.most_bytes is None:
@@ -99,27 +109,28 @@ class Need:
 
     @property
     def whole_row_bytes(self) -> int:
-        """What it takes with one row of the whole context, or what is given if that is less."""
+        """Return what it takes with one row of the whole context, or what is given if that is
+        less."""
         longest = self.context_tokens
         return self._limited(self.bytes_for(rows=1, longest=longest) + self.raise_for(longest))
 
     @property
     def wanted_bytes(self) -> int:
-        """What it takes at most: all of its rows, each of the whole context."""
+        """Return what it takes at most: all of its rows, each of the whole context."""
         longest = self.context_tokens
         size_bytes = self.bytes_for(rows=self.max_rows, longest=longest)
         return self._limited(size_bytes + self.raise_for(longest))
 
     @property
     def is_measured(self) -> bool:
-        """Whether nothing that `needed_bytes` rests on is an estimate."""
+        """True if nothing that `needed_bytes` rests on is an estimate."""
         if self.given_bytes is not None:
             return True
         sources = (self.weights.source, self.own.source, self.layers_source)
         return Source.ESTIMATED not in sources
 
     def bytes_for(self, *, rows: int, longest: int) -> int:
-        """What it takes with that many rows, the longest of them of that many tokens."""
+        """Return what it takes with that many rows, the longest of them of that many tokens."""
         return self.fixed_bytes + cache_bytes(self.layers, rows=rows, longest=longest)
 
     def tokens_in(self, size_bytes: int, *, rows: int = 1) -> int:
@@ -128,7 +139,7 @@ class Need:
         return tokens_within(room, self.layers, rows=rows, most=self.context_tokens)
 
     def rows_in(self, size_bytes: int, *, longest: int) -> int:
-        """How many rows of that length it has memory for, at most `max_rows`; 0: none."""
+        """Return how many rows of that length it has memory for, at most `max_rows`; 0: none."""
         room = size_bytes - self.fixed_bytes - self.raise_for(longest)
         if longest == 0 or room < 0:
             return 0
@@ -141,3 +152,101 @@ class Need:
 
     def _limited(self, size_bytes: int) -> int:
         return size_bytes if self.given_bytes is None else self.given_bytes
+
+
+LEAST_SHARE = 10
+"""An estimate is raised by at least a tenth of what it says besides the weights: they are known,
+and what a process held when it died was last measured up to a second before."""
+
+
+def raised(need: Need, *, planned_bytes: int, held_bytes: int) -> Need:
+    """The need of a model once a process of it has run out of memory.
+
+    It is higher by what that process held beyond the plan, and at least by a fixed share. It stays
+    the same if the entry gives the memory, and if it is all that there may be.
+
+    Args:
+        need: what it was until now.
+        planned_bytes: what the process was to hold at most.
+        held_bytes: what it was last measured at, without what it kept for reuse.
+    """
+    besides_bytes = need.needed_bytes - need.weights.size_bytes
+    more_bytes = max(held_bytes - planned_bytes, besides_bytes // LEAST_SHARE)
+    higher = replace(need, raised_bytes=need.raised_bytes + more_bytes)
+    # What has no effect is not remembered, nor is anything forgotten that has none at the moment.
+    return replace(need, raised_bytes=max(need.raised_bytes, higher.raise_for(0)))
+
+
+def bounded(
+    needs: Mapping[ModelName, Need], pinned: Collection[ModelName], budget_bytes: int
+) -> dict[ModelName, Need]:
+    """The needs, each raised no further than it fits into the budget next to the pinned models. If
+    a model can be loaded as all were appraised, it can be loaded whatever was raised.
+
+    Args:
+        needs: of the models, in the order of the configuration.
+        pinned: the models that always hold what they need.
+        budget_bytes: what all models may take together.
+    """
+    found = {}
+    fixed_bytes = sum(need.unraised_bytes for name, need in needs.items() if name in pinned)
+    left_bytes = budget_bytes - fixed_bytes
+    others = (need.unraised_bytes for name, need in needs.items() if name not in pinned)
+    largest_bytes = max((size for size in others if size <= left_bytes), default=0)
+    for name, need in needs.items():
+        if name in pinned:
+            more_bytes = max(0, left_bytes - largest_bytes)
+            found[name] = replace(need, most_bytes=need.unraised_bytes + more_bytes)
+            left_bytes -= found[name].raise_for(0)
+    for name, need in needs.items():
+        if name not in pinned:
+            found[name] = replace(need, most_bytes=max(0, left_bytes))
+    return {name: found[name] for name in needs}
+
+
+def loaded_problem(need: Need | None, ready: Ready) -> str:
+    """Return what is wrong with the `memory` of a model that a worker has loaded, a clause; empty
+    if it is enough, or if the entry gives none.
+
+    Args:
+        need: of the model; its process counts as there if the worker cannot measure that.
+        ready: what the worker has measured.
+    """
+    if need is None:
+        return ""
+    own_bytes = need.own.size_bytes if ready.own_bytes is None else ready.own_bytes
+    return _given_problem(need, ready.active_bytes, own_bytes, ready.cache_layers)
+
+
+def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
+    """The same before a load, as far as it is known: estimates do not count, because they may be
+    too high.
+
+    Args:
+        need: of the model.
+        is_measured_again: leaves out what was measured of its process, which differs a little from
+            one load to the next.
+    """
+    left_out = {Source.ESTIMATED, Source.MEASURED} if is_measured_again else {Source.ESTIMATED}
+    own_bytes = 0 if need.own.source in left_out else need.own.size_bytes
+    layers = () if need.remark else need.layers
+    return _given_problem(need, need.weights.size_bytes, own_bytes, layers)
+
+
+def _given_problem(
+    need: Need, weight_bytes: int, own_bytes: int, layers: Sequence[CacheLayers]
+) -> str:
+    if need.given_bytes is None:
+        return ""
+    longest = min(GROWTH_TOKENS, need.context_tokens)
+    row_bytes = cache_bytes(layers, rows=1, longest=longest)
+    least_bytes = weight_bytes + own_bytes + row_bytes
+    if need.given_bytes >= least_bytes:
+        return ""
+    parts = {"its weights": weight_bytes, "its process": own_bytes, "a short request": row_bytes}
+    takes = [f"{size_text(size)} for {what}" for what, size in parts.items() if size]
+    return (
+        f"its memory is {size_text(need.given_bytes)}, but it needs at least "
+        f'{" + ".join(takes)}; set memory to at least "{size_text(least_bytes)}", or to '
+        '"auto"'
+    )

@@ -12,18 +12,180 @@ that counters only grow and a heap entry is corrected when it reaches the top.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import Priority
+from mlxsup.protocol.states import PauseReason, Priority
 
 from ..deadlines import Deadlines
-from ..sharing.accounts import Account
-from ..sharing.counters import Counters
+from ..sharing.accounts import Account, Counters
 from .ledger import Request
-from .line import Line, MayRun, again_order
+
+MayRun = Callable[[Account], bool]
+"""Whether an account may have one more request running."""
+
+LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
+"""Reasons of pauses that do not put a request behind those that a crash has interrupted."""
+
+_Entry = tuple[float, RequestKey, Account]
+"""A counter, the account's oldest request, the account."""
+
+
+def again_order(request: Request) -> tuple[bool, RequestKey]:
+    """Sorts requests that had been dispatched; it stays the same while they wait.
+
+    Who has left for the turn of another suspect stands with the interrupted ones, because a crash
+    was why; and so does who has left because the model made room: its process ended, too. Who has
+    left for want of memory before anything was read stands with the paused ones.
+    """
+    was_paused = request.is_paused and request.pause_reason not in LIKE_CRASHES
+    was_paused = was_paused or (request.acceptance is not None and not request.has_begun)
+    return was_paused and not request.is_interrupted, request.key
+
+
+class Line:
+    """One class of a model's queue.
+
+    Requests that had been dispatched come first: those that a crash has interrupted, then those
+    that were paused, oldest first. New ones come in the order in which
+    they will be dispatched if each costs as much as earlier ones did: always one of the account
+    with the smallest counter, its oldest; with equal counters, the one that arrived first.
+
+    Args:
+        counters: of the model's accounts.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        # Bounded by admission, as the queue is. By key, because keys count arrivals.
+        self._again: dict[RequestKey, Request] = {}
+        self._new: dict[RequestKey, Request] = {}
+        self._by_account: dict[Account, list[RequestKey]] = {}
+        # For each account at least one entry that is not above its present one. Counters only
+        # grow: an entry that lags behind is corrected when it reaches the top.
+        self._heap: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._again) + len(self._new)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._again.values()
+        counters, new = self._counters, self._new
+        starts = [
+            (counters.of(account), keys[0], 0, account)
+            for account, keys in self._by_account.items()
+        ]
+        heapq.heapify(starts)
+        while starts:
+            _, key, place, account = starts[0]
+            yield new[key]
+            keys, place = self._by_account[account], place + 1
+            if place == len(keys):
+                heapq.heappop(starts)
+            else:
+                heapq.heapreplace(starts, (*self._start(account, place), place, account))
+
+    @property
+    def again(self) -> dict[RequestKey, Request]:
+        """Those that had been dispatched, in order."""
+        return self._again
+
+    def add(self, request: Request, *, is_again: bool) -> None:
+        """A request comes, or had been dispatched and comes again."""
+        key = request.key
+        if is_again:
+            last = next(reversed(self._again.values()), None)
+            self._again[key] = request
+            if last is not None and again_order(request) < again_order(last):
+                in_order = sorted(self._again.values(), key=again_order)
+                self._again = {one.key: one for one in in_order}
+            return
+        self._new[key] = request
+        keys = self._by_account.setdefault(request.account, [])
+        insort(keys, key)
+        if keys[0] == key:
+            heapq.heappush(self._heap, self._entry(request.account))
+            if len(self._heap) > 64 and len(self._heap) > 4 * len(self._by_account):
+                self._heap = [self._entry(account) for account in self._by_account]
+                heapq.heapify(self._heap)
+
+    def remove(self, request: Request) -> None:
+        """A request leaves."""
+        key = request.key
+        if self._again.pop(key, None) is not None:
+            return
+        del self._new[key]
+        keys = self._by_account[request.account]
+        del keys[bisect_left(keys, key)]
+        if not keys:
+            del self._by_account[request.account]
+
+    def first(self, may_run: MayRun) -> Request | None:
+        """The request to dispatch next; None if no account of those that wait may run more."""
+        for request in self._again.values():
+            if may_run(request.account):
+                return request
+        heap, passed_over = self._heap, []
+        found = None
+        while heap and found is None:
+            account = heap[0][2]
+            if account not in self._by_account:
+                heapq.heappop(heap)
+            elif (entry := self._entry(account)) != heap[0]:
+                heapq.heapreplace(heap, entry)
+            elif may_run(account):
+                found = self._new[entry[1]]
+            else:
+                passed_over.append(heapq.heappop(heap))
+        for entry in passed_over:
+            heapq.heappush(heap, entry)
+        return found
+
+    def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
+        """Return how many of those who wait could start at once, if there were that many rows.
+
+        Args:
+            may_run_more: how many more requests of an account may run.
+            most: the answer is at most this.
+        """
+        again = Counter(request.account for request in self._again.values())
+        only_again = (account for account in again if account not in self._by_account)
+        count = 0.0
+        for account in chain(self._by_account, only_again):
+            own = len(self._by_account.get(account, ())) + again[account]
+            count += min(own, may_run_more(account))
+            if count >= most:
+                return most
+        return int(count)
+
+    def place(self, request: Request) -> int:
+        """The place of a request in this class, from 1, without looking at all the others."""
+        key = request.key
+        if key in self._again:
+            return 1 + list(self._again).index(key)
+        own = self._by_account[request.account]
+        start = self._start(request.account, bisect_left(own, key))
+        ahead = sum(self._before(account, start) for account in self._by_account)
+        return 1 + len(self._again) + ahead
+
+    def _before(self, account: Account, start: tuple[float, RequestKey]) -> int:
+        """Return how many of an account's requests come before one that starts so."""
+        places = range(len(self._by_account[account]))
+        return bisect_left(places, start, key=lambda place: self._start(account, place))
+
+    def _entry(self, account: Account) -> _Entry:
+        return self._counters.of(account), self._by_account[account][0], account
+
+    def _start(self, account: Account, place: int) -> tuple[float, RequestKey]:
+        """Return what the account's counter is expected to be when its request at this place, from
+        0, is dispatched, and that request."""
+        counter = self._counters.of(account) + place * self._counters.expected(account)
+        return counter, self._by_account[account][place]
+
 
 NEAR = 8
 """This many at the front are notified of each change of place, and all that had been dispatched."""
@@ -79,7 +241,7 @@ class Queue:
 
     @property
     def per_class(self) -> dict[Priority, int]:
-        """How many wait in each class, as they stand in the line now."""
+        """Return how many wait in each class, as they stand in the line now."""
         return {priority: len(line) for priority, line in self._lines.items()}
 
     @property
@@ -95,17 +257,17 @@ class Queue:
     # ------------------------------------------------------------ who comes and goes
 
     def join(self, request: Request, now: float) -> None:
-        """Adds a new request."""
+        """Add a new request."""
         self._add(request, now, is_again=False)
         self._come[request.key] = request
 
     def rejoin(self, requests: Iterable[Request], now: float) -> None:
-        """Puts requests that had been dispatched back, ahead of the new ones of their class."""
+        """Put requests that had been dispatched back, ahead of the new ones of their class."""
         for request in sorted(requests, key=again_order):
             self._add(request, now, is_again=True)
 
     def leave(self, request: Request) -> None:
-        """Removes a request that was dispatched, cancelled or answered."""
+        """Remove a request that was dispatched, cancelled or answered."""
         key = request.key
         del self._requests[key]
         self._lines[request.standing].remove(request)
@@ -140,11 +302,11 @@ class Queue:
 
     @property
     def ages_at(self) -> float | None:
-        """When the next request moves up; None if none does."""
+        """Return when the next request moves up; None if none does."""
         return self._aging.earliest()
 
     def age(self, now: float) -> None:
-        """Moves up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
+        """Move up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
         if self._aging_s != self.counters.terms.aging_s:
             self._age_anew(now)
         for subject in self._aging.take_due(now):
@@ -214,7 +376,7 @@ class Queue:
         self._stand(request, self._standing(request), is_again=is_again)
 
     def _stand(self, request: Request, standing: Priority, *, is_again: bool) -> None:
-        """Puts a request into a class, from which it moves up in time."""
+        """Put a request into a class, from which it moves up in time."""
         request.standing = standing
         self._lines[standing].add(request, is_again=is_again)
         aging_s, when = self._aging_s, None
@@ -224,7 +386,7 @@ class Queue:
         self._aging.set(request.key, when)
 
     def _stand_anew(self, request: Request, standing: Priority) -> None:
-        """Moves a request to another class, and leaves it where that class has it."""
+        """Move a request to another class, and leave it where that class has it."""
         line = self._lines[request.standing]
         is_again = request.key in line.again
         line.remove(request)
@@ -245,7 +407,7 @@ def _wait_until(request: Request, now: float) -> None:
 
 
 def _steps(request: Request, aging_s: float) -> int:
-    """How many classes its wait so far lifts a request; at most as many as there are."""
+    """Return how many classes its wait so far lifts a request; at most as many as there are."""
     return min(int((request.waited_s + LATE_S) / aging_s), len(Priority))
 
 

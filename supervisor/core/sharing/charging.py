@@ -1,5 +1,10 @@
 """Who pays for one engine step, in engine seconds (docs/decisions/0005-fairness.md).
 
+While several engines work on a device, each is given an equal part of each moment. To intersect
+their steps would miss half of the overlap, because the step that another engine is making has not
+been reported yet. Steps that differ in nothing are charged together, so that one of them costs an
+addition.
+
 What is computed again after a crash or a pause is recognised by its place in the prompt and not by
 its cause: tokens before the mark up to which any process has read are repeated, and free.
 """
@@ -9,8 +14,92 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.worker_messages import Step
+
+from ..requests.ledger import Request
+
+
+class DeviceTime:
+    """The time of one device.
+
+    An engine works from the first request that it accepts until it holds none: then its steps
+    follow each other without a gap, and a step of another engine meets one of its own, whether
+    that has been heard of yet or not. While n engines work, each is given 1/n of the time.
+    """
+
+    def __init__(self) -> None:
+        # When an engine began or rested last, and what one that has worked all the time had been
+        # given until then.
+        self._at = 0.0
+        self._given_s = 0.0
+        # When each working engine was last heard of, and the same for that moment.
+        self._heard: dict[ModelName, tuple[float, float]] = {}
+
+    def begins(self, engine: ModelName, now: float) -> None:
+        """An engine has something to do; it may have had before."""
+        if engine not in self._heard:
+            self._changes(now)
+            self._heard[engine] = now, self._given_s
+
+    def rests(self, engine: ModelName, now: float) -> None:
+        """An engine has nothing to do, or is gone."""
+        if engine in self._heard:
+            self._changes(now)
+            del self._heard[engine]
+
+    def cost_s(self, engine: ModelName, took_s: float, at: float) -> float:
+        """Return what the steps of an engine cost that it has made since it was last heard of:
+        their duration, of which each moment counts as much as the engine was given of it.
+
+        Args:
+            engine: has made the steps.
+            took_s: seconds that they took.
+            at: when the last of them was heard of, in monotonic seconds; since then no engine has
+                begun or rested.
+        """
+        self.begins(engine, at)
+        heard_at, before_s = self._heard[engine]
+        given_s = self._given_until(at)
+        passed_s = at - heard_at
+        share = (given_s - before_s) / passed_s if passed_s > 0 else 1 / len(self._heard)
+        self._heard[engine] = at, given_s
+        return took_s * min(share, 1.0)
+
+    def _changes(self, now: float) -> None:
+        if self._heard:
+            self._given_s = self._given_until(now)
+        self._at = now
+
+    def _given_until(self, now: float) -> float:
+        return self._given_s + (now - self._at) / len(self._heard)
+
+
+@dataclass(slots=True, kw_only=True)
+class AlikeSteps:
+    """Steps of one engine in a row that decoded the same rows, read no prompt and ended nothing,
+    while the same engines worked; not frozen, because each step is added to it.
+
+    Attributes:
+        device: of the engine.
+        payers: the requests of the rows that have not ended.
+        keys: of the rows that each step decoded, in order, those of ended requests included.
+        took_s: seconds of all of them.
+        at: when the last was heard of, in monotonic seconds.
+    """
+
+    device: DeviceTime
+    payers: list[Request]
+    keys: list[RequestKey]
+    took_s: float = 0.0
+    at: float
+
+    def charge(self, engine: ModelName, pay: Callable[[Request, float], None]) -> float:
+        """Has each payer pay its part, and returns what all steps cost."""
+        cost_s = self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
+        for request in self.payers:
+            pay(request, cost_s / len(self.keys))
+        return cost_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +119,7 @@ class Charges:
 
 
 def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], float]) -> Charges:
-    """Divides the cost of a step among the requests that it computed something for.
+    """Divide the cost of a step among the requests that it computed something for.
 
     Rows that decoded share the decode part equally; rows that read their prompt share the rest by
     the tokens that were computed for them, so tokens from a cache are free. If nobody decoded, or

@@ -6,35 +6,34 @@ from collections.abc import Iterable
 
 from mlxsup.protocol.states import Wanted
 
-from .changed_files import why_it_stays
+from .kv_budget import lasting_bytes, spare_bytes
 from .lifecycle.states import Abandoned, Draining, Ready, StopCause, Stopping, Swapping
 from .memory.budget import Budget
-from .memory.planner import Resident, Standing
+from .memory.planner import LoadedModel, Standing
 from .memory.residency import RESIDENCY_LOADS
 from .model import Model
-from .rows_memory import lasting_bytes, spare_bytes
 from .settings import CoreSettings
-from .swapping import highest_class, turn_ends_at
+from .swapping import highest_class, turn_ends_at, why_it_stays
 
 
-def residents_of(models: Iterable[Model], settings: CoreSettings, now: float) -> list[Resident]:
-    """What the planner sees of those models that hold a part of the budget."""
-    return [_resident(model, settings, now) for model in models if model.life.reserved_bytes]
+def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
+    """Return what the planner sees of those models that hold a part of the budget."""
+    return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
 
 
 def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
-    """How much of what is reserved must still go, whoever may."""
+    """Return how much of what is reserved must still go, whoever may."""
     if budget is None:
         return 0
     staying = (one for one in models if _standing(one) is not Standing.LEAVING)
     return max(0, sum(model.life.reserved_bytes for model in staying) - budget.kept_bytes)
 
 
-def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
+def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
     life, phase, standing = model.life, model.life.phase, _standing(model)
     ready_since = phase.since if isinstance(phase, Ready) else 0.0
     residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
-    return Resident(
+    return LoadedModel(
         name=model.name,
         reserved_bytes=life.reserved_bytes,
         never_bytes=_never_bytes(model, standing, now),
@@ -43,7 +42,7 @@ def _resident(model: Model, settings: CoreSettings, now: float) -> Resident:
         standing=standing,
         used_at=model.idle_since,
         ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),
-        resident_since=ready_since,
+        loaded_since=ready_since,
         turn_ends_at=turn_ends_at(model, settings),
         runs=highest_class(model),
         stays_because=why_it_stays(model),

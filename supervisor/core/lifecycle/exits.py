@@ -1,4 +1,4 @@
-"""Decides what follows the end of a process; nothing else does.
+"""What the end of a process means: what it says about its requests, and what follows for the model.
 
 The same error in two loads in a row is permanent, because most of what a load raises follows from
 the files; lack of memory, faults of the GPU and signals depend on the neighbours and are tried
@@ -18,7 +18,6 @@ from mlxsup.protocol.states import ExitReason, Wanted
 from ..errors import cut_off, load_failed, model_failed
 from ..health.blame import Evidence
 from ..health.death_cause import Cause
-from .effects import DownWaitersEnd, Erased, QueueEnds, RunningLost, UpWaitersEnd
 from .life import LastExit, Life
 from .restart_policy import GiveUp
 from .states import (
@@ -28,14 +27,21 @@ from .states import (
     Failed,
     Lack,
     Pending,
-    Phase,
     Ready,
     StopCause,
     Stopped,
     Stopping,
     Swapping,
 )
-from .triggers import Died, GivenUp
+from .triggers import (
+    Died,
+    DownWaitersEnd,
+    Erased,
+    GivenUp,
+    QueueEnds,
+    RunningLost,
+    UpWaitersEnd,
+)
 
 ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
 """Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
@@ -57,8 +63,9 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IG
 # ---------------------------------------------------------------- what follows an exit
 
 
-def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
-    """Decides what follows the end of a process; nothing else does."""
+def died(life: Life, trigger: Died, now: float) -> None:
+    """Decide what follows the end of a process; nothing else does."""
+    phase = life.phase
     stopping = ending_of(life, trigger)
     reason = _judge(life, trigger)
     text = stopping.detail if stopping and stopping.detail else trigger.text
@@ -110,7 +117,7 @@ def died(life: Life, phase: Phase, trigger: Died, now: float) -> None:
 
 
 def _has_lost_files(life: Life, died: Died) -> bool:
-    """Whether files of a repository have been removed since the configuration was read.
+    """True if files of a repository have been removed since the configuration was read.
 
     Not if the load before ended for the same reason: a download has not helped.
     """
@@ -137,7 +144,7 @@ def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> No
     life.enter_after_exit(Pending(since=now, lack=lack), text)
 
 
-def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
+def given_up(life: Life, trigger: GivenUp, now: float) -> None:
     """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
     cause = trigger.text
     failed = load_failed(life.name, cause, is_retryable=False)
@@ -156,7 +163,7 @@ def given_up(life: Life, phase: Phase, trigger: GivenUp, now: float) -> None:
     life.abandon()
 
 
-def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
+def ended_at_last(life: Life, trigger: Died, now: float) -> None:
     """A process that had been given up has exited: the model is as free as any other."""
     life.exited(
         LastExit(
@@ -179,8 +186,8 @@ def ended_at_last(life: Life, phase: Phase, trigger: Died, now: float) -> None:
         life.enter_after_exit(Pending(since=now), note)
 
 
-def weigh(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
-    """What the end of a process, before `died` is applied, says about the requests it held.
+def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
+    """Return what the end of a process, before `died` is applied, says about the requests it held.
 
     Args:
         life: still in the state in which the process ended.
@@ -232,7 +239,7 @@ def _fail(life: Life, cause: str, now: float) -> None:
 
 
 def ending_of(life: Life, died: Died) -> Stopping | None:
-    """How the process was being ended; None if it ended by itself.
+    """Return how the process was being ended; None if it ended by itself.
 
     A broken or suspended process is killed at once. If that signal did not end it, it had been
     about to die: its connection ends before its exit can be seen, and the kernel may take long to
@@ -270,7 +277,7 @@ def _judge(life: Life, died: Died) -> ExitReason:
 
 
 def _load_error(life: Life, died: Died) -> str | None:
-    """What a load that failed by itself has in common with another that failed the same way.
+    """Return what a load that failed by itself has in common with another that failed the same way.
 
     None: it had become READY, was ended, did not say why, or others contribute to the cause.
     """
@@ -282,7 +289,8 @@ def _load_error(life: Life, died: Died) -> str | None:
 
 
 def ready_for_s(life: Life, now: float) -> float | None:
-    """How long a process has been READY, or had been before it was asked to end; None: never."""
+    """Return how long a process has been READY, or had been before it was asked to end; None:
+    never."""
     match life.phase:
         case Ready(since=since):
             return now - since

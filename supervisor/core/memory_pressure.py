@@ -1,7 +1,8 @@
 """Makes room when there is less memory than is in use: others need it, or a process has grown.
 
-First workers give back what they keep for reuse, then idle models are evicted, and at last busy
-ones are swapped out (`loading.py`, `shortage.py`).
+First workers give back what they keep for reuse, then idle models are evicted, then `batch` rows
+leave (`preemption.py`), and at last busy models are swapped out (`load_scheduler.py`,
+`swapping.py`).
 
 The budget is lowered at once and raised after ten calm seconds in small steps, so that it does not
 follow every change.
@@ -15,13 +16,12 @@ from mlxsup.protocol.states import State
 from mlxsup.protocol.text import size_text
 
 from .actions import BudgetChanged
-from .asking_back import ask_back
 from .fleet import Fleet
-from .memory.budget import Budget
-from .memory.pressure import Reading, Squeeze, room_bytes, squeezed
+from .kv_budget import ask_back
+from .loaded_models import overshoot_bytes
+from .memory.budget import Budget, Reading, Squeeze, room_bytes, squeezed
 from .model import ASK_AGAIN_S, Model
 from .outbox import Outbox
-from .residents import overshoot_bytes
 from .settings import CoreSettings
 from .status import change_map
 
@@ -29,7 +29,7 @@ LEAST_SHARE = 100
 """What a worker keeps is asked for if it is at least this part of what is missing."""
 
 
-class GivingBack:
+class MemoryPressure:
     """Follows what is measured of the machine's memory.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the rows of a model may take beyond the one that is always reserved: its head-room."""
+"""What the rows of a model may take beyond the one that is always reserved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Claim:
 
 
 def divide(free_bytes: int, claims: Mapping[ModelName, Claim]) -> dict[ModelName, int]:
-    """What each model gets beyond its least: equal shares, and nobody more than it can use.
+    """Return what each model gets beyond its least: equal shares, and nobody more than it can use.
 
     Args:
         free_bytes: what is left once each has its least; if that is nothing, nobody gets any.
@@ -97,16 +97,16 @@ class RowBudget:
         return True
 
     def may_give_back(self, now: float) -> bool:
-        """Whether it may hold anything for speed alone: not if it has only just given that back."""
+        """True if it may hold anything for speed alone: not if it has only just given that back."""
         at = self._gave_back_at
         return self._stage is not _Stage.NOT_ASKED or at is None or now >= at + GIVES_AGAIN_AFTER_S
 
     def has_just_given_back(self, since: float, now: float) -> bool:
-        """Whether what it holds now is what is left after it gave back, later than that."""
+        """True if what it holds now is what is left after it gave back, later than that."""
         at = self._gave_back_at
         return at is not None and at > since and not self.may_give_back(now)
 
     @property
     def is_asked(self) -> bool:
-        """Whether it was asked to give back and the result is not known yet."""
+        """True if it was asked to give back and the result is not known yet."""
         return self._stage is not _Stage.NOT_ASKED

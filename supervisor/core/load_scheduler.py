@@ -1,8 +1,9 @@
 """Decides which models may load: `parallel_loads` at a time, within the memory budget.
 
-`next_steps` looks at everybody who waits for a load, in order, and returns triggers: turns,
-refusals, and evictions that make room. It remembers nothing: who waits for memory, since when and
-why, is part of the phase.
+`next_steps` looks at all models that wait for a load, in order, and returns triggers: turns,
+refusals, and evictions that make room. It remembers nothing: which models wait for memory, since
+when and why, is part of the phase. `Fleet` asks it when anything has changed that this depends on,
+and for as long as a model waits.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Why
 from mlxsup.protocol.text import size_text
 
-from .changed_files import must_be_compared
 from .errors import does_not_fit
-from .giving_way import are_rows_leaving, who_gives_way
-from .lifecycle.states import Shortage, Swapping
+from .lifecycle.states import Lack, Pending, Shortage, Swapping
 from .lifecycle.triggers import (
     Evicted,
     FilesDoubted,
@@ -30,30 +29,83 @@ from .lifecycle.triggers import (
     Turn,
     WantDown,
 )
-from .load_turns import LoadTurns
+from .loaded_models import loaded_models
 from .memory.planner import (
     Admit,
     Evict,
     GiveBack,
+    LoadedModel,
     Refuse,
-    Resident,
     Standing,
     Swap,
     Urgency,
     Verdict,
     Wait,
     give_back,
+    needs,
     plan,
 )
-from .memory.sentences import needs
 from .model import Model
-from .pending import as_trigger, is_unwanted, pending, turn_order, wait_for, waits_for_load
-from .requests.line import MayRun
-from .residents import residents_of
+from .preemption import are_rows_leaving, who_gives_way
+from .requests.queue import MayRun
 from .settings import CoreSettings
-from .shortage import goes_for_shortage, lasts, shortage_text
-from .swapping import highest_class, is_still_wanted, place_in_line, wish_of
+from .swapping import (
+    goes_for_shortage,
+    highest_class,
+    is_still_wanted,
+    lasts,
+    load_request_of,
+    must_be_compared,
+    place_in_line,
+    shortage_text,
+)
 from .warm_pool import WarmPool
+
+
+def pending(model: Model) -> Pending:
+    """The phase of a model that waits for a load."""
+    phase = model.life.phase
+    assert isinstance(phase, Pending)
+    return phase
+
+
+def waits_for_load(model: Model) -> bool:
+    """True if it waits for a turn or for memory, and not for its files."""
+    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
+
+
+def is_unwanted(model: Model) -> bool:
+    """True if it only waits because it has made room, and nobody waits for it any longer: like an
+    evicted one, it loads with its next request."""
+    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    return model.life.why is Why.SWAP and is_for_nobody
+
+
+def turn_order(model: Model) -> tuple[bool, bool, bool, float, bool]:
+    """Models that crashed first, then the one that others are swapped out for, then those that
+    somebody waits for, the longest wait first; of two that came at the same moment, the one that
+    has been found to lack memory."""
+    phase = pending(model)
+    is_promised = phase.lack is not None and phase.lack.is_promised
+    is_for_nobody = model.urgency is Urgency.NOBODY
+    return not phase.is_after_crash, not is_promised, is_for_nobody, phase.since, phase.lack is None
+
+
+def wait_for(verdict: GiveBack) -> Wait:
+    """Return what a model waits for if others give back enough without going."""
+    return Wait(reason=verdict.reason, is_under_way=True, takes_spare=True)
+
+
+def as_trigger(lack: Lack) -> LacksMemory:
+    """Return what a model was last told that it lacks."""
+    return LacksMemory(
+        reason=lack.reason,
+        looks_again_at=lack.looks_again_at,
+        is_asked_for=lack.asked_since is not None,
+        is_promised=lack.is_promised,
+        takes_spare=lack.takes_spare,
+    )
+
 
 PATIENCE_S = 20.0
 """A model that has waited for so long is only passed by loads that leave it room."""
@@ -87,22 +139,22 @@ def next_steps(
     swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
     if not (waiting or swapping) and _is_within(everybody, spares, settings):
         return None
-    desk = _Desk(everybody, spares, settings, may_run, now)
+    round_ = _Round(everybody, spares, settings, may_run, now)
     for model in swapping:
-        desk.call_off(model)
+        round_.call_off(model)
     unwanted = [model for model in waiting if is_unwanted(model)]
-    desk.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
+    round_.steps += [(model, WantDown(why=Why.EVICT, drain_s=0.0)) for model in unwanted]
     waiting = [model for model in waiting if model not in unwanted]
     for model in sorted(waiting, key=turn_order):
-        desk.weigh(model)
-    desk.swap(waiting)
-    desk.give_back()
-    if not desk.rows_give_way():
-        desk.swap_for_shortage()
-    return desk.steps
+        round_.decide(model)
+    round_.swap(waiting)
+    round_.give_back()
+    if not round_.rows_give_way():
+        round_.swap_for_shortage()
+    return round_.steps
 
 
-class _Desk:
+class _Round:
     """One look at all models.
 
     Attributes:
@@ -131,17 +183,24 @@ class _Desk:
         self._may_run = may_run
         self._budget = settings.budget
         self._models = {model.name: model for model in models}
-        self._residents = {one.name: one for one in residents_of(models, settings, now)}
-        self._turns = LoadTurns((model.life for model in models), settings.parallel_loads)
+        self._loaded = {one.name: one for one in loaded_models(models, settings, now)}
+        # A load holds a turn from its spawn to READY or to its exit. One after a crash only waits
+        # for others of its kind, so that a model that was serving comes back without waiting for
+        # one that never was; every other load waits for all.
+        loading = [model.life for model in models if model.life.is_loading]
+        self._free_turns = settings.parallel_loads - len(loading)
+        self._free_turns_after_crash = settings.parallel_loads - sum(
+            life.is_after_crash for life in loading
+        )
         self._may_evict = True
         self._promised_bytes = 0
 
     def call_off(self, model: Model) -> None:
-        """Lets a model stay whose rows leave, if what they leave for no longer needs them to."""
+        """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
         phase = model.life.phase
         assert isinstance(phase, Swapping)
         if isinstance(phase.cause, Shortage):
-            must_go = lasts(phase.cause, self._models, self._residents, self._budget)
+            must_go = lasts(phase.cause, self._models, self._loaded, self._budget)
         else:
             target = self._models.get(phase.cause)
             must_go = (
@@ -151,13 +210,14 @@ class _Desk:
             )
         if not must_go:
             self.steps.append((model, SwapCalledOff()))
-            resident = self._residents[model.name]
-            self._residents[model.name] = replace(resident, standing=Standing.BUSY)
+            one = self._loaded[model.name]
+            self._loaded[model.name] = replace(one, standing=Standing.BUSY)
 
-    def weigh(self, model: Model) -> None:
-        """Decides about a model that waits for a load."""
+    def decide(self, model: Model) -> None:
+        """Decide about a model that waits for a load."""
         phase = pending(model)
-        is_open = self._turns.is_open(is_after_crash=phase.is_after_crash)
+        turns = self._free_turns_after_crash if phase.is_after_crash else self._free_turns
+        is_open = turns > 0
         match self._verdict(model):
             case Admit() if is_open and not self._fits_with_spares(model):
                 self._lacks(model, Wait(reason=self._short_of(model), is_under_way=True))
@@ -190,12 +250,11 @@ class _Desk:
                 self._refuse(model, refusal)
 
     def swap(self, waiting: Iterable[Model]) -> None:
-        """Swaps models out for whoever is first in line over all models, if that is due.
+        """Swap models out for whoever is first in line over all models, if that is due.
 
         Nobody behind it gets a turn before it, unless nothing that is known would make room for it.
         """
-        is_open = self._turns.is_open(is_after_crash=False)
-        if not (self._settings.swap and is_open and self._may_evict):
+        if not (self._settings.swap and self._free_turns > 0 and self._may_evict):
             return  # or another one is on its way in
         places = [
             (place, model)
@@ -218,21 +277,21 @@ class _Desk:
                     pass
 
     def give_back(self) -> None:
-        """Evicts idle models if more is reserved than the budget allows, and not just until
-        workers have given back what they keep for reuse. Spare workers go before them."""
+        """Evict idle models if more is reserved than the budget allows, and not just until workers
+        have given back what they keep for reuse. Spare workers go before them."""
         if self._budget is None:
             return
         # What a model waits for is held by now. Prewarmed workers stay if they fit once those that
         # leave for it are gone: it takes one over.
         kept_bytes = self._budget.kept_bytes
-        everybody = self._residents.values()
+        everybody = self._loaded.values()
         leaving = [one for one in everybody if one.standing is Standing.LEAVING]
         leaving_bytes = sum(one.reserved_bytes for one in leaving)
         self._spares.make_room(self._left_of(kept_bytes) + leaving_bytes, self._now)
         if self._is_giving_back():
             return
-        names = give_back(self._residents.values(), budget_bytes=kept_bytes)
-        self._evict(names, f", because {shortage_text(self._residents, self._budget)}")
+        names = give_back(self._loaded.values(), budget_bytes=kept_bytes)
+        self._evict(names, f", because {shortage_text(self._loaded, self._budget)}")
 
     def rows_give_way(self) -> bool:
         """Has rows of the lowest class leave if that was not enough; returns whether any leave."""
@@ -240,18 +299,18 @@ class _Desk:
             return False
         if are_rows_leaving(self._models.values()):
             return True
-        leaving = who_gives_way(self._models, self._residents, self._budget)
+        leaving = who_gives_way(self._models, self._loaded, self._budget)
         self.steps += [(self._models[name], trigger) for name, trigger in leaving.items()]
         return bool(leaving)
 
     def swap_for_shortage(self) -> None:
-        """Swaps a busy model out if no row leaves: what is there does not fit together."""
+        """Swap a busy model out if no row leaves: what is there does not fit together."""
         if self._budget is None or not self._settings.swap or self._is_giving_back():
             return
-        found = goes_for_shortage(self._models, self._residents, self._budget, self._now)
+        found = goes_for_shortage(self._models, self._loaded, self._budget, self._now)
         if found is not None and self._may_return(found[0]):
             victim, cause = found
-            text = shortage_text(self._residents, self._budget)
+            text = shortage_text(self._loaded, self._budget)
             self._swap_out(victim, cause, f"{cause.reason}: {text}")
 
     # ------------------------------------------------------------ inside
@@ -260,16 +319,16 @@ class _Desk:
         if self._budget is None:
             return Admit()
         needed_bytes = model.life.needed_bytes
-        wish = wish_of(model, self._settings, self._may_run)
-        others = [resident for name, resident in self._residents.items() if name != model.name]
+        request = load_request_of(model, self._settings, self._may_run)
+        others = [one for name, one in self._loaded.items() if name != model.name]
         verdict = plan(
-            wish,
+            request,
             others,
             budget_bytes=self._budget.size_bytes,
             whole_bytes=self._budget.whole_bytes,
             now=self._now,
         )
-        fixed_bytes = sum(resident.never_bytes for resident in others)
+        fixed_bytes = sum(one.never_bytes for one in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= self._budget.size_bytes
         is_back = needed_bytes <= model.life.reserved_bytes  # after a crash or a restart
         if isinstance(verdict, Admit | GiveBack | Evict) and not (leaves_room or is_back):
@@ -278,11 +337,12 @@ class _Desk:
 
     def _let_in(self, model: Model) -> None:
         self.steps.append((model, Turn(spare=self._spares.hand_over(model))))
-        self._turns.take(is_after_crash=pending(model).is_after_crash)
+        self._free_turns -= 1
+        self._free_turns_after_crash -= pending(model).is_after_crash
         self._hold(model)
 
     def _fits_with_spares(self, model: Model) -> bool:
-        """Whether there is room without ending any spare worker; those in the way are ended."""
+        """True if there is room without ending any spare worker; those in the way are ended."""
         if self._budget is None:
             return True
         left_bytes = self._left_bytes(model) - model.life.needed_bytes
@@ -293,13 +353,13 @@ class _Desk:
         return f"{needs(model.life.needed_bytes, free_bytes)}: prewarmed workers are about to go"
 
     def _left_bytes(self, model: Model) -> int:
-        """What the models, without this one, leave of the budget."""
+        """Return what the models, without this one, leave of the budget."""
         assert self._budget is not None
         return self._left_of(self._budget.size_bytes, model)
 
     def _left_of(self, size_bytes: int, model: Model | None = None) -> int:
-        others = (r for r in self._residents.values() if model is None or r.name != model.name)
-        return size_bytes - sum(resident.reserved_bytes for resident in others)
+        others = (r for r in self._loaded.values() if model is None or r.name != model.name)
+        return size_bytes - sum(one.reserved_bytes for one in others)
 
     def _swap(self, model: Model, swap: Swap) -> None:
         lack = pending(model).lack
@@ -324,11 +384,11 @@ class _Desk:
             reason=f"swapped out {why}; it had its turn for {ready_s:.0f} s",
         )
         self.steps.append((victim, trigger))
-        resident = self._residents[victim.name]
-        self._residents[victim.name] = replace(resident, standing=Standing.LEAVING)
+        one = self._loaded[victim.name]
+        self._loaded[victim.name] = replace(one, standing=Standing.LEAVING)
 
     def _may_return(self, *victims: Model) -> bool:
-        """Whether the files of these models are known to be what they have loaded; if nobody has
+        """True if the files of these models are known to be what they have loaded; if nobody has
         looked lately, that is done first."""
         doubted = [one for one in victims if must_be_compared(one, self._now)]
         unseen = [one for one in doubted if not one.life.files.is_being_seen]
@@ -357,7 +417,7 @@ class _Desk:
             self._hold(model)
             return
         if not model.life.settings.pinned:
-            self._residents.pop(model.name, None)
+            self._loaded.pop(model.name, None)
         if model.urgency is not Urgency.NOBODY and self._now >= phase.since + PATIENCE_S:
             self._promised_bytes += model.life.needed_bytes
 
@@ -372,13 +432,13 @@ class _Desk:
         )
         self.steps.append((model, NoMemory(reason=refusal.reason, error=error)))
         if not model.life.settings.pinned:
-            self._residents.pop(model.name, None)
+            self._loaded.pop(model.name, None)
 
     def _hold(self, model: Model) -> None:
         """The others see the memory of this model as taken."""
         standing = Standing.PINNED if model.life.settings.pinned else Standing.BUSY
         needed_bytes = model.life.needed_bytes
-        self._residents[model.name] = Resident(
+        self._loaded[model.name] = LoadedModel(
             name=model.name,
             reserved_bytes=needed_bytes,
             standing=standing,
@@ -391,7 +451,7 @@ class _Desk:
             idle_s = self._now - model.idle_since
             reason = f"evicted{why}; it was idle for {idle_s:.0f} s"
             self.steps.append((model, Evicted(reason=reason)))
-            self._residents[name] = replace(self._residents[name], standing=Standing.LEAVING)
+            self._loaded[name] = replace(self._loaded[name], standing=Standing.LEAVING)
 
 
 def _is_within(models: list[Model], spares: WarmPool, settings: CoreSettings) -> bool:

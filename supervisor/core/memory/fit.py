@@ -1,4 +1,6 @@
-"""Which models of a configuration fit into the budget together, and with how much context."""
+"""Which models of a configuration fit into the budget together, with how much context, and the one
+change that makes them fit: the answer of `mlxsup plan`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import size_text
 
 from .need import Need
-from .room import Fits, FitsWithout, find_room
+from .planner import Fits, FitsWithout, find_room, listed
+
+
+def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
+    """Return what is wrong with a configuration whose pinned models exceed the budget; empty if
+    nothing.
+
+    Args:
+        pinned: what each of them needs in bytes, by name.
+        budget_bytes: what all models may take together.
+    """
+    total = sum(pinned.values())
+    if total <= budget_bytes:
+        return ""
+    names = listed(f"{name} ({size_text(size)})" for name, size in pinned.items())
+    return (
+        f"the pinned models {names} need {size_text(total)} together, but the memory budget is "
+        f"{size_text(budget_bytes)}; unpin one, or raise supervisor.memory_budget"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +90,7 @@ class Plan:
 
 
 def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
-    """Loads models in their order as long as they fit, the pinned ones first, and looks what the
+    """Load models in their order as long as they fit, the pinned ones first, and look what the
     others would displace.
 
     What is left goes to the caches of those that are loaded: first until a row of each can have
@@ -155,7 +176,7 @@ def _displacing(
 def _share_out(
     needs: Mapping[ModelName, Need], reserved: Mapping[ModelName, int], budget_bytes: int
 ) -> dict[ModelName, int]:
-    """What each may take; together no more than the budget."""
+    """Return what each may take; together no more than the budget."""
     granted = dict(reserved)
     for wanted in (
         {name: need.whole_row_bytes for name, need in needs.items()},
@@ -173,10 +194,8 @@ def _share_out(
 
 
 def required_bytes(candidates: Sequence[Candidate]) -> int:
-    """Return the least budget in which everything fits.
-
-    Models that stay fit together, and each other model next to the pinned ones.
-    """
+    """The least budget in which everything fits: those that stay together, each other one next to
+    the pinned ones alone."""
     pinned = sum(one.need.needed_bytes for one in candidates if one.is_pinned)
     staying = (one for one in candidates if one.is_resident or one.is_pinned)
     together = sum(one.need.needed_bytes for one in staying)

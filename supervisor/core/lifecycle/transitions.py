@@ -1,0 +1,588 @@
+"""The transitions of a model's life: one function per state, one case per trigger.
+
+`apply` is the only way to change a life. A trigger without a case is a bug, except that a process
+that is STOPPING may still say anything: its message crossed the command on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from mlxsup.protocol.ids import Generation
+from mlxsup.protocol.states import LoadPhase, PauseReason, Wanted, Why
+
+from ..actions import LookAtFiles
+from ..errors import cut_off, load_failed, model_failed
+from . import exits
+from .life import Files, Life
+from .load_times import LoadTimes
+from .restart_policy import GiveUp
+from .states import (
+    Abandoned,
+    Backoff,
+    Draining,
+    Failed,
+    Lack,
+    Loading,
+    Pending,
+    Ready,
+    Shortage,
+    StopCause,
+    Stopped,
+    Stopping,
+    StopStage,
+    Swapping,
+)
+from .triggers import (
+    BecameReady,
+    Broke,
+    Changed,
+    Died,
+    DownWaitersEnd,
+    Drained,
+    Due,
+    Erased,
+    Evicted,
+    FilesCompared,
+    FilesDoubted,
+    GivenUp,
+    Greeted,
+    GreetedByOtherVersion,
+    HasFiles,
+    HasMemory,
+    HasPid,
+    HitBug,
+    Hurry,
+    LacksFiles,
+    LacksMemory,
+    LoadedTooLarge,
+    NoFiles,
+    NoMemory,
+    Outcome,
+    Progressed,
+    QueueEnds,
+    Reconfigured,
+    Removed,
+    RowsGiveWay,
+    RowsLeave,
+    RunningEnds,
+    Stalled,
+    Suspended,
+    SwapCalledOff,
+    SwappedOut,
+    Trigger,
+    Turn,
+    UpWaitersEnd,
+    WantDown,
+    WantRestart,
+    WantUp,
+)
+
+
+class ImpossibleTransitionError(Exception):
+    """The state has no case for this trigger: a bug."""
+
+
+def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
+    """Change a life by a trigger, and return what follows from that.
+
+    Raises:
+        ImpossibleTransitionError: the state has no case for it; nothing was changed.
+    """
+    if isinstance(trigger, GivenUp) and not isinstance(life.phase, Stopping):
+        raise _impossible(life, trigger)  # it is a `Died` for everything else
+    match life.phase:
+        case Abandoned():
+            _abandoned(life, trigger, now)
+        case Stopped() | Backoff() | Failed() as phase:
+            _at_rest(life, phase, trigger, now)
+        case Pending() as phase:
+            _pending(life, phase, trigger, now)
+        case Loading() as phase:
+            _loading(life, phase, trigger, now)
+        case Ready() as phase:
+            _ready(life, phase, trigger, now)
+        case Draining() as phase:
+            _draining(life, phase, trigger, now)
+        case Swapping() as phase:
+            _swapping(life, phase, trigger, now)
+        case Stopping() as phase:
+            _stopping(life, phase, trigger, now)
+        case phase:
+            assert_never(phase)
+    return life.take_outcomes()
+
+
+# ---------------------------------------------------------------- without a process
+
+
+def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, now: float) -> None:
+    """Nothing runs, and nothing is about to."""
+    match trigger:
+        case WantUp(why=why):
+            _start(life, why, now)
+        case WantRestart():
+            _start(life, Why.RESTART, now)
+        case WantDown(why=why) if isinstance(phase, Stopped):
+            life.want(Wanted.DOWN, why)
+            life.do(DownWaitersEnd(error=None))
+        case WantDown(why=why):
+            _stay_down(life, why, now)
+        case Removed():
+            _erase(life, trigger)
+        case Reconfigured(settings=settings):
+            if life.adopt(settings) and not isinstance(phase, Stopped):
+                life.want(Wanted.UP, Why.RELOAD)
+                life.enter(Pending(since=now))
+        case Due() if isinstance(phase, Backoff):
+            cause = phase.download_cause
+            life.enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
+        case Hurry() | HitBug():
+            pass
+        case _:
+            raise _impossible(life, trigger)
+
+
+def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
+    """It waits for its turn, for memory or for files, and holds no memory meanwhile: two models
+    that wait for each other would wait for ever."""
+    match trigger:
+        case WantUp(why=why):
+            life.join(why)
+        case WantRestart():
+            life.want(Wanted.UP, Why.RESTART)
+        case WantDown(why=why):
+            _stay_down(life, why, now)
+        case Removed():
+            _erase(life, trigger)
+        case Reconfigured(settings=settings):
+            life.adopt(settings)
+        case Turn():
+            _spawn(life, phase, trigger, now)
+        case LacksMemory():
+            _wait_for_memory(life, phase, trigger, now)
+        case HasMemory():
+            life.phase = replace(phase, lack=None)
+        case NoMemory(error=error, reason=reason):
+            # All who wait are answered. What came up for the configuration stays wanted, because
+            # a reload may make room; what came up for those who are answered does not.
+            life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+            if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
+                lacks = LacksMemory(reason=reason, looks_again_at=None)
+                _wait_for_memory(life, phase, lacks, now)
+            else:
+                life.want(Wanted.DOWN, Why.MEMORY)
+                life.enter(Stopped(since=now), error.message)
+        case LacksFiles(fetching=fetching):  # others load meanwhile
+            cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
+            life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
+            life.release_memory()
+            life.do(Changed(note=""))
+        case HasFiles(folder=folder):  # behind those that could have had their turn
+            if folder is not None:
+                launch = replace(life.settings.launch, path=folder)
+                life.settings = replace(life.settings, launch=launch, download=None)
+            life.restarts.outage_ended()
+            life.phase = replace(phase, since=now, fetching=None, download_cause="")
+            life.do(Changed(note="" if folder is None else "downloaded"))
+        case NoFiles():
+            _not_downloaded(life, trigger, now)
+        case Due() | Hurry() | HitBug():
+            pass
+        case _:
+            raise _impossible(life, trigger)
+
+
+def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
+    """Its process cannot be ended: the model gets no other one before that has exited."""
+    match trigger:
+        case WantUp() | WantRestart():
+            life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
+        case WantDown(why=why):
+            life.want(Wanted.DOWN, why)
+            life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
+        case Removed(error=error):
+            life.remove(error)
+        case Reconfigured(settings=settings):
+            if life.adopt(settings) and life.wanted is not Wanted.DOWN:
+                life.want(Wanted.UP, Why.RELOAD)
+        case Died():
+            exits.ended_at_last(life, trigger, now)
+        case Hurry() | HitBug():
+            pass
+        case _:
+            raise _impossible(life, trigger)
+
+
+# ---------------------------------------------------------------- with a process
+
+
+def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
+    match trigger:
+        case WantUp(why=why):
+            life.join(why)
+        case WantDown(why=why):
+            life.want(Wanted.DOWN, why)
+            life.do(QueueEnds(error=cut_off(life.name, why)))
+            life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+        case WantRestart(is_immediate=is_immediate):
+            life.want(Wanted.UP, Why.RESTART)
+            if is_immediate and not phase.is_restart:  # otherwise this load is the restart
+                life.stop(StopCause.ASKED, now, stage=StopStage.TERM, is_restart=True)
+        case Removed(error=error):
+            life.remove(error)
+            life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+        case Reconfigured(settings=settings):
+            if life.adopt(settings):
+                life.want(Wanted.UP, Why.RELOAD)
+                life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
+        case HasPid(pid=pid):
+            life.pid = pid
+        case Greeted():
+            _advance(life, phase, LoadPhase.IMPORT, 0.0, now)
+        case Progressed(phase=load_phase, progress=progress):
+            _advance(life, phase, load_phase, progress, now)
+        case LoadedTooLarge(detail=detail):
+            life.stop(StopCause.TOO_LARGE, now, stage=StopStage.TERM, detail=detail)
+        case BecameReady():
+            life.has_been_ready = True
+            if life.why is Why.RESTART:
+                life.why = Why.USER  # done: a later crash counts as a crash
+            elif life.why is Why.SWAP:
+                life.why = Why.REQUEST  # it has its turn again
+            life.enter(Ready(since=now))
+            life.do(UpWaitersEnd(error=None))
+        case Due():
+            limit_s = life.settings.load_stall_timeout_s
+            detail = f"the load made no progress for {limit_s:g} s"
+            # Before HELLO the signal that prints stacks would only end the process.
+            is_silent = phase.load_phase is LoadPhase.SPAWN
+            stage = StopStage.KILL if is_silent else StopStage.DUMP
+            life.stop(StopCause.STALL, now, stage=stage, detail=detail)
+        case _:
+            _goes_wrong(life, trigger, now)
+
+
+def _ready(life: Life, phase: Ready, trigger: Trigger, now: float) -> None:
+    match trigger:
+        case WantUp():
+            life.do(UpWaitersEnd(error=None))
+        case WantDown(why=why, drain_s=drain_s):
+            life.want(Wanted.DOWN, why)
+            life.do(QueueEnds(error=cut_off(life.name, why)))
+            life.drain(phase, drain_s, now, str(why))
+        case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
+            life.want(Wanted.UP, Why.RESTART)
+            if is_immediate:
+                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
+            else:
+                life.drain(phase, drain_s, now, "restart")
+        case Removed(error=error, drain_s=drain_s):
+            life.remove(error)
+            life.drain(phase, drain_s, now, "removed")
+        case Reconfigured(settings=settings, drain_s=drain_s):
+            if life.adopt(settings):
+                life.want(Wanted.UP, Why.RELOAD)
+                life.drain(phase, drain_s, now, "reload")
+        case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
+            life.want(Wanted.DOWN, Why.IDLE)
+            life.drain(phase, 0.0, now, str(Why.IDLE))
+        case Evicted(reason=reason):  # it is idle; the next request loads it again
+            life.want(Wanted.DOWN, Why.EVICT)
+            life.drain(phase, 0.0, now, reason)
+        case RowsGiveWay(keys=keys, reason=reason):  # it serves on with fewer rows
+            life.do(RowsLeave(reason=PauseReason.MEMORY, keys=keys), Changed(note=reason))
+        case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
+            life.want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
+            swapping = Swapping(
+                since=now, ends_at=now + leave_s, ready_since=phase.since, cause=cause, ran=ran
+            )
+            life.enter(swapping, reason)
+            life.do(RowsLeave(reason=PauseReason.SWAP))
+        case FilesDoubted():  # until the shell answers, the model stays
+            life.files = replace(life.files, is_being_seen=True)
+            life.do(LookAtFiles(model=life.name, generation=life.generation))
+        case FilesCompared(change=change):
+            before, life.files = life.files.change, Files(seen_at=now, change=change)
+            if change and not before:
+                note = f"cannot be swapped out while it has open answers: {change}"
+                life.do(Changed(note=note))
+            elif before and not change:
+                note = "can be swapped out again, because its files are unchanged since the load"
+                life.do(Changed(note=note))
+        case _:
+            _goes_wrong(life, trigger, now)
+
+
+def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None:
+    match trigger:
+        case WantUp(why=why):
+            if life.wanted is Wanted.UP:
+                return  # draining for a restart: it comes up again anyway
+            life.want(Wanted.UP, why)
+            if life.is_outdated:
+                return  # a reload has changed its entry: it drains, then comes up with that
+            life.enter(Ready(since=phase.ready_since))
+            life.do(UpWaitersEnd(error=None))
+        case WantDown(why=why, drain_s=drain_s):
+            life.want(Wanted.DOWN, why)
+            life.do(QueueEnds(error=cut_off(life.name, why)))
+            life.phase = replace(phase, ends_at=min(phase.ends_at, now + drain_s))
+        case WantRestart(is_immediate=is_immediate):
+            life.want(Wanted.UP, Why.RESTART)
+            if is_immediate:
+                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
+        case Removed(error=error):
+            life.remove(error)
+        case Reconfigured(settings=settings):
+            # Idle or evicted, it keeps going down: a request would otherwise bring the old launch
+            # back.
+            goes_down = life.wanted is Wanted.DOWN
+            is_asked = goes_down and life.why in (Why.USER, Why.SHUTDOWN)
+            if not life.adopt(settings) or is_asked:
+                return
+            if goes_down:
+                life.stop(StopCause.ASKED, now, stage=StopStage.ASK)
+            else:
+                life.want(Wanted.UP, Why.RELOAD)
+        case FilesCompared(change=change):
+            life.files = Files(seen_at=now, change=change)
+        case Drained():
+            is_restart = life.wanted is Wanted.UP
+            life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
+        case Due() | Hurry():
+            is_restart = life.wanted is Wanted.UP
+            if not is_restart:  # those of a restart are handled at the exit, as after a crash
+                error = cut_off(life.name, life.why)
+                life.do(RunningEnds(error=error), QueueEnds(error=life.waiting_error))
+            life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
+        case _:
+            _goes_wrong(life, trigger, now)
+
+
+def _swapping(life: Life, phase: Swapping, trigger: Trigger, now: float) -> None:
+    """It makes room although it is busy, and stays wanted. Until its process is asked to exit, that
+    can be called off."""
+    match trigger:
+        case WantUp(why=why):
+            life.join(why)
+        case WantDown(why=why, drain_s=drain_s):  # answers that have begun are completed first
+            life.want(Wanted.DOWN, why)
+            _drain_instead(life, phase, drain_s, now)
+            life.do(QueueEnds(error=cut_off(life.name, why)))
+        case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
+            # It comes up again at once: what needed its memory waits for its next turn to end.
+            life.want(Wanted.UP, Why.RESTART)
+            if is_immediate:
+                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
+            else:
+                _drain_instead(life, phase, drain_s, now)
+        case Removed(error=error, drain_s=drain_s):
+            life.remove(error)
+            _drain_instead(life, phase, drain_s, now)
+        case Reconfigured(settings=settings, drain_s=drain_s):
+            if life.adopt(settings):
+                life.want(Wanted.UP, Why.RELOAD)
+                _drain_instead(life, phase, drain_s, now)
+            elif life.settings.pinned:
+                _stay(life, phase, "stays: it is pinned now")
+        case SwapCalledOff():  # rows that have left return
+            if isinstance(phase.cause, Shortage):
+                _stay(life, phase, "stays: memory is no longer short")
+            else:
+                _stay(life, phase, f"stays: {phase.cause} no longer needs its memory")
+        case Drained() | Due():  # what still runs continues as after a crash, which accuses nothing
+            cause = phase.cause
+            why_it_goes = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
+            detail = f"swapped out {why_it_goes}"
+            life.stop(StopCause.SWAP, now, stage=StopStage.ASK, detail=detail)
+        case FilesCompared(change=change):  # it may yet stay
+            life.files = Files(seen_at=now, change=change)
+        case _:
+            _goes_wrong(life, trigger, now)
+
+
+def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None:
+    match trigger:
+        case WantUp(why=why):
+            life.join(why)
+        case WantDown(why=why):
+            life.want(Wanted.DOWN, why)
+            life.do(QueueEnds(error=cut_off(life.name, why)))
+        case WantRestart():
+            life.want(Wanted.UP, Why.RESTART)
+            life.phase = replace(phase, is_restart=True)
+        case Removed(error=error):
+            life.remove(error)
+        case Reconfigured(settings=settings):
+            if life.adopt(settings) and life.wanted is not Wanted.DOWN:
+                life.want(Wanted.UP, Why.RELOAD)
+                life.phase = replace(phase, is_restart=True)
+        case HasPid(pid=pid):
+            life.pid = pid
+            # The limit counts from the signal, which could not be sent before.
+            life.phase = replace(phase, escalates_at=now + life.limit_s(phase.stage))
+            life.tell_to_end(phase.stage)
+        case Due() | Hurry():
+            stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
+            if stage is not phase.stage or isinstance(trigger, Due):
+                # Due again after SIGKILL: there is no pid yet to give up.
+                life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
+            life.tell_to_end(stage)
+        case HitBug(detail=detail):
+            life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
+        case GivenUp():
+            exits.given_up(life, trigger, now)
+        case Died():
+            exits.died(life, trigger, now)
+        case (
+            Greeted()
+            | GreetedByOtherVersion()
+            | Progressed()
+            | LoadedTooLarge()
+            | BecameReady()
+            | Broke()
+            | FilesCompared()
+        ):
+            pass
+        case _:
+            raise _impossible(life, trigger)
+
+
+def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
+    """It loads, serves or drains, and its process does what it must not do, or has ended."""
+    match trigger:
+        case GreetedByOtherVersion(version=version):
+            detail = f"mlxsup was upgraded to {version}; restart the daemon"
+            life.stop(StopCause.VERSION, now, stage=StopStage.TERM, detail=detail)
+        case Broke(detail=detail):
+            life.stop(StopCause.BROKEN, now, stage=StopStage.KILL, detail=detail)
+        case Stalled(detail=detail) if not isinstance(life.phase, Loading):
+            life.stop(StopCause.STALL, now, stage=StopStage.DUMP, detail=detail)
+        case Suspended():
+            detail = "another program stopped its process (SIGSTOP)"
+            life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
+        case HitBug(detail=detail):
+            life.stop(StopCause.INTERNAL, now, stage=StopStage.KILL, detail=detail)
+        case Died():
+            exits.died(life, trigger, now)
+        case _:
+            raise _impossible(life, trigger)
+
+
+# ---------------------------------------------------------------- steps of several states
+
+
+def _impossible(life: Life, trigger: Trigger) -> ImpossibleTransitionError:
+    """HELLO and READY after READY are `Broke`."""
+    name = type(trigger).__name__
+    return ImpossibleTransitionError(f"{life.name}: no rule for {name} in {life.state}")
+
+
+def _start(life: Life, why: Why, now: float) -> None:
+    life.want(Wanted.UP, why)
+    if why is not Why.REQUEST:
+        life.restarts.clean()
+    life.enter(Pending(since=now))
+
+
+def _stay_down(life: Life, why: Why, now: float) -> None:
+    life.want(Wanted.DOWN, why)
+    life.do(QueueEnds(error=cut_off(life.name, why)))
+    life.enter(Stopped(since=now))
+    life.do(DownWaitersEnd(error=None))
+
+
+def _erase(life: Life, trigger: Removed) -> None:
+    life.want(Wanted.GONE, Why.RELOAD)
+    life.do(
+        QueueEnds(error=trigger.error),
+        DownWaitersEnd(error=None),
+        Changed(note="removed"),
+        Erased(),
+    )
+
+
+def _wait_for_memory(life: Life, phase: Pending, trigger: LacksMemory, now: float) -> None:
+    before = phase.lack
+    asked_since = before.asked_since if before else None
+    if asked_since is None or not trigger.is_asked_for:
+        asked_since = now if trigger.is_asked_for else None
+    lack = Lack(
+        since=before.since if before else now,
+        reason=trigger.reason,
+        looks_again_at=trigger.looks_again_at,
+        asked_since=asked_since,
+        is_promised=trigger.is_promised,
+        takes_spare=trigger.takes_spare,
+    )
+    life.phase = replace(phase, lack=lack)
+    life.release_memory()
+    if before is None:
+        life.do(Changed(note=f"waiting for memory: {trigger.reason}"))
+
+
+def _not_downloaded(life: Life, trigger: NoFiles, now: float) -> None:
+    """Wait, however long it takes, for what ends by itself; count what else another attempt may fix
+    as a crash. Callers of the load itself are answered, and requests keep waiting. Everything else
+    is for a person to fix."""
+    cause = f"not downloaded: {trigger.cause}"
+    verdict: float | GiveUp | None = None
+    if trigger.waits_for:
+        cause = f"waits for {trigger.waits_for}: {trigger.cause}"
+        verdict = life.restarts.after_outage()
+    elif trigger.is_passing:
+        verdict = life.restarts.after_crash(now)
+    if isinstance(verdict, float):
+        said = f"it {cause}" if trigger.waits_for else cause
+        life.do(UpWaitersEnd(error=load_failed(life.name, said, is_retryable=True)))
+        retry_at = now + max(verdict, trigger.retry_after_s)
+        life.enter(Backoff(since=now, retry_at=retry_at, download_cause=cause), cause)
+        return
+    if isinstance(verdict, GiveUp):
+        cause = f"its download {verdict.reason}, the last time: {cause}"
+    error = load_failed(life.name, cause, is_retryable=False)
+    life.enter(Failed(since=now, cause=cause), cause)
+    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+
+
+def _spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
+    life.generation = Generation(life.generation + 1)
+    life.launched = life.settings.launch
+    life.is_after_crash = phase.is_after_crash
+    life.crash_restarts += phase.is_after_crash
+    life.has_been_ready = False
+    life.granted_bytes = life.needed_bytes
+    life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
+    life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
+    stalls_at = now + life.settings.load_stall_timeout_s
+    is_restart = life.why is Why.RESTART
+    life.enter(Loading(since=now, stalls_at=stalls_at, is_restart=is_restart))
+    life.load_times = LoadTimes.begun(now, life.load_times)
+    life.spawn(trigger.spare)
+
+
+def _advance(
+    life: Life, phase: Loading, load_phase: LoadPhase, progress: float, now: float
+) -> None:
+    """Only progress renews the limit of a load; a repeated report does not."""
+    if progress <= phase.progress and load_phase is phase.load_phase:
+        return
+    life.load_times = life.load_times.entered(load_phase, now).reached(progress, now)
+    progress = max(phase.progress, progress)
+    stalls_at = now + life.settings.load_stall_timeout_s
+    life.phase = replace(phase, load_phase=load_phase, progress=progress, stalls_at=stalls_at)
+    life.do(Changed(note=f"{load_phase} {progress:.0%}"))
+
+
+def _stay(life: Life, phase: Swapping, note: str) -> None:
+    life.why = Why.REQUEST
+    life.enter(Ready(since=phase.ready_since), note)
+    life.do(UpWaitersEnd(error=None))
+
+
+def _drain_instead(life: Life, phase: Swapping, drain_s: float, now: float) -> None:
+    """From now on it drains for another reason, which people are notified of."""
+    life.phase = Draining(since=now, ends_at=now + drain_s, ready_since=phase.ready_since)
+    life.do(Changed(note=str(life.why)))
