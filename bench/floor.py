@@ -64,6 +64,11 @@ class Floor:
         answer = self._child.ask(job)
         return answer["times"], answer["prompt_tokens"]
 
+    @property
+    def pid(self) -> int:
+        """Of the child process."""
+        return self._child.pid
+
     def close(self) -> None:
         """Ends the child."""
         self._child.end()

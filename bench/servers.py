@@ -36,7 +36,7 @@ from support.eventually import eventually
 from support.gateway.http_daemon import HttpDaemon
 
 OnToken = Callable[[float], None]
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 
 
@@ -131,6 +131,11 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
+
+    @property
+    def pid(self) -> int:
+        """Of the child process."""
+        return self._process.pid
 
     @property
     def port(self) -> int:

@@ -30,6 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from mlxsup.cli.benchmark import AnswerError, percentile
 from mlxsup.cli.commands.bench import machine_facts
 from mlxsup.client import AsyncClient, RequestError
@@ -169,13 +171,21 @@ class Running:
 
     Attributes:
         answer: asks it.
-        server: the same for one request; None for the loop in process.
+        root: the process that was started; what its children work counts, too.
+        server: the same as `answer` for one request; None for the loop in process.
         pid: of the model's process; None where that is not known.
     """
 
     answer: Answer
+    root: int
     server: servers.Server | None = None
     pid: Callable[[], int] | None = None
+
+    def cpu_s(self) -> float:
+        """Return the processor time of all of its processes so far."""
+        root = psutil.Process(self.root)
+        times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
 
 
 Start = Callable[[Path], AbstractAsyncContextManager[Running]]
@@ -210,8 +220,9 @@ async def open_loop(
     return await asyncio.gather(*map(send, plan))
 
 
-def running(server: servers.Server, pid: Callable[[], int] | None = None) -> Running:
-    return Running(answer=partial(open_loop, server), server=server, pid=pid)
+def running(server: servers.Server, root: int, pid: Callable[[], int] | None = None) -> Running:
+    """Return a side that is asked one request at a time."""
+    return Running(answer=partial(open_loop, server), root=root, server=server, pid=pid)
 
 
 @asynccontextmanager
@@ -220,16 +231,17 @@ async def mlxsup(folder: Path, spares: int = 0, *, http: bool = False) -> AsyncI
     entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
     daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"spare_workers": spares})
     with daemon, daemon.client() as client:
+        assert daemon.process is not None
         client.load(MODEL)
 
         def pid() -> int:
             return int(row(client, MODEL)["pid"])
 
         if isinstance(daemon, HttpDaemon):
-            yield running(servers.gateway(daemon, [MODEL]), pid)
+            yield running(servers.gateway(daemon, [MODEL]), daemon.process.pid, pid)
         else:
             async with AsyncClient(daemon.endpoint) as asked:
-                yield running(servers.Mlxsup(asked), pid)
+                yield running(servers.Mlxsup(asked), daemon.process.pid, pid)
 
 
 @asynccontextmanager
@@ -247,7 +259,7 @@ async def in_process(folder: Path) -> AsyncIterator[Running]:
             found = zip(at_s, times, prompt_tokens, strict=True)
             return [Outcome(sent_s=s, times=t, prompt_tokens=p) for s, t, p in found]
 
-        yield Running(answer=answer)
+        yield Running(answer=answer, root=floor.pid)
 
 
 @asynccontextmanager
@@ -258,7 +270,7 @@ async def other(
     process = start(folder)
     with process:
         try:
-            yield running(servers.peer(process, {MODEL: folder}))
+            yield running(servers.peer(process, {MODEL: folder}), process.pid)
         finally:
             process.give_up()
 
@@ -284,9 +296,9 @@ SPARED: dict[str, Start] = {
 
 
 @contextmanager
-def empty_kernel_cache() -> Iterator[None]:
-    """What starts meanwhile finds no kernel that an earlier process has compiled."""
-    names = ("MLX_PTX_CACHE_DIR", "TMPDIR")  # that of CUDA, that of the CPU
+def empty_caches() -> Iterator[None]:
+    """What starts meanwhile finds no kernel and no prompt that an earlier process has kept."""
+    names = ("MLX_PTX_CACHE_DIR", "TMPDIR", "HOME")  # of CUDA, of the CPU, of vllm-mlx
     before = {name: os.environ.get(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="mlxsup-k-") as folder:
         os.environ.update(dict.fromkeys(names, folder))
@@ -331,8 +343,10 @@ async def burst(side: Running, settings: Settings, number: int) -> Rows:
         for turn in range(2):
             dice = random.Random(f"{settings.seed} {number} {streams} {turn}")
             plan = at_once([text(dice, 24) for _ in range(streams)], 64)
+            before_s = side.cpu_s()
             found = await side.answer(plan, settings.limit_s)
-        yield f"{streams} at once", figures(found)
+        cpu_ms = 1000 * (side.cpu_s() - before_s) / (64 * streams)
+        yield f"{streams} at once", {**figures(found), "cpu_ms": cpu_ms}
 
 
 async def at_any_time(load: str, side: Running, settings: Settings, number: int) -> Rows:
@@ -465,7 +479,7 @@ Scenario = Callable[[Running, Settings, int], Rows]
 SCENARIOS = ("burst", "arrivals", "long", "prefix", "kill")
 
 HEADS = {
-    "burst": ["tokens/s", "first token, ms"],
+    "burst": ["tokens/s", "first token, ms", "processor time per token, ms"],
     "arrivals": [
         "first token p50 / p95 / p99, ms",
         "per token p50 / p95 / p99, ms",
@@ -495,7 +509,7 @@ async def measured(
     """Start a side, and yield what the scenario shows; a side that fails is a row, too."""
     began = time.perf_counter()
     try:
-        with empty_kernel_cache():
+        with empty_caches():
             async with start(folder) as running:
                 ready_s = time.perf_counter() - began
                 async for what, shown in scenario(running, settings, number):
@@ -528,7 +542,8 @@ def cells(scenario: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     failed = sum(one.get("failed", 0) for one in rows)
     if scenario == "burst":
-        return [f"{of('tokens_per_s'):,.0f}", f"{of('first_ms', 50):,.0f}"]
+        speed = [f"{of('tokens_per_s'):,.0f}", f"{of('first_ms', 50):,.0f}"]
+        return [*speed, f"{of('cpu_ms'):.2f}"]
     if scenario == "arrivals":
         return [*by_percent, f"{of('gap_ms'):,.0f}", f"{of('tokens_per_s'):,.0f}", str(failed)]
     if scenario == "long":

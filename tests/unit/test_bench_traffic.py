@@ -92,7 +92,7 @@ class Fake:
 @asynccontextmanager
 async def half(folder: Path) -> AsyncIterator[Running]:
     """A side of which every second request fails."""
-    yield traffic.running(Fake())
+    yield traffic.running(Fake(), 0)
 
 
 @asynccontextmanager
