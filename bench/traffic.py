@@ -616,6 +616,13 @@ def _write(given: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> None
         Path(given.output).write_text(json.dumps(about, indent=1, default=str) + "\n")
 
 
+def _positive(kind: Callable[[str], float], given: str) -> float:
+    value = kind(given)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {given}")
+    return value
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure what the arguments say, and print."""
     parser = argparse.ArgumentParser(
@@ -623,16 +630,17 @@ def main(arguments: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
+    count, per_s = partial(_positive, int), partial(_positive, float)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--shape", choices=["tiny", *SHAPES], default="tiny", help="random weights")
     which.add_argument("--model", metavar="FOLDER", help="a real model instead")
     parser.add_argument("--side", action="append", help=f"one of {', '.join(SIDES)}, vllm-mlx")
-    parser.add_argument("--repeats", type=int, default=1, help="rounds; sides take turns")
+    parser.add_argument("--repeats", type=count, default=1, help="rounds; sides take turns")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=60, help="of each plan of arrivals")
+    parser.add_argument("--requests", type=count, default=60, help="of each plan of arrivals")
     parser.add_argument(
         "--load",
-        type=int,
+        type=count,
         nargs="+",
         default=[40, 70, 100],
         metavar="PERCENT",
@@ -640,7 +648,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--rate",
-        type=float,
+        type=per_s,
         nargs="+",
         default=[],
         metavar="PER_S",
@@ -648,7 +656,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=count,
         nargs=2,
         default=(4000, 900),
         metavar=("LONG", "PREFIX"),

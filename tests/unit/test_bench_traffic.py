@@ -125,3 +125,21 @@ def test_a_side_that_fails_is_counted_and_ends_nothing(capsys: pytest.CaptureFix
     runs = [{"scenario": "arrivals", "side": "s", **one} for one in [*found, *failed]]
     traffic.print_report(runs)
     assert "it has ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "there is no 'nothing'"),
+        (["--side", "vllm-mlx"], "there is no 'vllm-mlx'"),
+        (["--load", "0"], "must be above 0"),
+        (["--rate", "nan"], "must be above 0"),
+    ],
+    ids=["scenario", "side", "load", "rate"],
+)
+def test_arguments_that_cannot_be_measured(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        traffic.main(arguments)
+    assert words in capsys.readouterr().err
