@@ -435,6 +435,15 @@ async def _outcome(asked: Awaitable[object]) -> str:
     return ""
 
 
+def continued_at(times: Sequence[float], killed_at: float) -> float | None:
+    """Return when the longest silence after a kill ended; None if nothing came after it.
+
+    What was on its way at that moment still arrives, so the first text after it proves nothing.
+    """
+    silences = [(after - before, after) for before, after in pairwise(times) if after > killed_at]
+    return max(silences)[1] if silences else None
+
+
 async def kill(side: Running, settings: Settings, number: int) -> Rows:
     """SIGKILL to the model's process once all of 16 answers run: until the last one continues."""
     assert side.server is not None
@@ -461,16 +470,14 @@ async def kill(side: Running, settings: Settings, number: int) -> Rows:
         killed_at = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
     lost = [error for error in (one.result() for one in asked) if error]
-    later = [[at for at in own if at > killed_at] for own in seen]
-    yield (
-        f"{STREAMS} streams",
-        {
-            "lost": len(lost),
-            "struck": sum(map(bool, later)),
-            "last_continues_s": max((own[0] for own in later if own), default=math.nan) - killed_at,
-            "errors": dict(Counter(lost)),
-        },
-    )
+    continued = [at for own in seen if (at := continued_at(own, killed_at)) is not None]
+    shown = {
+        "lost": len(lost),
+        "struck": len(continued),
+        "last_continues_s": max(continued, default=math.nan) - killed_at,
+        "errors": dict(Counter(lost)),
+    }
+    yield f"{STREAMS} streams", shown
 
 
 # ---------------------------------------------------------------- a run

@@ -75,6 +75,11 @@ def test_tokens_of_events(events: list[tuple[float, int]], tokens: int, times: l
     assert token_times(events, tokens) == times
 
 
+def test_an_answer_continues_after_its_longest_silence() -> None:
+    assert traffic.continued_at([1.0, 2.0, 2.1, 7.0, 7.5], 2.05) == 7.0
+    assert traffic.continued_at([1.0, 2.0], 2.05) is None
+
+
 class Fake:
     """A server that answers at once, but for every second request."""
 
