@@ -39,7 +39,7 @@ page: ## the libraries of the web page with their licences, into gateway/page/fi
 	@npm ci --prefix tools/page --no-audit --no-fund --silent
 	@npm run --prefix tools/page --silent build
 
-bench: setup models/smollm2/config.json ## throughput, router CPU, memory and start-up, side by side
+bench: setup models/smollm2/config.json ## bursts, processor time, sharing and commands, side by side; then docs/benchmarks.md
 	@.venv/bin/python -m bench
 
 SEEDS ?= 10000

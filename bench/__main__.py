@@ -1,4 +1,4 @@
-"""`python -m bench [NAME …] [--repeats N] [--model FOLDER | --shape NAME] [--base COMMIT]`.
+"""`python -m bench [NAME …] [--repeats N] [--base COMMIT]`, or `python -m bench traffic -h`.
 
 Each benchmark measures its sides in one run, interleaved, and prints a table.
 """
@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # the daemon and the tiny model that tests use, too
+from . import ROOT
 
 SMOLLM2 = ROOT / "models" / "smollm2"
 ONLY_BY_NAME = ("against",)
@@ -24,49 +23,29 @@ def main() -> None:
     from . import (
         against,
         commands,
-        control,
-        dispatch,
         engine_seconds,
-        footprint,
         gateway,
-        readiness,
         router,
-        sampling,
-        second_turn,
         sharing,
-        throughput,
+        traffic,
         two_models,
         warm_pool,
     )
     from .report import machine_lines
-    from .shaped_model import SEVEN_B, SMALL, make_shaped_model
     from support.models.tiny_model import make_tiny_model
 
-    shapes = {"small": SMALL, "7b": SEVEN_B}
+    if sys.argv[1:2] == ["traffic"]:
+        traffic.main(sys.argv[2:])
+        return
     with tempfile.TemporaryDirectory() as folder:
         tiny = make_tiny_model(Path(folder) / "tiny")
-
-        def model() -> Path:
-            if given.shape:
-                shape = shapes[given.shape]
-                return make_shaped_model(
-                    Path(folder) / given.shape, shape, seed=1, context_length=8192
-                )
-            return Path(given.model or SMOLLM2)
-
         runs: dict[str, Callable[[int], object]] = {
-            "throughput": lambda repeats: throughput.run(model(), repeats),
+            "traffic": lambda repeats: traffic.main(["burst", "--repeats", str(repeats)]),
             "router": router.run,
             "gateway": gateway.run,
-            "footprint": lambda repeats: footprint.run(model(), repeats),
-            "control": lambda repeats: control.run(tiny, SMOLLM2, repeats),
             "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
-            "second_turn": lambda repeats: second_turn.run(model(), Path(folder), repeats),
-            "readiness": lambda repeats: readiness.run(tiny, model(), repeats),
             "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
-            "engine_seconds": lambda repeats: engine_seconds.run(model(), repeats),
-            "dispatch": dispatch.run,
-            "sampling": sampling.run,
+            "engine_seconds": lambda repeats: engine_seconds.run(SMOLLM2, repeats),
             "commands": lambda repeats: commands.run(),
             "sharing": lambda repeats: sharing.run(20 * repeats),
             "against": lambda repeats: against.run(given.base, repeats),
@@ -74,9 +53,6 @@ def main() -> None:
         parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
         parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(runs))
         parser.add_argument("--repeats", type=int, default=5)
-        which = parser.add_mutually_exclusive_group()
-        which.add_argument("--model", metavar="FOLDER", help="instead of SmolLM2")
-        which.add_argument("--shape", choices=shapes, help="random weights of that size instead")
         parser.add_argument("--base", help="for `against`: a commit, or the folder of a tree")
         given = parser.parse_args()
         if unknown := sorted(set(given.names) - set(runs)):

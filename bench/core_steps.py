@@ -1,8 +1,7 @@
 """The child of `bench against`: microseconds that `Core.handle` of one step takes, as JSON.
 
 `python -P bench/core_steps.py ROWS [ROWS …]`, with `typings` and `tests` of the tree that is to
-be measured in PYTHONPATH. It knows trees from before steps said how long they took, and from before
-the rows of a step arrived packed.
+be measured in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import fields, replace
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import replace
 
-from mlxsup.protocol import worker_messages
+from mlxsup.protocol.delta_body import pack_body
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
+from mlxsup.protocol.packed_rows import PackedRow
+from mlxsup.protocol.states import Channel
 from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core import core
 from mlxsup.supervisor.core.events import WorkerSaid
@@ -43,18 +41,9 @@ def ready(rows: int) -> Driver:
     return driver
 
 
-def token(key: RequestKey) -> Any:
-    """A row that got a token, as the core is given it."""
-    if find_spec("mlxsup.protocol.packed_rows") is None:
-        return worker_messages.RowDelta(key=key, text="x", tokens=pack_tokens([9]))
-    packed_rows = import_module("mlxsup.protocol.packed_rows")
-    return packed_rows.PackedRow(key=key, tokens=pack_tokens([9]), body=b"\x81\xa4text\xa1x")
-
-
 def step_us(driver: Driver) -> float:
     """Microseconds of processor time for one step that gives each row a token."""
-    times: dict[str, Any] = {"took_s": 0.01, "decode_s": 0.01}
-    timed = times if {one.name for one in fields(Step)} >= times.keys() else {}
+    body = pack_body("x", Channel.CONTENT)
     keys = [RequestKey(key) for key in driver.model().running]
     handle = driver.core.handle
     quickest = float("inf")
@@ -62,11 +51,11 @@ def step_us(driver: Driver) -> float:
         events = []
         for _ in range(STEPS):
             driver.now += 0.01
-            rows = [token(key) for key in keys]
+            rows = [PackedRow(key=key, tokens=pack_tokens([9]), body=body) for key in keys]
             events.append(
                 WorkerSaid(
                     now=driver.now, model=ModelName("m"), generation=driver.generation(),
-                    message=Step(step=1, rows=rows, **timed),
+                    message=Step(step=1, rows=rows, took_s=0.01, decode_s=0.01),
                 )
             )  # fmt: skip
         begin = time.process_time()

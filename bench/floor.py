@@ -1,9 +1,9 @@
 """The floor: mlx-lm's BatchGenerator in a process of its own, with nothing around it.
 
 The child, `python -m bench.floor MODEL ROWS`, reads one job per line of standard input and answers
-each with a line: `{"prompts": [text, …], "sent_s": [seconds, …], "tokens": n}` → `{"times":
-[[seconds, …], …]}`, of each token of each prompt, after the job began. A burst is inserted when the
-last of its prompts has been sent, so that it is read as one. Tokenising counts.
+each with a line: `{"prompts": [text, …], "sent_s": [seconds, …], "tokens": [n, …]}` → `{"times":
+[[seconds, …], …], "prompt_tokens": [n, …]}`, of each token of each prompt, after the job began.
+Prompts that are due are inserted together, between two steps. Tokenising counts.
 """
 
 from __future__ import annotations
@@ -11,33 +11,27 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self, cast
 
+from . import ROOT
 from support.daemon.child import Child
-
-ROWS = 16
 
 
 class Floor:
-    """A model in its own process, asked for one burst at a time.
-
-    Attributes:
-        ready_s: from the beginning of its imports until it had answered something.
-        started_s: the same from outside: the start of the interpreter counts, too.
+    """A model in its own process, asked for one job at a time.
 
     Args:
         model: its folder.
         rows: how many prompts it reads and answers at once.
     """
 
-    def __init__(self, model: Path, rows: int = ROWS) -> None:
-        begin = time.perf_counter()
-        self._child = Child("-m", "bench.floor", model, rows)
-        self.ready_s = float(self._child.line()["ready_s"])
-        self.started_s = time.perf_counter() - begin
+    def __init__(self, model: Path, rows: int) -> None:
+        self._child = Child("-m", "bench.floor", model, rows, cwd=ROOT)
+        self._child.line()
 
     def __enter__(self) -> Self:
         return self
@@ -53,52 +47,66 @@ class Floor:
         else:
             self.close()
 
-    def burst(
-        self, prompts: Sequence[str], sent_s: Sequence[float], tokens: int
-    ) -> list[list[float]]:
-        """When each token of each answer was there, in seconds after the first prompt was sent.
+    def answer(
+        self, prompts: Sequence[str], sent_s: Sequence[float], tokens: Sequence[int]
+    ) -> tuple[list[list[float]], list[int]]:
+        """Return when each token of each answer was there, in seconds, and tokens of each prompt.
 
         Args:
             prompts: texts.
-            sent_s: when each of them is sent, in seconds.
+            sent_s: when each of them is sent, in seconds after the beginning.
             tokens: length of each answer.
+
+        Raises:
+            EndedError: the process has failed.
         """
-        job = {"prompts": list(prompts), "sent_s": list(sent_s), "tokens": tokens}
-        times: list[list[float]] = self._child.ask(job)["times"]
-        assert [len(own) for own in times] == [tokens] * len(prompts), "an answer ended early"
-        return times
+        job = {"prompts": list(prompts), "sent_s": list(sent_s), "tokens": list(tokens)}
+        answer = self._child.ask(job)
+        return answer["times"], answer["prompt_tokens"]
+
+    @property
+    def pid(self) -> int:
+        """Of the child process."""
+        return self._child.pid
 
     def close(self) -> None:
         """Ends the child."""
         self._child.end()
 
 
-def burst(generator: Any, tokenizer: Any, job: dict[str, Any]) -> list[list[float]]:
-    """Answers all prompts of a job; when each token was there."""
+def serve(generator: Any, tokenizer: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Answer the prompts of a job as they become due; return what the child says of them."""
+    waiting = deque(sorted(range(len(job["sent_s"])), key=job["sent_s"].__getitem__))
+    times: list[list[float]] = [[] for _ in waiting]
+    prompt_tokens = [0] * len(waiting)
+    running: dict[int, tuple[list[float], Any]] = {}
     begin = time.perf_counter()
-    last_sent_s = max(job["sent_s"])
-    while time.perf_counter() - begin < last_sent_s:
-        pass  # a thousandth of a second, less than a sleep would overshoot
-    prompts = [tokenizer.encode(prompt) for prompt in job["prompts"]]
-    uids = generator.insert(prompts, [job["tokens"]] * len(prompts))
-    times: dict[int, list[float]] = {uid: [] for uid in uids}
-    detokenizers = {}
-    for uid in uids:
-        detokenizers[uid] = tokenizer.detokenizer  # a new one each time
-    left = len(uids)
-    while left:
+    while waiting or running:
+        now = time.perf_counter() - begin
+        due = []
+        while waiting and job["sent_s"][waiting[0]] <= now:
+            due.append(waiting.popleft())
+        if due:
+            prompts = [tokenizer.encode(job["prompts"][number]) for number in due]
+            uids = generator.insert(prompts, [job["tokens"][number] for number in due])
+            for number, uid, prompt in zip(due, uids, prompts, strict=True):
+                running[uid] = times[number], tokenizer.detokenizer  # a new one each time
+                prompt_tokens[number] = len(prompt)
+        elif not running:
+            time.sleep(max(0.0, job["sent_s"][waiting[0]] - now))
+            continue
         for response in generator.next()[1]:
-            detokenizer = detokenizers[response.uid]
+            own, detokenizer = running[response.uid]
             detokenizer.add_token(response.token)
             assert isinstance(detokenizer.last_segment, str)  # reading it makes the text
-            times[response.uid].append(time.perf_counter() - begin)
-            left -= response.finish_reason is not None
-    return [times[uid] for uid in uids]
+            own.append(time.perf_counter() - begin)
+            if response.finish_reason is not None:
+                del running[response.uid]
+    return {"times": times, "prompt_tokens": prompt_tokens}
 
 
 def main(folder: str, rows: int) -> None:
     """Loads the model and serves jobs until standard input ends."""
-    start = time.perf_counter()
     sys.modules.setdefault("torch", cast(ModuleType, None))  # as in a worker
     import mlx.core as mx
     from mlx_lm.generate import BatchGenerator
@@ -117,9 +125,9 @@ def main(folder: str, rows: int) -> None:
     generator.insert([[5, 6, 7]])
     while any(generator.next()):
         pass
-    print(json.dumps({"ready_s": time.perf_counter() - start}), flush=True)
+    print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps({"times": burst(generator, tokenizer, json.loads(line))}), flush=True)
+        print(json.dumps(serve(generator, tokenizer, json.loads(line))), flush=True)
     generator.close()
 
 

@@ -5,7 +5,6 @@ Both are asked from one event loop, and both tell a token by the piece of text t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -26,8 +25,7 @@ from mlxsup.cli.benchmark import (
     DONE,
     PATH,
     Address,
-    Burst,
-    ask_over_http,
+    AnswerError,
     checked,
     read_stream,
     text_of,
@@ -38,8 +36,7 @@ from support.eventually import eventually
 from support.gateway.http_daemon import HttpDaemon
 
 OnToken = Callable[[float], None]
-LINE_LIMIT = 2**20
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 
 
@@ -48,20 +45,21 @@ class Answer:
     """One stream, read to its end.
 
     Attributes:
-        asked_at, first_at, ended_at: `time.perf_counter` in seconds.
-        prompt_tokens, tokens: as the server counted them.
+        asked_at: `time.perf_counter` in seconds.
+        times: when each token was there, by the same clock.
+        prompt_tokens: as the server counted them.
+        cached_tokens: of these, the ones that it did not have to read.
     """
 
     asked_at: float
-    first_at: float
-    ended_at: float
+    times: Sequence[float]
     prompt_tokens: int
-    tokens: int
+    cached_tokens: int
 
     @property
     def first_token_s(self) -> float:
         """Time to first token."""
-        return self.first_at - self.asked_at
+        return self.times[0] - self.asked_at
 
 
 class Server(Protocol):
@@ -77,7 +75,8 @@ class Server(Protocol):
         """Streams one greedy answer; `on_token` gets the time of each piece of text.
 
         Raises:
-            AssertionError: it did not end with exactly `max_tokens` tokens.
+            AnswerError: it did not end with exactly `max_tokens` tokens, or was refused.
+            RequestError, OSError: the daemon refused or lost it; the connection has failed.
         """
 
 
@@ -94,22 +93,23 @@ class Mlxsup:
     ) -> Answer:
         """See `Server`."""
         asked_at = time.perf_counter()
-        first_at = 0.0
-        stream = self._client.generate(model, prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
+        times: list[float] = []
+        stream = self._client.generate(
+            model, prompt=prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True
+        )
         async for delta in stream:
-            if delta.text:
-                now = time.perf_counter()
-                first_at = first_at or now
-                if on_token is not None:
-                    on_token(now)
-        result = stream.result
-        assert len(result.token_ids) == max_tokens, result
+            now = time.perf_counter()
+            times += [now] * len(delta.token_ids)
+            if delta.text and on_token is not None:
+                on_token(now)
+        usage = stream.result.usage
+        if len(times) != max_tokens:
+            raise AnswerError(f"the answer has {len(times)} tokens instead of {max_tokens}")
         return Answer(
             asked_at=asked_at,
-            first_at=first_at,
-            ended_at=time.perf_counter(),
-            prompt_tokens=result.usage.prompt_tokens,
-            tokens=len(result.token_ids),
+            times=times,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
         )
 
 
@@ -118,21 +118,18 @@ class ServerProcess:
 
     Args:
         name: for reports.
-        arguments: behind `python`; the address is added.
-        environment: what differs from that of this process.
+        command: that starts it; the address is added.
     """
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
         self._port = free_port()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the server
         self._process = subprocess.Popen(
-            [sys.executable, *arguments, "--host", "127.0.0.1", "--port", str(self._port)],
+            [*command, "--host", "127.0.0.1", "--port", str(self._port)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
 
     @property
@@ -144,11 +141,6 @@ class ServerProcess:
     def port(self) -> int:
         """Where it listens, on this machine only."""
         return self._port
-
-    @property
-    def url(self) -> str:
-        """The same as a URL."""
-        return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
         try:
@@ -197,80 +189,16 @@ class ServerProcess:
             return False
 
 
-class MlxLmServer(ServerProcess):
-    """`python -m mlx_lm server`, over its OpenAI-compatible interface.
+def mlx_lm_server(folder: Path | None = None, *options: str) -> ServerProcess:
+    """Return `python -m mlx_lm server`; it holds one model at a time, the one a request names.
 
     Args:
-        models: folders by the names that `ask` takes. The server goes by folder; it holds one
-            model at a time, and loads whichever a request names.
+        folder: of a model that it loads at its start.
         options: of its command line.
-        cache: its folder of downloaded models; without it, the usual one.
     """
-
-    def __init__(
-        self, models: Mapping[str, Path], *options: str, cache: Path | None = None
-    ) -> None:
-        self._models = models
-        super().__init__(
-            "mlx_lm.server",
-            ["-m", "mlx_lm", "server", "--log-level", "WARNING", *options],
-            {} if cache is None else {"HF_HUB_CACHE": str(cache)},
-        )
-
-    async def ask(
-        self, model: str, prompt: str, max_tokens: int, on_token: OnToken | None = None
-    ) -> Answer:
-        """See `Server`."""
-        asked_at = time.perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=LINE_LIMIT)
-        writer.write(self._request(model, prompt, max_tokens))
-        first_at = 0.0
-        usage: dict[str, Any] = {}
-        is_complete = False
-        # It answers in HTTP 1.0: the end of the connection is the end of the answer.
-        while line := await reader.readline():
-            if not line.startswith(b"data: "):
-                continue
-            is_complete = line.startswith(b"data: [DONE]")
-            if is_complete:
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            usage = event.get("usage") or usage
-            if any(choice["text"] for choice in event["choices"]):
-                now = time.perf_counter()
-                first_at = first_at or now
-                if on_token is not None:
-                    on_token(now)
-        writer.close()
-        await writer.wait_closed()
-        assert is_complete, "mlx_lm.server left a stream unfinished"
-        assert usage["completion_tokens"] == max_tokens, usage
-        return Answer(
-            asked_at=asked_at,
-            first_at=first_at,
-            ended_at=time.perf_counter(),
-            prompt_tokens=usage["prompt_tokens"],
-            tokens=max_tokens,
-        )
-
-    def _request(self, model: str, prompt: str, max_tokens: int) -> bytes:
-        body = json.dumps(
-            {
-                "model": str(self._models[model]),
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "temperature": 0.0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
-        head = (
-            "POST /v1/completions HTTP/1.1\r\n"
-            f"Host: 127.0.0.1:{self._port}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
+    model = [] if folder is None else ["--model", str(folder)]
+    arguments = ["-m", "mlx_lm", "server", "--log-level", "WARNING", *model, *options]
+    return ServerProcess("mlx_lm.server", [sys.executable, *arguments])
 
 
 def free_port() -> int:
@@ -288,49 +216,54 @@ class OverHttp:
         name: for reports.
         address: host and port.
         models: what it calls them, by the names that `ask` takes.
-        process: None for mlxsup, whose daemon has several.
     """
 
     name: str
     address: Address
     models: Mapping[str, str]
-    process: ServerProcess | None = None
 
     async def ask(
         self, model: str, prompt: str, max_tokens: int, on_token: OnToken | None = None
     ) -> Answer:
         """See `Server`."""
         asked_at = time.perf_counter()
+        events: list[tuple[float, bytes]] = []
 
         def on_event(at: float, data: bytes) -> None:
+            events.append((at, data))
             if on_token is not None and data.strip() != DONE and text_of(json.loads(data)):
                 on_token(at)
 
-        body = self._body(model, prompt, max_tokens)
+        name = self.models[model]
+        body = {"model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
         read = checked(await read_stream(self.address, PATH, body, "", on_event), max_tokens)
+        letters = [(at, len(text_of(json.loads(data)))) for at, data in events[:-1]]
         return Answer(
             asked_at=asked_at,
-            first_at=read.times[0],
-            ended_at=time.perf_counter(),
+            times=token_times(letters, max_tokens),
             prompt_tokens=read.prompt_tokens,
-            tokens=read.tokens,
+            cached_tokens=read.cached_tokens,
         )
 
-    async def burst(self, model: str, prompts: Sequence[str], tokens: int) -> Burst:
-        """Sends all prompts at once.
 
-        An event may hold several tokens; the last one of an answer is counted as often as it takes.
+def token_times(events: Sequence[tuple[float, int]], tokens: int) -> list[float]:
+    """Return when each token was there; an event with text holds one of them or more.
 
-        Raises:
-            AnswerError: an answer has another length, or is not whole.
-            OSError: a connection has failed.
-        """
-        bodies = [self._body(model, prompt, tokens) for prompt in prompts]
-        return await ask_over_http(self.address, bodies, tokens)
-
-    def _body(self, model: str, prompt: str, tokens: int) -> dict[str, Any]:
-        name = self.models[model]
-        return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
+    Args:
+        events: time and letters of each, not more with text than tokens; what one holds beyond
+            the first token is guessed from its letters.
+        tokens: how many there are.
+    """
+    extra, letters = tokens - sum(count > 0 for _, count in events), sum(n for _, n in events)
+    times: list[float] = []
+    given = seen = 0
+    for at, count in events:
+        if count:
+            seen += count
+            due = round(extra * seen / letters)
+            times += [at] * (1 + due - given)
+            given = due
+    return times
 
 
 def gateway(daemon: HttpDaemon, models: Sequence[str]) -> OverHttp:
@@ -338,9 +271,7 @@ def gateway(daemon: HttpDaemon, models: Sequence[str]) -> OverHttp:
     return OverHttp(name="mlxsup", address=daemon.address, models={name: name for name in models})
 
 
-def mlx_lm(process: ServerProcess, folders: Mapping[str, Path]) -> OverHttp:
-    """Return mlx_lm.server as a server; it holds one model at a time."""
+def peer(process: ServerProcess, folders: Mapping[str, Path]) -> OverHttp:
+    """Return another server, which calls its models by their folders."""
     names = {name: str(folder) for name, folder in folders.items()}
-    return OverHttp(
-        name=process.name, address=("127.0.0.1", process.port), models=names, process=process
-    )
+    return OverHttp(name=process.name, address=("127.0.0.1", process.port), models=names)

@@ -81,8 +81,12 @@ class Shape:
     bits: int = 0
 
 
-SEVEN_B = Shape(layers=32, hidden=4096, intermediate=11008, heads=32, key_value_heads=32)
-SMALL = Shape(layers=16, hidden=1024, intermediate=4096, heads=16, key_value_heads=8)
+SHAPES = {
+    "middle": Shape(layers=12, hidden=512, intermediate=1376, heads=8, key_value_heads=8),
+    "03b": Shape(layers=16, hidden=1024, intermediate=4096, heads=16, key_value_heads=8),
+    "7b": Shape(layers=32, hidden=4096, intermediate=11008, heads=32, key_value_heads=32),
+    "8b": Shape(layers=32, hidden=4096, intermediate=14336, heads=32, key_value_heads=8),
+}
 
 
 def make_shaped_model(folder: Path, shape: Shape, *, seed: int, context_length: int) -> Path:

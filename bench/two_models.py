@@ -17,27 +17,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxsup.client import AsyncClient
 
 from .report import print_table, spread
-from .servers import MlxLmServer, Mlxsup, Server
+from .servers import Mlxsup, Server, mlx_lm_server, peer
 from support.daemon.daemon import Daemon
 
 PREFILL_S = 9.0
 """How long A's prompt should take to read, alone; beside B's stream it takes some 12 s."""
-
-WITHIN_PREFILL_S = 2.5
-"""The same for the run within one model."""
 
 QUIET_S = 3.0
 """How long B is watched undisturbed."""
 
 ANSWER = 512
 """Tokens of each of B's answers; the next one is asked for when one has ended."""
-
-WITHIN_ANSWER = 32
-"""Long enough for one answer to span the other's prefill in mlxsup."""
 
 PROBE_EVERY_S = 0.5
 CALIBRATION_WORDS = 120
@@ -52,48 +47,40 @@ def words(count: int, seed: int) -> str:
     return " ".join([str(seed), *(chooser.choice(WORDS) for _ in range(count - 1))])
 
 
-@dataclass(slots=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """What B's users saw in one window.
 
     Attributes:
-        gap_ms: the longest time from one token of an answer to its next.
-        gaps_ms: all such times.
-        silence_ms: the longest time in which the stream brought nothing: the next answer's first
-            token counts as well.
-        first_ms: times to first token of the new requests.
+        silence_ms: the longest time in which the stream brought nothing, from one answer to the
+            next, too.
+        first_ms: the median time to first token of the new requests.
         took_s: how long the disturbance took.
     """
 
-    gap_ms: float = 0.0
-    gaps_ms: list[float] = field(default_factory=list)
-    silence_ms: float = 0.0
-    first_ms: list[float] = field(default_factory=list)
-    took_s: float = 0.0
+    silence_ms: float
+    first_ms: float
+    took_s: float
 
 
-async def watch(
-    server: Server, model: str, answer: int, disturb: Disturbance, *, probes: bool = True
-) -> Seen:
-    """Streams and asks anew while the disturbance runs; reads everything to its end."""
-    seen = Seen()
+async def watch(server: Server, model: str, disturb: Disturbance) -> Seen:
+    """Stream and ask anew while the disturbance runs; read everything to its end."""
     is_over = asyncio.Event()
     has_begun = asyncio.Event()
-    answers: list[list[float]] = []
+    times: list[float] = []
+    first_ms: list[float] = []
 
     def on_token(now: float) -> None:
-        answers[-1].append(now)
+        times.append(now)
         has_begun.set()
 
     async def stream() -> None:
         while not is_over.is_set():
-            answers.append([])
-            await server.ask(model, words(8, random.randrange(10**6)), answer, on_token)
+            await server.ask(model, words(8, random.randrange(10**6)), ANSWER, on_token)
 
     async def probe() -> None:
-        while probes and not is_over.is_set():
+        while not is_over.is_set():
             found = await server.ask(model, words(8, random.randrange(10**6)), 2)
-            seen.first_ms.append(found.first_token_s * 1000)
+            first_ms.append(found.first_token_s * 1000)
             with suppress(TimeoutError):
                 await asyncio.wait_for(is_over.wait(), PROBE_EVERY_S)
 
@@ -108,21 +95,8 @@ async def watch(
     end = time.perf_counter()
     is_over.set()
     await asyncio.gather(streaming, probing)
-    seen.took_s = end - begin
-    seen.gaps_ms = [gap * 1000 for times in answers for gap in gaps_s(times, begin, end)]
-    seen.gap_ms = max(seen.gaps_ms, default=0.0)
-    seen.silence_ms = largest_gap_s([t for times in answers for t in times], begin, end) * 1000
-    return seen
-
-
-def gaps_s(times: list[float], begin: float, end: float) -> list[float]:
-    """The steps between times that touch the window."""
-    return [b - a for a, b in pairwise(times) if b > begin and a < end]
-
-
-def largest_gap_s(times: list[float], begin: float, end: float) -> float:
-    """The largest of them; 0 if there is none."""
-    return max(gaps_s(times, begin, end), default=0.0)
+    silences = (b - a for a, b in pairwise(times) if b > begin and a < end)
+    return Seen(1000 * max(silences, default=0.0), statistics.median(first_ms), end - begin)
 
 
 async def quiet() -> None:
@@ -147,29 +121,23 @@ class Figures:
     def row(self, name: str) -> list[str]:
         """One line of a table."""
 
-        def longest(seen: list[Seen]) -> str:
-            if not has_probes:
-                return spread([one.gap_ms for one in seen], digits=0)
-            return spread([one.silence_ms for one in seen], digits=0)
-
-        alone, disturbed = self.alone, self.disturbed
-        has_probes = all(one.first_ms for one in (*alone, *disturbed))
-        cells = [name, longest(alone), longest(disturbed)]
-        if has_probes:
-            before, during = (
-                [statistics.median(o.first_ms) for o in s] for s in (alone, disturbed)
-            )
-            ratios = [b / a for a, b in zip(before, during, strict=True)]
-            cells += [spread(before, digits=0), spread(during, digits=0), spread(ratios, digits=1)]
-        return [*cells, spread([one.took_s for one in disturbed], digits=1)]
+        before, during = ([one.first_ms for one in seen] for seen in (self.alone, self.disturbed))
+        return [
+            name,
+            spread([one.silence_ms for one in self.alone], digits=0),
+            spread([one.silence_ms for one in self.disturbed], digits=0),
+            spread(before, digits=0),
+            spread(during, digits=0),
+            spread([b / a for a, b in zip(before, during, strict=True)], digits=1),
+            spread([one.took_s for one in self.disturbed], digits=1),
+        ]
 
 
 def print_figures(figures: list[tuple[str, Figures]], what: str) -> None:
-    """One table; without new requests, the gaps are those within one answer."""
-    rows = [f.row(name) for name, f in figures]
+    """Print one table."""
     first = ["new request TTFT ms", f"… while {what}", "ratio"]
     head = ["who", "largest gap ms", f"… while {what}", *first, "that took s"]
-    print_table(head if len(rows[0]) == len(head) else [*head[:3], head[-1]], rows)
+    print_table(head, [one.row(name) for name, one in figures])
 
 
 def run(tiny: Path, smollm2: Path, repeats: int) -> None:
@@ -182,25 +150,20 @@ async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
     folders = {"a": smollm2, "b": tiny}
     entries = {name: {"path": str(folder)} for name, folder in folders.items()}
     prefill = {name: Figures() for name in ("mlxsup", "mlx_lm.server")}
-    within = {name: Figures() for name in prefill}
     load = Figures()
-    with Daemon(entries) as daemon, MlxLmServer(folders) as peer:
+    with Daemon(entries) as daemon, mlx_lm_server() as process:
         async with AsyncClient(daemon.endpoint) as client:
-            servers: list[Server] = [Mlxsup(client), peer]
+            servers: list[Server] = [Mlxsup(client), peer(process, folders)]
             for model in folders:
                 await client.load(model)
             speed = await words_per_second(servers[0], "a")
-            long, shorter = int(PREFILL_S * speed), int(WITHIN_PREFILL_S * speed)
+            long = int(PREFILL_S * speed)
             for repeat in range(repeats):
                 for server in servers:
                     await _two(server, prefill[server.name], words(long, 10 + repeat))
-                for server in servers:
-                    await _one(server, within[server.name], words(shorter, 20 + repeat))
                 await client.unload("a")
-                load.alone.append(await watch(servers[0], "b", ANSWER, quiet))
-                load.disturbed.append(
-                    await watch(servers[0], "b", ANSWER, lambda: client.load("a"))
-                )
+                load.alone.append(await watch(servers[0], "b", quiet))
+                load.disturbed.append(await watch(servers[0], "b", lambda: client.load("a")))
             [row] = [row for row in (await client.status())["models"] if row["name"] == "b"]
             assert row["restarts"] == 0
     print(f"{repeats} repeats; median (range); TTFT: median of a window's new requests\n")
@@ -208,18 +171,8 @@ async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
     print_figures(list(prefill.items()), "A prefills")
     print("B streams; A loads:\n")
     print_figures([("mlxsup", load)], "A loads")
-    print(f"Within SmolLM2: one answer streams while a prompt of {shorter} words is read:\n")
-    print_figures(list(within.items()), "it prefills")
 
 
 async def _two(server: Server, figures: Figures, prompt: str) -> None:
-    figures.alone.append(await watch(server, "b", ANSWER, quiet))
-    figures.disturbed.append(await watch(server, "b", ANSWER, lambda: server.ask("a", prompt, 1)))
-
-
-async def _one(server: Server, figures: Figures, prompt: str) -> None:
-    async def ask() -> None:
-        await server.ask("a", prompt, 1)
-
-    figures.alone.append(await watch(server, "a", WITHIN_ANSWER, quiet, probes=False))
-    figures.disturbed.append(await watch(server, "a", WITHIN_ANSWER, ask, probes=False))
+    figures.alone.append(await watch(server, "b", quiet))
+    figures.disturbed.append(await watch(server, "b", lambda: server.ask("a", prompt, 1)))

@@ -2,7 +2,7 @@
 
 Two helper threads, one for short and one for long prompts; they touch no MLX object. The encoders
 of most models release the GIL, so that a prompt of 40,000 tokens, 0.1 s of work, holds up the owner
-thread for a few steps at most (`python -m bench long_prompt` compares it with a separate process).
+thread for a few steps at most.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ worker keeps to it. So what is reserved never exceeds the memory budget through 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.errors import RemoteError

@@ -157,7 +157,15 @@ class LoopSocket:
         return True
 
     def _receive(self) -> list[bytes]:
-        return self.socket.recv_multipart(_NOBLOCK)
+        return [frame.bytes for frame in self._frames()]
+
+    def _frames(self) -> list[zmq.Frame]:
+        # `recv_multipart` asks the socket after each frame whether there are more, which takes
+        # longer than to receive one: pyzmq looks each option up in an enumeration.
+        frames = [self.socket.recv(_NOBLOCK, copy=False)]
+        while frames[-1].more:
+            frames.append(self.socket.recv(_NOBLOCK, copy=False))
+        return frames
 
 
 NO_SOURCE = -1
@@ -174,7 +182,7 @@ class TracedSocket(LoopSocket):
     source = NO_SOURCE
 
     def _receive(self) -> list[bytes]:
-        frames = self.socket.recv_multipart(_NOBLOCK, copy=False)
+        frames = self._frames()
         try:
             self.source = int(frames[-1].get(zmq.SRCFD))
         except zmq.ZMQError as error:

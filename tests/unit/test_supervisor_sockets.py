@@ -405,7 +405,7 @@ class Played:
         self.error: Exception | None = None
         socket: Any = SimpleNamespace(
             getsockopt=self.look,
-            recv_multipart=self.receive,
+            recv=self.receive,
             send=self.send,
             close=lambda linger_ms: self.done.append(("closed", linger_ms)),
         )
@@ -424,10 +424,12 @@ class Played:
         self.looks += 1
         return int(zmq.POLLOUT) | (int(zmq.POLLIN) if self.arrived else 0)
 
-    def receive(self, flags: int) -> list[bytes]:
-        assert flags == zmq.NOBLOCK
+    def receive(self, flags: int, *, copy: bool) -> Any:
+        assert (flags, copy) == (zmq.NOBLOCK, False)
         assert self.arrived, "received what has not arrived"
-        return self.arrived.pop(0)
+        data, *rest = self.arrived[0]
+        self.arrived[:1] = [rest] if rest else []
+        return SimpleNamespace(bytes=data, more=bool(rest))
 
     def send(self, frame: bytes, flags: int) -> None:
         assert flags in (zmq.NOBLOCK, zmq.NOBLOCK | zmq.SNDMORE)
