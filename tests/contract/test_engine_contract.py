@@ -12,7 +12,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, LoadPhase
 from mlxsup.worker.engine import Engine, EngineFacts, Row, StepResult
-from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import CostModel
 
 from support.core.row_values import row_values
 
@@ -116,7 +116,7 @@ def loaded(shared: Loaded) -> Iterator[Loaded]:
 @pytest.fixture
 def in_chunks(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     """The same engine, which reads a long prompt in several steps."""
-    monkeypatch.setattr(PrefillPacer, "chunk", lambda *_, **__: CHUNK)
+    monkeypatch.setattr(CostModel, "chunk", lambda *_, **__: CHUNK)
     return loaded
 
 

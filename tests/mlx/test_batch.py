@@ -13,9 +13,9 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
-from mlxsup.worker.engines.mlx.decode import LoneDecode
-from mlxsup.worker.engines.mlx.drawing_batch import DrawingBatch
+from mlxsup.worker.engines.mlx.batch_modes import LoneDecode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.sampler import DrawingBatch
 
 from support.model_types.scenarios import chunks_of
 from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model

@@ -13,25 +13,23 @@ from mlx_lm.utils import load_model
 
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
-from mlxsup.worker.engines.mlx import batching as mlx_way
-from mlxsup.worker.engines.mlx.batching import (
+from mlxsup.worker.engines.mlx import capability_probe as mlx_way
+from mlxsup.worker.engines.mlx.capability_probe import (
     ONLY_ROW,
     PROBE_VERSION,
-    TOO_SHORT,
-    Finding,
-    WayFinder,
-)
-from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
-from mlxsup.worker.engines.mlx.load import MODEL_FAULTS
-from mlxsup.worker.engines.mlx.logits import FloatLogits
-from mlxsup.worker.engines.mlx.probe import (
     SEQUENCE_LENGTH,
     STARTS,
+    TOO_SHORT,
+    CapabilityProbe,
+    Finding,
     distance,
     largest_distance,
     make_sequence,
     run_side_by_side,
 )
+from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
+from mlxsup.worker.engines.mlx.loader import MODEL_FAULTS
+from mlxsup.worker.engines.mlx.logits import FloatLogits
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import (
@@ -90,7 +88,7 @@ def find(model: Any, **changes: Any) -> Finding:
         "vocabulary_size": 2048,
         "report": lambda: None,
     }
-    return WayFinder(FloatLogits(model), **(values | changes)).find()
+    return CapabilityProbe(FloatLogits(model), **(values | changes)).find()
 
 
 def mixed(logits: mx.array) -> mx.array:
@@ -300,7 +298,7 @@ class Probe:
         self._noise = noise
         firsts = [make_sequence(VOCABULARY, start)[0] for start in STARTS]
 
-        def run(finder: WayFinder, way: Batching, scenario: Any, script: Any) -> Any:
+        def run(finder: CapabilityProbe, way: Batching, scenario: Any, script: Any) -> Any:
             self.scripts.append((way, scenario.__name__, script))
             return way, scenario, firsts.index(script.prompts[0][0])
 
@@ -309,7 +307,7 @@ class Probe:
             assert (alone[0], alone[2]) == (ONE_ROW, start)
             return self._noise if scenario is run_side_by_side else self._found[way][start]
 
-        monkeypatch.setattr(WayFinder, "run", run)
+        monkeypatch.setattr(CapabilityProbe, "run", run)
         monkeypatch.setattr(mlx_way, "largest_distance", measure)
 
 
@@ -320,7 +318,9 @@ def judge(*, model_type: str = "tiny", is_exact: bool = True, **changes: Any) ->
         "max_concurrency": 2, "context_length": 99, "vocabulary_size": 5000, "report": lambda: None,
         "stream": mx.new_stream(mx.default_device()),
     }  # fmt: skip
-    return WayFinder(model, model_type=model_type, is_exact=is_exact, **(values | changes)).find()
+    return CapabilityProbe(
+        model, model_type=model_type, is_exact=is_exact, **(values | changes)
+    ).find()
 
 
 EXACT: dict[str, Any] = {"is_exact": True, "dtype": mx.float32}
@@ -474,7 +474,7 @@ def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> 
         assert [got[key] for key in range(12)] == alone
         assert run_rows(engine) == {}
         assert engine.batch is not None
-        passes: Any = engine.batch.passes
+        passes: Any = engine.batch.mode
         assert (passes.waiting, passes.decode.new, passes.decode.rows) == ({}, {}, {})
 
 

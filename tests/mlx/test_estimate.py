@@ -27,7 +27,7 @@ from mlxsup.supervisor.memory.folder_reader import Place
 from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
-from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
+from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily, materialise
 
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE

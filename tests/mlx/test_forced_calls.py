@@ -160,7 +160,7 @@ def with_property(schema: Any) -> dict[str, Any]:
         (with_property(False), "'f'"),
         (with_property({"type": "string", "pattern": "(?=a)b"}), "look-around"),
         ({"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
-         "parameters of the type object for 'f'"),
+         "the parameters of 'f' must be of type object"),
     ],
 )  # fmt: skip
 def test_schema_that_no_call_can_match_is_refused_by_the_name_of_its_function(

@@ -18,18 +18,18 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError
-from mlxsup.worker.engines.mlx import load as mlx_load
+from mlxsup.worker.engines.mlx import loader as mlx_load
+from mlxsup.worker.engines.mlx.batch_modes import SerialMode, TogetherMode, make_mode
 from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.limits import CACHE_SHARE, MemoryLimits
-from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily
+from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
-from mlxsup.worker.engines.mlx.new_row import NewRow
-from mlxsup.worker.engines.mlx.passes import SerialPasses, TogetherPasses, make_passes
-from mlxsup.worker.engines.mlx.sampling import PLAIN
+from mlxsup.worker.engines.mlx.prompt_batch import NewRow
+from mlxsup.worker.engines.mlx.sampler import PLAIN
 
 from support.model_types.build import make_model
 from support.models.tiny_model import make_tiny_model
@@ -250,7 +250,7 @@ def test_known_prompts_go_when_rows_need_their_memory(
 RUNNING, ENDED, NEW = (RequestKey(number) for number in (1, 2, 3))
 PROMPTS = {key: [int(key), *range(4, 40)] for key in (RUNNING, ENDED, NEW)}
 
-PASSES = (TogetherPasses, SerialPasses)
+PASSES = (TogetherMode, SerialMode)
 BREAKS: dict[str, tuple[object, ...]] = {
     "step": PASSES, "ahead": PASSES, "read": (LogprobReader,), "async_eval": (mx,),
     "synchronize": (mx,),
@@ -456,7 +456,7 @@ def row_of(count: int, answer: int = 4, seed: int = 0) -> NewRow:
     )  # fmt: skip
 
 
-def read_prompt(passes: TogetherPasses | SerialPasses, uid: int, count: int) -> None:
+def read_prompt(passes: TogetherMode | SerialMode, uid: int, count: int) -> None:
     for done in range(0, count - 1, CHUNK):
         passes.step({uid: min(CHUNK, count - 1 - done)})
 
@@ -486,7 +486,7 @@ class Watched:
 
 def test_an_answer_writes_where_its_prompt_did(model: FloatLogits, stream: mx.Stream) -> None:
     watched = Watched(model)
-    passes = make_passes(Batching.TOGETHER, watched, stream=stream)
+    passes = make_mode(Batching.TOGETHER, watched, stream=stream)
     uid = passes.insert(row_of(TOKENS))
     read_prompt(passes, uid, TOKENS)
     written = watched.places()
@@ -509,7 +509,7 @@ def test_outgrown_caches_do_not_pile_up_on_a_gpu(
     limits = MemoryLimits(make_spec(Path("m")), "cuda")
     limits.set()
     mx.clear_cache()
-    passes = make_passes(Batching.TOGETHER, model, stream=stream)
+    passes = make_mode(Batching.TOGETHER, model, stream=stream)
     try:
         base = mx.get_active_memory()
         held = []

@@ -29,18 +29,17 @@ from mlxsup.worker.engine import (
     StepResult,
 )
 from mlxsup.worker.engines.mlx import batch as mlx_batch
-from mlxsup.worker.engines.mlx import batching as mlx_way
+from mlxsup.worker.engines.mlx import batch_modes as mlx_passes
+from mlxsup.worker.engines.mlx import capability_probe as mlx_way
 from mlxsup.worker.engines.mlx import engine as mlx_engine
-from mlxsup.worker.engines.mlx import load as mlx_load
-from mlxsup.worker.engines.mlx import passes as mlx_passes
-from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx import loader as mlx_load
+from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import MlxBatch
-from mlxsup.worker.engines.mlx.batching import PROBE_VERSION, WayFinder
-from mlxsup.worker.engines.mlx.draws import SAMPLER_VERSIONS, choose_draw
+from mlxsup.worker.engines.mlx.capability_probe import PROBE_VERSION, CapabilityProbe
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import ModelFolder
-from mlxsup.worker.engines.mlx.load import (
+from mlxsup.worker.engines.mlx.loader import (
     is_memory_text,
     iterate_arrays,
     load_lazily,
@@ -50,7 +49,8 @@ from mlxsup.worker.engines.mlx.load import (
     raise_if_passing,
 )
 from mlxsup.worker.engines.mlx.logits import FloatLogits
-from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, CostModel
+from mlxsup.worker.engines.mlx.sampler import SAMPLER_VERSIONS, choose_draw
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
@@ -462,11 +462,11 @@ def test_a_fingerprint_depends_on_all_that_answers_depend_on(
 def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
-    def noted(**of: Any) -> PrefillPacer:
+    def noted(**of: Any) -> CostModel:
         asked.append(of)
-        return PrefillPacer(**of)
+        return CostModel(**of)
 
-    monkeypatch.setattr(mlx_engine, "PrefillPacer", noted)
+    monkeypatch.setattr(mlx_engine, "CostModel", noted)
     for deterministic in (False, True):
         load_with(tiny, decode_stall_target_ms=125, step_timeout_s=7.0, deterministic=deterministic)
     given = {
@@ -481,11 +481,11 @@ def test_only_the_cpu_is_probed_as_exact(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def watch(model: Any, **options: Any) -> WayFinder:
+    def watch(model: Any, **options: Any) -> CapabilityProbe:
         asked.append(options)
-        return WayFinder(model, **options)
+        return CapabilityProbe(model, **options)
 
-    monkeypatch.setattr(mlx_way, "WayFinder", watch)
+    monkeypatch.setattr(mlx_way, "CapabilityProbe", watch)
     monkeypatch.setattr(mlx_load, "open_stream", lambda: (backend, mx.new_stream(mx.cpu)))
     monkeypatch.setattr(mlx_prefix_size, "free_memory_bytes", lambda *_: 0)
     load_with(tiny)

@@ -12,8 +12,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler, make_sampler
 from mlx_lm.utils import load_model
 
-from mlxsup.worker.engines.mlx.decode import LoneRow
-from mlxsup.worker.engines.mlx.sampling import PLAIN
+from mlxsup.worker.engines.mlx.batch_modes import LoneRow
+from mlxsup.worker.engines.mlx.sampler import PLAIN
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import random_state

@@ -18,8 +18,8 @@ from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
-from mlxsup.worker.engines.mlx.known_faults import KNOWN_FAULTS
-from mlxsup.worker.engines.mlx.load import load_lazily, widen_windows
+from mlxsup.worker.engines.mlx.loader import load_lazily, widen_windows
+from mlxsup.worker.engines.mlx.quirks import KNOWN_FAULTS
 
 from support.model_types.build import make_model
 from support.model_types.configs import WINDOW

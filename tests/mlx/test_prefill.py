@@ -19,7 +19,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching
 from mlxsup.protocol.worker_messages import Step
 from mlxsup.worker.engine import StepResult
-from mlxsup.worker.engines.mlx import passes as mlx_passes
+from mlxsup.worker.engines.mlx import batch_modes as mlx_passes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.prefill import HEADROOM, IDLE_TARGET_S
 from mlxsup.worker.engines.mlx.text import MlxText

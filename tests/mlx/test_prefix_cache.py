@@ -16,18 +16,20 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
-from mlxsup.worker.engines.mlx import prefix_size as mlx_prefix_size
+from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_size
 from mlxsup.worker.engines.mlx.caches import can_cut, row_after, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.load import iterate_arrays
-from mlxsup.worker.engines.mlx.prefix_cache import LEAST_TOKENS, Found, PrefixCache
-from mlxsup.worker.engines.mlx.prefix_index import Node
-from mlxsup.worker.engines.mlx.prefix_size import (
+from mlxsup.worker.engines.mlx.loader import iterate_arrays
+from mlxsup.worker.engines.mlx.prefix_cache import (
+    LEAST_TOKENS,
+    Found,
+    PrefixCache,
     PrefixRoom,
     automatic_bytes,
     free_memory_bytes,
     tokens_that_fit,
 )
+from mlxsup.worker.engines.mlx.prefix_index import Node
 
 from support.model_types.build import make_model
 from support.model_types.scenarios import chunks_of

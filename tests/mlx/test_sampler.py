@@ -16,22 +16,24 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.engines.mlx import draws
-from mlxsup.worker.engines.mlx import load as mlx_load
-from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
-from mlxsup.worker.engines.mlx.draws import (
+from mlxsup.worker.engines.mlx import loader as mlx_load
+from mlxsup.worker.engines.mlx import sampler
+from mlxsup.worker.engines.mlx.logits_processors import LEAST_ROOM
+from mlxsup.worker.engines.mlx.sampler import (
     BLOCK,
     SAMPLER_VERSIONS,
+    BatchSampler,
     Draw,
+    Picker,
+    RowDraws,
     choose_draw,
+    derive_key,
     draw_by_noise,
     draw_by_share,
+    make_draws,
     make_noise,
     pick_tokens,
 )
-from mlxsup.worker.engines.mlx.picking import Picker
-from mlxsup.worker.engines.mlx.sampling import RowDraws, derive_key, make_draws
-from mlxsup.worker.engines.mlx.shaping import LEAST_ROOM
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_draws import drawer, draws_of
@@ -373,7 +375,7 @@ def test_rows_are_drawn_as_the_backend_says_however_they_run(
         monkeypatch.setitem(SAMPLER_VERSIONS, noted, SAMPLER_VERSIONS[choose_draw(backend)])
         return noted
 
-    monkeypatch.setattr(draws, "choose_draw", choose)
+    monkeypatch.setattr(sampler, "choose_draw", choose)
     with loaded_engine(folder, known_batching=known) as engine:
         assert engine.facts.batching is way
         assert set(backends) == {engine.facts.backend}

@@ -13,8 +13,8 @@ import pytest
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.states import FinishReason
-from mlxsup.worker.engines.mlx.grammar import GrammarProcessor
-from mlxsup.worker.engines.mlx.sampling import PLAIN, derive_key, derive_share, make_draws
+from mlxsup.worker.engines.mlx.logits_processors import GrammarProcessor
+from mlxsup.worker.engines.mlx.sampler import PLAIN, derive_key, derive_share, make_draws
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_every_resume, check_resumes

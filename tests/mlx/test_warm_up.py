@@ -16,13 +16,13 @@ import pytest
 from mlxsup.protocol.ids import Generation, RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.worker.engine import Row
-from mlxsup.worker.engines.mlx import load as mlx_load
-from mlxsup.worker.engines.mlx import passes as mlx_passes
+from mlxsup.worker.engines.mlx import batch_modes as mlx_passes
+from mlxsup.worker.engines.mlx import loader as mlx_load
 from mlxsup.worker.engines.mlx import warm_up as mlx_warm_up
 from mlxsup.worker.engines.mlx.batch import MlxBatch
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.kernels import FOLDER_NAME, VARIABLE
-from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import CostModel
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S, padded_tokens
 
 from support.models.tiny_model import make_tiny_model
@@ -61,7 +61,7 @@ class Lives:
         self.clock: Callable[[], float] = lambda: 0.0
         passes_clock = SimpleNamespace(perf_counter=lambda: self.clock())
         monkeypatch.setattr(mlx_passes, "time", passes_clock)
-        insert, step, saw_chunk = MlxBatch.insert, MlxBatch.step, PrefillPacer.saw_chunk
+        insert, step, saw_chunk = MlxBatch.insert, MlxBatch.step, CostModel.saw_chunk
 
         def noted_insert(batch: MlxBatch, row: Row) -> int:
             self.rows.append(len(row.tokens))
@@ -74,23 +74,23 @@ class Lives:
             return result
 
         def noted_chunk(
-            pacer: PrefillPacer, *, prefill_rows: int, longest: int, **others: Any
+            costs: CostModel, *, prefill_rows: int, longest: int, **others: Any
         ) -> None:
             if longest:
                 self.read.append(longest)
                 self.passes.append((prefill_rows, longest))
-            saw_chunk(pacer, prefill_rows=prefill_rows, longest=longest, **others)
+            saw_chunk(costs, prefill_rows=prefill_rows, longest=longest, **others)
 
-        forget = PrefillPacer.forget
+        forget = CostModel.forget
 
-        def noted_forget(pacer: PrefillPacer) -> None:
+        def noted_forget(costs: CostModel) -> None:
             self.read.append(0)
-            forget(pacer)
+            forget(costs)
 
-        monkeypatch.setattr(PrefillPacer, "forget", noted_forget)
+        monkeypatch.setattr(CostModel, "forget", noted_forget)
         monkeypatch.setattr(MlxBatch, "insert", noted_insert)
         monkeypatch.setattr(MlxBatch, "step", noted_step)
-        monkeypatch.setattr(PrefillPacer, "saw_chunk", noted_chunk)
+        monkeypatch.setattr(CostModel, "saw_chunk", noted_chunk)
 
     def begin(
         self, folder: Path, clock: Callable[[], float] = lambda: 0.0, **changes: Any
@@ -126,7 +126,7 @@ FEW = (33, 65)
 """Prompts whose passes are compiled alone; in place of larger ones, which take seconds."""
 
 SHOWN = [9, 129, 257]
-"""Prompts that show the pacer what tokens cost."""
+"""Prompts that show what tokens cost."""
 
 STEPS_OF_ONE = 4
 """Of a request that runs alone, until it has two tokens."""

@@ -214,7 +214,7 @@ LOAD_AND_LOOK = """
 import json, os, sys, threading
 from pathlib import Path
 import mlx.core as mx
-from mlxsup.worker.engines.mlx.load import iterate_arrays, load_lazily, materialise
+from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily, materialise
 from mlxsup.worker.engines.mlx.folder import check_folder
 
 folder = check_folder(Path(sys.argv[1]), lambda share: None)

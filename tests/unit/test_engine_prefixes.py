@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mlxsup.worker.engines.mlx import chat_checkpoints
-from mlxsup.worker.engines.mlx.chat_checkpoints import find_checkpoints
-from mlxsup.worker.engines.mlx.checkpoints import plan_checkpoints
+from mlxsup.worker.engines.mlx import checkpoints
+from mlxsup.worker.engines.mlx.checkpoints import find_checkpoints, plan_checkpoints
 from mlxsup.worker.engines.mlx.prefix_index import Node, PrefixIndex, as_tokens, shared_length
 
 Messages = list[dict[str, Any]]
@@ -108,7 +107,7 @@ def test_the_template_is_asked_about_these_chats(role: str) -> None:
 def test_up_to_a_length_a_whole_prompt_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = render([CHAT[0], said("user", "a")])
     for most, is_whole in ((len(trial), True), (len(trial) - 1, False)):
-        monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", most)
+        monkeypatch.setattr(checkpoints, "WHOLE_CHARACTERS", most)
         seen: list[str] = []
         found(CHAT, encode=lambda text, seen=seen: seen.append(text) or encode(text))
         assert (trial in seen) is is_whole
@@ -122,7 +121,7 @@ def test_long_prompts_are_tokenised_from_the_last_special_token_on(
     """The one at the very beginning serves, too."""
     chat = [*CHAT[:-1], said("user", question)]
     expected = found(chat)
-    monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
+    monkeypatch.setattr(checkpoints, "WHOLE_CHARACTERS", 10)
     seen: list[str] = []
 
     def counted(text: str) -> list[int]:
@@ -139,7 +138,7 @@ def test_long_prompts_are_tokenised_from_the_last_special_token_on(
 def test_a_tokenizer_that_does_not_begin_anew_gets_no_checkpoint_far_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chat_checkpoints, "WHOLE_CHARACTERS", 10)
+    monkeypatch.setattr(checkpoints, "WHOLE_CHARACTERS", 10)
 
     def odd(text: str) -> list[int]:
         return encode(text) if text == render(CHAT) else [1, *encode(text)]

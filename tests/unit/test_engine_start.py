@@ -18,15 +18,15 @@ import pytest
 
 from mlxsup.protocol.states import LoadPhase, State
 from mlxsup.protocol.worker_messages import LoadProgress
+from mlxsup.worker.engines.mlx.engine import HALF, MOST, LoadSteps
+from mlxsup.worker.engines.mlx.folder import CHUNK_BYTES, read_files, reading_ahead
 from mlxsup.worker.engines.mlx.imports import MODULES, OWN_MODULES, import_everything
-from mlxsup.worker.engines.mlx.known_faults import (
+from mlxsup.worker.engines.mlx.quirks import (
     KNOWN_FAULTS,
     KnownFault,
     find_fault,
     find_warnings,
 )
-from mlxsup.worker.engines.mlx.load_steps import HALF, MOST, LoadSteps
-from mlxsup.worker.engines.mlx.read_ahead import CHUNK_BYTES, read_files, reading_ahead
 
 from support.core.driver import Driver, entry
 from support.eventually import eventually

@@ -232,7 +232,7 @@ BODY_FIELDS = [
     *SAMPLING,
 ]
 
-KNOWN = sorted({*BODY_FIELDS, *INPUTS})
+KNOWN = sorted({*BODY_FIELDS, *INPUTS, "tokenize"})
 
 
 def values_of(number: NumberParameter) -> st.SearchStrategy[Any]:

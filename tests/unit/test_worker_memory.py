@@ -29,7 +29,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.worker.engine import BadLaunchError, EngineBytes
-from mlxsup.worker.engines.mlx.memory_need import check_weights, memory_warnings
+from mlxsup.worker.engines.mlx.engine import check_weights, memory_warnings
 from mlxsup.worker.memory_guard import (
     BYTES_PER_BODY_BYTE,
     LOAD_LIMIT_BYTES,

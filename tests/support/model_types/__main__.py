@@ -15,7 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING
 
-from mlxsup.worker.engines.mlx.known_faults import KNOWN_FAULTS, Remedy
+from mlxsup.worker.engines.mlx.quirks import KNOWN_FAULTS, Remedy
 
 from .faults import BATCH_FAULTS, LOAD_FAULTS
 from .listed import model_types

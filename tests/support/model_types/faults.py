@@ -1,6 +1,6 @@
 """Where mlx-lm itself makes a model type answer otherwise beside others, by file and line.
 
-What makes one wrong even alone is the worker's business: `worker/engines/mlx/known_faults.py`.
+What makes one wrong even alone is the worker's business: `worker/engines/mlx/quirks.py`.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import EngineFacts, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.load import shorten
+from mlxsup.worker.engines.mlx.loader import shorten
 from mlxsup.worker.engines.mlx.logprobs import LEAST_LOGPROB
-from mlxsup.worker.engines.mlx.prefill import PrefillPacer
+from mlxsup.worker.engines.mlx.prefill import CostModel
 
 from .build import make_model
 from .listed import ModelType
@@ -131,7 +131,7 @@ def prompt(length: int, *, seed: int = 0) -> list[int]:
 @contextmanager
 def chunks_of(size: int) -> Iterator[None]:
     """Read prompts in chunks of one size, whatever the machine's speed."""
-    with mock.patch.object(PrefillPacer, "chunk", return_value=size):
+    with mock.patch.object(CostModel, "chunk", return_value=size):
         yield
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import mlx.core as mx
 
 from mlxsup.worker.engine import Row
-from mlxsup.worker.engines.mlx.batch_sampler import BatchSampler
-from mlxsup.worker.engines.mlx.draws import Draw, draw_by_share
-from mlxsup.worker.engines.mlx.picking import Picker
-from mlxsup.worker.engines.mlx.sampling import RowDraws, make_draws
+from mlxsup.worker.engines.mlx.sampler import (
+    BatchSampler,
+    Draw,
+    Picker,
+    RowDraws,
+    draw_by_share,
+    make_draws,
+)
 
 from support.worker.mlx_rows import make_row
 

@@ -15,9 +15,8 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
-from mlxsup.worker.engines.mlx.decode import LoneDecode
+from mlxsup.worker.engines.mlx.batch_modes import LoneDecode, TogetherMode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.passes import TogetherPasses
 
 from support.core.row_values import row_values
 from support.worker.loop_driver import LoopDriver
@@ -110,9 +109,9 @@ def check_no_row_is_left(engine: MlxEngine) -> None:
     assert engine.batch is not None
     engine.settle()
     assert set(engine.batch.books()) == {0}
-    passes: Any = engine.batch.passes
+    passes: Any = engine.batch.mode
     assert not passes.waiting
-    if isinstance(passes, TogetherPasses):
+    if isinstance(passes, TogetherMode):
         assert not passes.batches
     decode: Any = passes.decode
     if isinstance(decode, LoneDecode):

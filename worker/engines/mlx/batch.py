@@ -18,16 +18,14 @@ from mlxsup.protocol.states import FinishReason
 
 from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
 from ...text.grammar import RowGrammar
-from .kept_rows import KeptRows
-from .load import judging_errors
+from .batch_modes import BatchMode
+from .loader import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
-from .new_row import NewRow
-from .passes import Passes
-from .prefill import PrefillPacer
-from .prefix_cache import Found, PrefixCache
+from .prefill import CostModel, PrefillScheduler
+from .prefix_cache import Found, KeptRows, PrefixCache
 from .prefix_index import Tokens, as_tokens, shared_length
-from .prompt_turns import PromptTurns
-from .sampling import make_draws
+from .prompt_batch import NewRow
+from .sampler import make_draws
 from .shapes import SeenShapes, Shape, padded_keys, padded_tokens
 
 WARMUP_KEY = RequestKey(-1)
@@ -80,7 +78,7 @@ class MlxBatch:
         stream: made on this thread.
         stop_tokens: ids that end an answer.
         spared_tokens: ids that XTC never leaves out.
-        pacer: sizes the prefill chunks; the same as that of `turns`.
+        costs: sizes the prefill chunks; the same as that of `turns`.
         prefixes: caches of earlier rows.
         shapes: of its steps; None: the device compiles nothing for a new one.
         clock: see the attribute.
@@ -88,21 +86,21 @@ class MlxBatch:
 
     def __init__(
         self,
-        passes: Passes,
-        turns: PromptTurns,
+        passes: BatchMode,
+        turns: PrefillScheduler,
         *,
         stream: mx.Stream,
         stop_tokens: Sequence[int],
         spared_tokens: Sequence[int] = (),
-        pacer: PrefillPacer,
+        costs: CostModel,
         prefixes: PrefixCache,
         shapes: SeenShapes | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.passes = passes
-        self._turns = turns
+        self.mode = passes
+        self._scheduler = turns
         self._stream = stream
-        self._pacer = pacer
+        self._costs = costs
         self._prefixes = prefixes
         self._shapes = shapes
         self._plan_s = 0.0
@@ -129,21 +127,21 @@ class MlxBatch:
         so many seconds longer than others."""
         self._plan_s = plan_s
         self._shapes = self._shapes or SeenShapes()
-        self._turns.pads = True
-        self.passes.width_of = self._width_of
+        self._scheduler.pads = True
+        self.mode.width_of = self._width_of
 
     def _width_of(self, rows: int, tokens: int, held: int) -> int:
         """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""
         assert self._shapes is not None
         is_warm_up = _warms_up(next(iter(self._uids), WARMUP_KEY))
         plan_s = 0.0 if is_warm_up else self._plan_s
-        token_s = self._pacer.token_s
+        token_s = self._costs.token_s
         return self._shapes.width_for(rows, tokens, held, plan_s=plan_s, token_s=token_s)
 
     @property
     def is_padded(self) -> bool:
         """True if passes over prompts are padded to few shapes."""
-        return self._turns.pads
+        return self._scheduler.pads
 
     def has_run(self, rows: int, tokens: int) -> bool:
         """True if a pass over the beginnings of that many prompts has run, padded as it is."""
@@ -151,9 +149,9 @@ class MlxBatch:
         return self._shapes is not None and self._shapes.has_pass(shape)
 
     @property
-    def pacer(self) -> PrefillPacer:
+    def costs(self) -> CostModel:
         """Sizes the prefill chunks."""
-        return self._pacer
+        return self._costs
 
     @judging_errors
     def insert(self, row: Row) -> int:
@@ -180,7 +178,7 @@ class MlxBatch:
                 prompt = PromptLogprobs(row.tokens, row.prompt_logprobs)
             cached = found.count
             ending = self._ending_of(row)
-            uid = self._uids[row.key] = self.passes.insert(
+            uid = self._uids[row.key] = self.mode.insert(
                 NewRow(
                     tokens=tokens[cached:],
                     known=tokens[:cached],
@@ -197,7 +195,7 @@ class MlxBatch:
         if not row.max_tokens:
             self._silent.add(uid)
         self._keys[uid] = row.key
-        self._turns.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
+        self._scheduler.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
         if prompt is None and self._prefixes.room.max_bytes and not _warms_up(row.key):
             self._ids[uid] = ids
             if own is None:
@@ -218,31 +216,35 @@ class MlxBatch:
         cuttable = self._prefixes.room.cuttable_tokens
         if lender is None or cuttable == 0 or not self._is_much(shared[lender] - found.count):
             return found
-        cache, held = self.passes.copy(lender)
+        cache, held = self.mode.copy(lender)
         if cuttable is None or len(held) <= cuttable:
             self._prefixes.keep(held, cache)
         return self._prefixes.find(ids)
 
     def _has_read(self, uid: int, count: int) -> bool:
-        done = self._turns.read_of(uid)
+        done = self._scheduler.read_of(uid)
         return done is None or done >= count
 
     def _is_much(self, shared: int) -> bool:
-        return shared >= LEAST_SHARED and not self._turns.shared_pass_s(shared)
+        return shared >= LEAST_SHARED and not self._scheduler.shared_pass_s(shared)
 
     def _follow(self, uid: int, row: Row) -> None:
         """Let a prompt wait if one that is not read yet has much of it, which is then read once."""
-        mine, known = self._ids[uid], self._turns.read_of(uid)
+        mine, known = self._ids[uid], self._scheduler.read_of(uid)
         if known is None:
             return
         leader, fork = uid, known
         for other, own in self._ids.items():
             count = 0 if other == uid else shared_length(own[:-1], mine[:-1])
-            if count > fork and not self._has_read(other, count) and not self._turns.follows(other):
+            if (
+                count > fork
+                and not self._has_read(other, count)
+                and not self._scheduler.follows(other)
+            ):
                 leader, fork = other, count
         if self._is_much(fork - known):
-            fork = self.passes.stop_at(leader, fork)
-            self._turns.follow(uid)
+            fork = self.mode.stop_at(leader, fork)
+            self._scheduler.follow(uid)
             self._followers[uid] = Follower(row=row, leader=leader, fork=fork)
 
     def _let_followers_go(self) -> None:
@@ -252,14 +254,14 @@ class MlxBatch:
                 continue
             del self._followers[uid]
             ids = self._ids[uid]
-            known = self._turns.read_of(uid) or 0
+            known = self._scheduler.read_of(uid) or 0
             with mx.stream(self._stream):
                 found = self._find(ids)
             if found.cache is not None and found.count > known:
                 known = found.count
                 self._lent[uid] = min(known, len(one.row.tokens))
-                self.passes.restart(uid, ids[:known].tolist(), found.cache)
-            self._turns.lead(uid, known)
+                self.mode.restart(uid, ids[:known].tolist(), found.cache)
+            self._scheduler.lead(uid, known)
             self._follow(uid, one.row)
 
     def _ending_of(self, row: Row) -> list[int]:
@@ -313,7 +315,7 @@ class MlxBatch:
     def _compute_ahead(self, keys: Iterable[RequestKey]) -> dict[RequestKey, RowToken]:
         """The tokens of these rows that the next step would return; they must leave now."""
         uids = [self._uids[key] for key in keys if key in self._uids]
-        responses = self.passes.ahead(uids)
+        responses = self.mode.ahead(uids)
         for response in responses:
             if response.uid in self._grammars:
                 self._grammars[response.uid].accept(response.token)
@@ -340,9 +342,9 @@ class MlxBatch:
             self._prompts.pop(uid, None)
             self._silent.discard(uid)
             self._forget_start(uid)
-            if self._turns.drop(uid) and (of_warm_up or not _warms_up(key)):
+            if self._scheduler.drop(uid) and (of_warm_up or not _warms_up(key)):
                 kept.add(uid)
-        caches = self.passes.remove(list(out), kept=kept) if out else {}
+        caches = self.mode.remove(list(out), kept=kept) if out else {}
         return {out[uid]: held for uid, held in caches.items()}
 
     def _forget_start(self, uid: int) -> None:
@@ -390,7 +392,7 @@ class MlxBatch:
 
     def books(self) -> tuple[int, ...]:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
-        rows = (self._keys, self._uids, self._turns, self._kept, self._silent, self._ended)
+        rows = (self._keys, self._uids, self._scheduler, self._kept, self._silent, self._ended)
         asked = (self._wanted_logprobs, self._grammars, self._prompts)
         shared = (self._ids, self._followers, self._lent)
         return tuple(len(book) for book in (*rows, *asked, *shared))
@@ -398,32 +400,32 @@ class MlxBatch:
     def predict_step_s(self) -> float:
         """How long the next step should take at most; 0 when unknown."""
         # Rows whose prompt is done join the decoding ones within the step.
-        predicted_s = self._pacer.predict_decode_s(len(self._keys)) + self._turns.predict_s(
+        predicted_s = self._costs.predict_decode_s(len(self._keys)) + self._scheduler.predict_s(
             decode_rows=self._decode_rows()
         )
         if self._shapes is not None and self._keys:
-            plan = self._turns.plan(decode_rows=self._decode_rows())
+            plan = self._scheduler.plan(decode_rows=self._decode_rows())
             predicted_s += self._shapes.extra_s(self._shape(plan))
         return predicted_s
 
     def prefill_chunk(self) -> int:
         """How many tokens of each waiting prompt the next step would process."""
-        return self._turns.chunk(decode_rows=self._decode_rows())
+        return self._scheduler.chunk(decode_rows=self._decode_rows())
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""
-        return self._turns.has_long(decode_rows=self._decode_rows())
+        return self._scheduler.has_long(decode_rows=self._decode_rows())
 
     def has_decoding(self) -> bool:
         """See `Engine.has_decoding`."""
-        return self._decode_rows() > 0 or self._turns.has_read
+        return self._decode_rows() > 0 or self._scheduler.has_read
 
     def shared_pass_s(self, tokens: int) -> float:
         """See `Engine.shared_pass_s`."""
-        return self._turns.shared_pass_s(tokens)
+        return self._scheduler.shared_pass_s(tokens)
 
     def _decode_rows(self) -> int:
-        return len(self._keys) - len(self._turns)
+        return len(self._keys) - len(self._scheduler)
 
     def _shape(self, plan: Mapping[int, int]) -> Shape:
         """Of a step with this plan."""
@@ -438,14 +440,14 @@ class MlxBatch:
             GpuFaultElsewhereError: another process's fault on the GPU.
             Exception: any other; the batch is unusable.
         """
-        plan = self._turns.plan(decode_rows=self._decode_rows())
+        plan = self._scheduler.plan(decode_rows=self._decode_rows())
         if self._prompts:
             plan = {uid: min(size, MOST_TOLD) for uid, size in plan.items()}
         return self._run(plan)
 
     def decode(self) -> StepResult:
         """One token for each row that decodes; raises what `step` raises."""
-        return self._run(self._turns.hold())
+        return self._run(self._scheduler.hold())
 
     @judging_errors
     def _run(self, plan: dict[int, int]) -> StepResult:
@@ -453,13 +455,13 @@ class MlxBatch:
         decoding = self._decode_rows()
         shape = self._shape(plan)
         started = self.clock()
-        reads, tokens = self.passes.step(plan)
+        reads, tokens = self.mode.step(plan)
         passes_s = self.clock() - started
-        if checkpoints := self.passes.take_checkpoints():
+        if checkpoints := self.mode.take_checkpoints():
             self._keep(checkpoints)
-        passes = self.passes.take_shapes()
+        passes = self.mode.take_shapes()
         if self._shapes is not None:
-            self._pacer.is_first = self._shapes.saw(shape, passes)
+            self._costs.is_first = self._shapes.saw(shape, passes)
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
         if self.logits_width is None and tokens:
@@ -474,10 +476,10 @@ class MlxBatch:
         # Those that a grammar has ended; the others left by themselves.
         if ended := [token.key for token in taken if token.finish is not None]:
             self._ended += self._take_out(ended).values()
-        decode_s = self._pacer.predict_decode_s(decoding)
+        decode_s = self._costs.predict_decode_s(decoding)
         progress = [
             self._progress(uid, done, total, computed)
-            for uid, done, total, computed in self._turns.take(
+            for uid, done, total, computed in self._scheduler.take(
                 reads,
                 decode_rows=decoding,
                 took_s=passes_s,
@@ -492,7 +494,7 @@ class MlxBatch:
             prefill=progress,
             took_s=took_s,
             decode_s=min(decode_s, took_s),
-            is_new_shape=self._pacer.is_first,
+            is_new_shape=self._costs.is_first,
         )
 
     def _progress(self, uid: int, done: int, total: int, computed: int) -> RowPrefill:
@@ -506,7 +508,7 @@ class MlxBatch:
         return RowPrefill(key=key, done=done, total=total, computed=computed, logprobs=found)
 
     def _take_token(self, response: Any, logprobs: RowLogprobs | None) -> RowToken:
-        self._turns.got_token(response.uid)
+        self._scheduler.got_token(response.uid)
         key = self._keys[response.uid]
         finish = None if response.finish_reason is None else _FINISH[response.finish_reason]
         is_text = finish is not FinishReason.STOP
@@ -541,4 +543,4 @@ class MlxBatch:
         self._kept.clear()
         self._prefixes.clear()
         self.wait()
-        self.passes.close()
+        self.mode.close()

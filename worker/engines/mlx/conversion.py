@@ -26,7 +26,7 @@ from ...engine import BadModelError, ModelMissingError
 from . import gguf
 from .folder import check_folder
 from .gguf import Say
-from .load import MODEL_FAULTS, is_memory_text, shorten
+from .loader import MODEL_FAULTS, is_memory_text, shorten
 
 GGUF_FACTOR = 8
 """Memory for each byte of a GGUF file: weights of two bits become 16, and some are copied once."""

@@ -43,10 +43,8 @@ from ...engine import (
     StepResult,
     TextCodec,
 )
-from .folder import ModelFolder, check_folder, fingerprint
-from .load_steps import LoadSteps
-from .memory_need import check_weights, memory_warnings
-from .read_ahead import reading_ahead
+from .engine import LoadSteps, check_weights, memory_warnings
+from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -207,7 +205,7 @@ class EmbeddingEngine:
         with reading_ahead(folder.shards):
             try:
                 from .limits import MemoryLimits
-                from .load import keep_kernels, open_stream
+                from .loader import keep_kernels, open_stream
             except ImportError as error:
                 raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
             keep_kernels(self._spec)
@@ -229,7 +227,7 @@ class EmbeddingEngine:
         import mlx.core as mx
 
         from .embedding_text import load_embedding_text
-        from .load import iterate_arrays, materialise
+        from .loader import iterate_arrays, materialise
         from .pooled import load_pooled
 
         report(LoadPhase.WEIGHTS, 0.2)
@@ -269,7 +267,7 @@ class EmbeddingEngine:
         Raises:
             BadModelError: what it computes are no numbers, in 32-bit floats either, or it fails.
         """
-        from .load import blaming_the_model
+        from .loader import blaming_the_model
 
         assert self._model is not None
         with blaming_the_model(self._spec.path):
@@ -383,7 +381,7 @@ class EmbeddingEngine:
 
     def step(self) -> StepResult:
         """See `Engine.step`: one pass."""
-        from .load import judging_errors
+        from .loader import judging_errors
 
         return judging_errors(self._step)()
 

@@ -6,6 +6,7 @@ without MLX gets an answer, not a traceback.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.parameters import makers_sampling
 from mlxsup.protocol.states import Batching, LoadPhase
+from mlxsup.protocol.text import size_text
 
 from ...engine import (
+    BadLaunchError,
     EngineBytes,
     EngineFacts,
     NoDeviceError,
@@ -30,22 +33,82 @@ from ...engine import (
     StepResult,
     TextCodec,
 )
-from .folder import ModelFolder, check_folder, fingerprint
-from .known_faults import find_warnings
-from .load_steps import LoadSteps
-from .memory_need import check_weights, memory_warnings
-from .prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, PrefillPacer
-from .prompt_turns import SerialTurns, TogetherTurns
-from .read_ahead import reading_ahead
+from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
+from .prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, CostModel, SerialScheduler, TogetherScheduler
+from .quirks import find_warnings
 from .shapes import SeenShapes
 
 if TYPE_CHECKING:
     from .batch import MlxBatch
-    from .batching import Finding
+    from .capability_probe import Finding
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
     from .warm_up import WarmUp
+
+HALF = 200
+"""After this many steps half of the way from the weights to READY is shown."""
+
+MOST = 100_000
+"""A load with more steps than this never ends: they are no longer progress."""
+
+
+class LoadSteps:
+    """Counts the steps of one load.
+
+    Args:
+        show: takes the progress of the load.
+        begin: the progress before the first step, below 1.
+    """
+
+    def __init__(self, show: Callable[[float], None], begin: float) -> None:
+        self._show = show
+        self._begin = begin
+        self._taken = 0
+
+    def __call__(self) -> None:
+        """Another step has ended, or the first one begins."""
+        self._show(self._begin + (1.0 - self._begin) * self._taken / (self._taken + HALF))
+        self._taken = min(self._taken + 1, MOST)
+
+
+COMFORTABLE_SHARE = 0.8
+"""A share of `memory`: if more is in use before the first request, MLX constantly frees and takes
+memory, which doubles the time of a step."""
+
+
+def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> None:
+    """Refuses a model that cannot fit, before its weights are read.
+
+    Args:
+        path: the model folder.
+        weight_bytes: size of its arrays.
+        limit_bytes: the entry's `memory`; None: no limit.
+
+    Raises:
+        BadLaunchError: names both numbers, and what would be enough.
+    """
+    if limit_bytes is not None and weight_bytes > limit_bytes:
+        raise BadLaunchError(
+            f"the weights of {path} need {size_text(weight_bytes)}, but memory is limited to "
+            f'{size_text(limit_bytes)}; set memory to at least "{_enough_for(weight_bytes)}"'
+        )
+
+
+def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ...]:
+    """The warning for a model that is loaded and leaves too little of its `memory`."""
+    if limit_bytes is None or active_bytes <= COMFORTABLE_SHARE * limit_bytes:
+        return ()
+    return (
+        f"{size_text(active_bytes)} of the memory limit of {size_text(limit_bytes)} are in use "
+        "before the first request, which makes answers slow; set memory to at least "
+        f'"{_enough_for(active_bytes)}"',
+    )
+
+
+def _enough_for(count: int) -> str:
+    return size_text(math.ceil(count / COMFORTABLE_SHARE))
+
 
 LIBRARY = "libmlx.so"
 """In a package of its own on Linux, one for CPUs and one for CUDA, which pip leaves out unasked."""
@@ -127,7 +190,7 @@ class MlxEngine:
     def _import_mlx(self) -> tuple[str, dict[str, str]]:
         try:
             from .limits import MemoryLimits
-            from .load import keep_kernels, open_stream
+            from .loader import keep_kernels, open_stream
         except ImportError as error:
             raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
         keep_kernels(self._spec)
@@ -140,7 +203,7 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .load import iterate_arrays, load_lazily, materialise
+        from .loader import iterate_arrays, load_lazily, materialise
         from .logits import FloatLogits
         from .text import load_text
 
@@ -170,7 +233,7 @@ class MlxEngine:
 
     def _choose_way(self, steps: LoadSteps) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
-        from .batching import UNTRIED, log_finding
+        from .capability_probe import UNTRIED, log_finding
 
         known = self._spec.known_batching or {}
         if (
@@ -187,10 +250,10 @@ class MlxEngine:
         log_finding(finding, self._spec.model, round(time.perf_counter() - started, 2))
 
     def _find_way(self, steps: LoadSteps) -> Finding:
-        from .batching import WayFinder
-        from .load import blaming_the_model
+        from .capability_probe import CapabilityProbe
+        from .loader import blaming_the_model
 
-        finder = WayFinder(
+        finder = CapabilityProbe(
             self.model,
             model_type=self._model_type,
             stream=self.stream,
@@ -205,28 +268,28 @@ class MlxEngine:
 
     def _make_batch(self) -> None:
         from .batch import MlxBatch
-        from .draws import choose_draw
-        from .passes import make_passes
+        from .batch_modes import make_mode
         from .prefix_cache import PrefixCache
+        from .sampler import choose_draw
 
         assert self._text is not None
         way = self.facts.batching
-        pacer = PrefillPacer(
+        costs = CostModel(
             decode_stall_target_s=self._spec.decode_stall_target_ms / 1000,
             step_timeout_s=self._spec.step_timeout_s,
             is_fixed=self._spec.deterministic,
             largest_chunk=LARGEST_CPU_CHUNK if self.facts.backend == "cpu" else LARGEST_CHUNK,
         )
-        kind = TogetherTurns if way is Batching.TOGETHER else SerialTurns
-        turns = kind(pacer, decode_share=self._spec.decode_share)
+        kind = TogetherScheduler if way is Batching.TOGETHER else SerialScheduler
+        turns = kind(costs, decode_share=self._spec.decode_share)
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(
-            make_passes(way, self.model, stream=self.stream, draw=choose_draw(self.facts.backend)),
+            make_mode(way, self.model, stream=self.stream, draw=choose_draw(self.facts.backend)),
             turns,
             stream=self.stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,
-            pacer=pacer,
+            costs=costs,
             prefixes=self.prefixes,
             shapes=SeenShapes() if self.facts.backend == "cuda" else None,
             clock=self._clock,
@@ -237,8 +300,8 @@ class MlxEngine:
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
-        from .batching import PROBE_VERSION
-        from .draws import SAMPLER_VERSIONS, choose_draw
+        from .capability_probe import PROBE_VERSION
+        from .sampler import SAMPLER_VERSIONS, choose_draw
 
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
@@ -256,7 +319,7 @@ class MlxEngine:
 
     def _warm_up(self, steps: LoadSteps) -> None:
         """Runs short requests, and learns from them how fast the model is."""
-        from .load import blaming_the_model
+        from .loader import blaming_the_model
         from .warm_up import warm_up
 
         batch = self._ready()
@@ -271,7 +334,7 @@ class MlxEngine:
         import mlx.core as mx
 
         from .caches import measure_layers
-        from .prefix_size import find_room
+        from .prefix_cache import find_room
 
         assert self._text is not None
         assert self.prefixes is not None

@@ -85,7 +85,7 @@ def estimate(path: Path) -> ModelMemory:
     from .caches import measure_layers
     from .embedding import pass_memory
     from .folder import check_folder
-    from .load import iterate_arrays, load_lazily
+    from .loader import iterate_arrays, load_lazily
 
     if not mx.metal.is_available():
         mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU

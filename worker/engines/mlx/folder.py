@@ -10,12 +10,18 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 import struct
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from mlxsup.protocol.model_files import (
     is_pointer,
@@ -27,9 +33,89 @@ from mlxsup.protocol.model_files import (
 from mlxsup.protocol.text import size_text
 
 from ...engine import BadModelError, ModelMissingError
-from .config_sizes import check_sizes
 from .gguf_header import shown
-from .known_faults import Remedy, find_fault
+from .quirks import Remedy, find_fault
+
+LAYER_KEYS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers",
+    "num_kv_reuse_layers", "num_loops",
+)  # fmt: skip
+WIDTH_KEYS = (
+    "hidden_size", "d_model", "n_embd", "dim", "intermediate_size", "moe_intermediate_size",
+    "n_inner", "vocab_size", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads",
+    "num_kv_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_num_experts",
+)  # fmt: skip
+NESTED = ("text_config", "llm_config", "language_config")
+"""Where a model for more than text keeps the sizes of its language model."""
+
+PACKED = 32
+"""Numbers of one bit that one stored number may hold: a stored side is so much shorter at most."""
+
+LEAST_SIDE = 4096
+"""What is no larger costs nothing to build, whatever the weight files hold."""
+
+SPARE_LAYERS = 100
+"""Some layers have no weights of their own, because they share those of others."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d{1,7})\.")
+_NUMBERED = re.compile(r"\.(\d{1,7})\.")
+
+
+def check_sizes(file: Path, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise if a size in config.json is none, or cannot fit to the weight files.
+
+    Args:
+        file: config.json, for messages.
+        config: its content.
+        shapes: of the arrays, by name.
+
+    Raises:
+        BadModelError: names the key, its value and what the weight files say.
+    """
+    layers = _count(_LAYER, shapes) or max(len(shapes), _longest(shapes))
+    side = max(LEAST_SIDE, PACKED * max(_longest(shapes), _count(_NUMBERED, shapes)))
+    for place, sizes in _places(config):
+        for key in LAYER_KEYS:
+            for value in _values(file, place + key, sizes.get(key)):
+                if value > 2 * layers + SPARE_LAYERS:
+                    raise BadModelError(
+                        f"{file}: {place}{key} is {value}; the weight files hold {layers} layers"
+                    )
+        for key in WIDTH_KEYS:
+            for value in _values(file, place + key, sizes.get(key)):
+                if value > side:
+                    raise BadModelError(
+                        f"{file}: {place}{key} is {value}; the longest side of an array in the"
+                        f" weight files is {_longest(shapes)}"
+                    )
+
+
+def _places(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    nested = [(f"{name}.", config[name]) for name in NESTED if isinstance(config.get(name), dict)]
+    return [("", config), *nested]
+
+
+def _values(file: Path, key: str, value: Any) -> list[int]:
+    """Return the sizes under a key: one, or one for each layer; null stands for the usual one."""
+    values = value if isinstance(value, list) else [value]
+    given = [one for one in values if one is not None]
+    for one in given:
+        if type(one) not in (int, float) or not (one >= 0 and one == one // 1):
+            shown = json.dumps(one)[:40]
+            raise BadModelError(f"{file}: {key} is {shown}; it must be a whole number of 0 or more")
+    return given
+
+
+def _count(pattern: re.Pattern[str], names: Mapping[str, Any]) -> int:
+    """Return how many are numbered in the names of arrays; 0 if none is."""
+    found = (int(number) for name in names for number in pattern.findall(name))
+    return max((number + 1 for number in found), default=0)
+
+
+def _longest(shapes: Mapping[str, Sequence[int]]) -> int:
+    return max((side for shape in shapes.values() for side in shape), default=0)
+
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 """At least one of these must exist; the tokenizer takes care of merges and the rest."""
@@ -308,3 +394,68 @@ def fingerprint(folder: ModelFolder, facts: Mapping[str, str]) -> str:
     for name, value in sorted(facts.items()):
         digest.update(f"fact {name} {value}\n".encode())
     return digest.hexdigest()
+
+
+CHUNK_BYTES = 1024 * 1024
+"""How much is looked at, and read if it is not in memory, at a time."""
+
+AVAILABLE_SHARE = 2
+"""Divides the available memory: no more than one part is read, because more could push out what
+was read first."""
+
+
+@contextmanager
+def reading_ahead(files: Sequence[Path]) -> Iterator[None]:
+    """Reads files, in this order, on its own thread until the block is left; what is in memory
+    already costs a look. Does nothing but on Linux, which can say what is in memory."""
+    if sys.platform != "linux":
+        yield
+        return
+    is_over = threading.Event()
+    thread = threading.Thread(
+        target=read_files, args=(files, is_over), name="read-ahead", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()  # a chunk at most
+
+
+def read_files(files: Sequence[Path], is_over: threading.Event) -> None:
+    """Reads what is not in memory yet, until that is over or has taken its share of the memory."""
+    left_bytes = psutil.virtual_memory().available // AVAILABLE_SHARE
+    buffer = bytearray(CHUNK_BYTES)
+    for path in files:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                left_bytes = _read_file(file.fileno(), buffer, left_bytes, is_over)
+        except OSError:
+            return  # the load will say so, unless the file system just cannot say what it holds
+        if left_bytes <= 0:
+            return
+
+
+def _read_file(
+    descriptor: int, buffer: bytearray, left_bytes: int, is_over: threading.Event
+) -> int:
+    """Reads one file; returns how many bytes may still be read, 0 or less to read no more."""
+    size = os.fstat(descriptor).st_size
+    for offset in range(0, size, CHUNK_BYTES):
+        if is_over.is_set() or left_bytes <= 0:
+            return 0
+        # The kernel reads a little beyond what is asked for, so the first byte says nothing.
+        if not _is_in_memory(descriptor, min(offset + CHUNK_BYTES, size) - 1):
+            left_bytes -= os.preadv(descriptor, [buffer], offset)
+    return left_bytes
+
+
+def _is_in_memory(descriptor: int, offset: int) -> bool:
+    """Whether a byte can be read without waiting for the disk."""
+    if sys.platform != "linux":
+        raise NotImplementedError
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False

@@ -27,7 +27,7 @@ from mlxsup.protocol.text import size_text
 
 from ...engine import BadModelError, ModelMissingError
 from .gguf_header import check_gguf, shown
-from .load import raise_if_memory, shorten
+from .loader import raise_if_memory, shorten
 
 GROUP_SIZE = 32
 """Weights that share a scale, in every format that MLX reads out of GGUF."""

@@ -23,18 +23,15 @@ MODULES = (
 
 OWN_MODULES = (
     "batch",
-    "batching",
+    "batch_modes",
     "caches",
+    "capability_probe",
     "engine",
     "kernels",
     "limits",
-    "load",
+    "loader",
     "logits",
-    "passes",
-    "prefill",
     "prefix_cache",
-    "prefix_size",
-    "shapes",
     "text",
     "warm_up",
 )

@@ -23,7 +23,7 @@ from mlxsup.protocol.pooling import Mode, Pooling, Task
 from ...engine import BadModelError
 from .encoders import ENCODER_CLASSES, Config, attention_mask
 from .folder import ModelFolder
-from .load import load_lazily, shorten
+from .loader import load_lazily, shorten
 
 PREFIX = "model."
 

@@ -14,18 +14,52 @@ So caches are handed over if all rows of the batch begin to answer at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import PromptProcessingBatch
+from mlx_lm.generate import PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
-from .drawing_batch import DrawingBatch
-from .draws import Draw
-from .logprobs import pass_tokens
-from .new_row import NewRow
+from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
+from .sampler import Draw, DrawingBatch, RowDraws
 from .shapes import padded_keys
+
+KeptCaches = dict[int, tuple[list[Any], list[int]]]
+"""By uid: a row's cache, and the tokens that it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """What the passes need to know about a row.
+
+    Attributes:
+        tokens: tokens still to be read; at least one.
+        known: the tokens before them, which `cache` holds.
+        cache: belongs to the row from now on; None: nothing is known.
+        max_tokens: at least 1.
+        draws: how its tokens are drawn.
+        stops: what ends its answer.
+        checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
+        prompt: collects how likely the tokens are, if that is asked for.
+    """
+
+    tokens: list[int]
+    known: list[int]
+    cache: list[Any] | None
+    max_tokens: int
+    draws: RowDraws
+    stops: StopSequences
+    checkpoints: tuple[int, ...] = ()
+    prompt: PromptLogprobs | None = None
+
+    def after(self, known: list[int], cache: list[Any]) -> NewRow:
+        """Return the same row, these first tokens of which `cache` holds."""
+        tokens = (self.known + self.tokens)[len(known) :]
+        ends = tuple(count for count in self.checkpoints if count > len(known))
+        return replace(self, tokens=tokens, known=known, cache=cache, checkpoints=ends)
+
 
 PassShape = tuple[int, int, int]
 """Of a pass over prompts: rows, tokens of each, keys of each."""

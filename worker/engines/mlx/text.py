@@ -39,7 +39,7 @@ from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
 from .channels import chat_format
-from .chat_checkpoints import find_checkpoints
+from .checkpoints import find_checkpoints
 from .tokenizer import load_tokenizer, tokenizer_error
 
 BYTE_LEVEL = "ByteLevel"

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ...engine import BadModelError
-from .load import shorten
+from .loader import shorten
 
 MODEL_CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

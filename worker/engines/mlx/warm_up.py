@@ -1,4 +1,4 @@
-"""Short requests before READY, so that the first one is as fast as the second (B10) and the pacer
+"""Short requests before READY, so that the first one is as fast as the second (B10) and the costs
 knows what a pass costs and what its tokens do.
 
 With CUDA they also have the kernels compiled that requests of a usual size need, which may take
@@ -8,7 +8,7 @@ On some devices the first pass of a shape is dear whatever was compiled: with CU
 planned anew. Whether it is so is measured. Passes are then padded to few shapes, and what the load
 has no time for is run while the worker is idle.
 
-Several sizes are shown, because a pacer that has seen 8 tokens cannot tell the cost of a pass from
+Several sizes are shown, because a cost model that saw 8 tokens cannot tell the cost of a pass from
 that of its tokens. A worker that follows a crash or a restart of the same daemon runs the shapes
 again for 0.6 s at most: their kernels are on disk, but their first run in a process is slow, too.
 """
@@ -31,14 +31,14 @@ from mlxsup.protocol.text import log_line
 from ...engine import EngineFacts, Row
 from .batch import WARMUP_KEY, MlxBatch
 from .prefill import FIRST_CHUNK
-from .prefix_size import free_memory_bytes
+from .prefix_cache import free_memory_bytes
 from .shapes import padded_tokens
 
 SHOWN = (128, 1024)
-"""Tokens that one pass reads after the first chunk, in this order, to show the pacer their cost."""
+"""Tokens that one pass reads after the first chunk, in this order, to show what they cost."""
 
 CHEAP_S = 0.1
-"""A larger pass is only shown if the one before took less than that, as the pacer learned it."""
+"""A larger pass is only shown if one as large as before is expected to take less than that."""
 
 COMPILED = (32, 128, 512, 1024, 2048)
 """Tokens of the passes whose kernels are compiled, those that are shown later among them."""
@@ -169,7 +169,7 @@ class WarmUp:
             rows, tokens = self._shapes.pop()
             if self._batch.has_run(rows, tokens) or not self._fits(tokens, rows=rows):
                 continue
-            self._batch.pacer.shows_chunk(tokens, math.inf)
+            self._batch.costs.shows_chunk(tokens, math.inf)
             self._run([tokens + 1] * rows)
             return True
         return False
@@ -212,10 +212,10 @@ class WarmUp:
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
-            self._batch.pacer.forget()
+            self._batch.costs.forget()
             self._read(FIRST_CHUNK)
         for tokens in SHOWN:
-            if not self._fits(tokens) or not self._batch.pacer.shows_chunk(tokens, CHEAP_S):
+            if not self._fits(tokens) or not self._batch.costs.shows_chunk(tokens, CHEAP_S):
                 break
             self._read(tokens)
 
@@ -233,7 +233,7 @@ class WarmUp:
         for tokens in COMPILED:
             if self._batch.clock() >= ends_at or not self._fits(tokens):
                 return
-            self._batch.pacer.shows_chunk(tokens, math.inf)
+            self._batch.costs.shows_chunk(tokens, math.inf)
             self._read(tokens, ends_at=ends_at)
         for count, tokens in USUAL_BURSTS if self._batch.is_padded else ():
             if count <= most_rows and self._batch.clock() < ends_at:
@@ -249,7 +249,7 @@ class WarmUp:
         """
         if not self._fits(tokens, rows=prompts):
             return False
-        self._batch.pacer.shows_chunk(tokens, math.inf)
+        self._batch.costs.shows_chunk(tokens, math.inf)
         self._read(tokens, rows=prompts, ends_at=ends_at)
         return True
 

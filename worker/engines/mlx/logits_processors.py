@@ -6,14 +6,85 @@ are, bit by bit. The order is that of docs/http-api.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from .places import column, entries_at, rows_at
-from .sampling import RowDraws
+from ...text.grammar import RowGrammar
+
+if TYPE_CHECKING:
+    from .sampler import RowDraws
+
+
+def column(values: Iterable[float]) -> mx.array:
+    """A number for each row (rows, 1), float32."""
+    return mx.array([[value] for value in values], dtype=mx.float32)
+
+
+def rows_at(places: Sequence[int], count: int) -> mx.array | None:
+    """Those rows of `count` (some,); None if it is all of them, in their order."""
+    if list(places) == list(range(count)):
+        return None
+    return mx.array(list(places), dtype=mx.int32)
+
+
+def entries_at(ids: Sequence[Sequence[int]], width: int) -> tuple[mx.array, mx.array] | None:
+    """The entries of each row that ids stand for, as rows and columns; None if there is none.
+
+    Args:
+        ids: of each row.
+        width: of the logits: a tokenizer may know more ids than the model has a place for.
+    """
+    found = [(row, token) for row, own in enumerate(ids) for token in own if 0 <= token < width]
+    if not found:
+        return None
+    rows, columns = zip(*found, strict=True)
+    return mx.array(rows, dtype=mx.int32), mx.array(columns, dtype=mx.int32)
+
+
+class GrammarProcessor:
+    """Forbids the tokens that the grammar does not allow next.
+
+    Args:
+        grammar: its state after what was delivered in an earlier life.
+    """
+
+    def __init__(self, grammar: RowGrammar) -> None:
+        self._grammar = grammar
+        self._is_first = True
+
+    def __call__(self, logits: mx.array, latest: int) -> mx.array:
+        """See `Processor`; called once more after the last token (then it changes nothing)."""
+        if not self._is_first:  # the one before the first is the prompt's, or was delivered
+            self._grammar.accept(latest)
+        self._is_first = False
+        if self._grammar.lead is not None:
+            return self._lead_on(logits, *self._grammar.lead)
+        mask = self._grammar.mask()
+        if mask is None:
+            return logits
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+        width = logits.shape[-1]
+        allowed = np.zeros(width, dtype=bool)
+        count = min(width, len(bits))
+        allowed[:count] = bits[:count]
+        return mx.where(mx.array(allowed), logits, -mx.inf)
+
+    @staticmethod
+    def _lead_on(logits: mx.array, early_ends: Sequence[int], on: int) -> mx.array:
+        """Let a model that would end its answer in the reasoning end the reasoning instead: the
+        answer is still owed."""
+        ends = [token for token in early_ends if token < logits.shape[-1]]
+        if not ends:
+            return logits
+        wanted = mx.max(logits[..., [*ends, on]], axis=-1)
+        logits = logits + 0
+        logits[..., ends] = -mx.inf
+        logits[..., on] = wanted
+        return logits
+
 
 ALL_TOKENS = 2**31 - 1
 """A window that no context fills."""

@@ -1,7 +1,7 @@
 """Three ways of running rows through a model; see `protocol.states.Batching`.
 
 Prompts of different lengths share a pass by padding, which some model types ignore; some cannot
-compute two rows at all. `TogetherPasses` reads prompts in batches. `SerialPasses` reads each prompt
+compute two rows at all. `TogetherMode` reads prompts in batches. `SerialMode` reads each prompt
 alone over a plain cache, so that nothing is padded, and hands the row over to the rows that decode:
 in one batch, or each in its own batch.
 
@@ -19,20 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx_lm.generate import GenerationBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
 from .checkpoints import LEAST_GAIN
-from .decode import BatchDecode, Decode, LoneDecode
-from .draws import Draw, draw_by_share
 from .logprobs import pass_tokens
-from .new_row import KeptCaches, NewRow
-from .prompt_batch import PassShape, PromptBatch, WidthOf
-from .prompt_turns import PromptRead
+from .prefill import PromptRead
+from .prompt_batch import KeptCaches, NewRow, PassShape, PromptBatch, WidthOf
+from .sampler import Draw, DrawingBatch, draw_by_share
 
 
-class Passes(Protocol):
+class BatchMode(Protocol):
     """A way of running rows; after an exception in `step` it can only be closed.
 
     Attributes:
@@ -80,24 +79,24 @@ class Passes(Protocol):
         """Frees the rows; the process's limits are restored afterwards (E2, E3)."""
 
 
-def make_passes(
+def make_mode(
     way: Batching, model: Any, *, stream: mx.Stream, draw: Draw = draw_by_share
-) -> TogetherPasses | SerialPasses:
+) -> TogetherMode | SerialMode:
     """Return the passes of one way, drawing that way."""
     if way is Batching.ONE_ROW:
-        return SerialPasses(model, stream=stream, decode=LoneDecode(model, draw))
+        return SerialMode(model, stream=stream, decode=LoneDecode(model, draw))
     with mx.stream(stream):
         decode = BatchDecode(model, draw)
     if way is Batching.TOGETHER:
-        return TogetherPasses(model, stream=stream, decode=decode, draw=draw)
-    return SerialPasses(model, stream=stream, decode=decode)
+        return TogetherMode(model, stream=stream, decode=decode, draw=draw)
+    return SerialMode(model, stream=stream, decode=decode)
 
 
-class TogetherPasses:
+class TogetherMode:
     """Reads prompts in batches, each as long as it takes, and decodes all rows in one.
 
     Attributes:
-        width_of: see `Passes`.
+        width_of: see `BatchMode`.
         waiting: rows that do not decode yet, by uid.
         batches: those of them that were read.
         decode: decodes the others.
@@ -122,14 +121,14 @@ class TogetherPasses:
         self.decode = decode
 
     def insert(self, row: NewRow) -> int:
-        """See `Passes.insert`."""
+        """See `BatchMode.insert`."""
         uid = self._next_uid
         self._next_uid += 1
         self.waiting[uid] = PromptPlace(row)
         return uid
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """See `Passes.remove`."""
+        """See `BatchMode.remove`."""
         removed: KeptCaches = {}
         with mx.stream(self._stream):
             for batch in self.batches:
@@ -147,7 +146,7 @@ class TogetherPasses:
             return removed | self.decode.remove(uids, kept=kept)
 
     def copy(self, uid: int) -> tuple[list[Any], list[int]]:
-        """See `Passes.copy`."""
+        """See `BatchMode.copy`."""
         with mx.stream(self._stream):
             for batch in self.batches:
                 if uid in batch.uids:
@@ -158,19 +157,19 @@ class TogetherPasses:
             return self.decode.copy(uid)
 
     def stop_at(self, uid: int, count: int) -> int:
-        """See `Passes.stop_at`."""
+        """See `BatchMode.stop_at`."""
         return self.waiting[uid].stop_at(count)
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """See `Passes.restart`."""
+        """See `BatchMode.restart`."""
         self.waiting[uid] = PromptPlace(self.waiting[uid].row.after(known, cache))
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
-        """See `Passes.ahead`."""
+        """See `BatchMode.ahead`."""
         return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """See `Passes.step`; prompts that begin in the same step share their passes from then on.
+        """See `BatchMode.step`; prompts that begin in the same step share their passes from then.
 
         A prompt whose end was read in an earlier step joins those that decode.
         """
@@ -225,23 +224,23 @@ class TogetherPasses:
         self.batches = [batch for batch in self.batches if batch.uids]
 
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
-        """See `Passes.take_checkpoints`."""
+        """See `BatchMode.take_checkpoints`."""
         reached, self._reached = self._reached, []
         return reached
 
     def take_shapes(self) -> list[PassShape]:
-        """See `Passes.take_shapes`."""
+        """See `BatchMode.take_shapes`."""
         shapes, self._shapes = self._shapes, []
         return shapes
 
     def close(self) -> None:
-        """See `Passes.close`."""
+        """See `BatchMode.close`."""
         self.waiting.clear()
         self.batches.clear()
         self.decode.close()
 
 
-class SerialPasses:
+class SerialMode:
     """Reads prompts, one per pass; `decode` gets the rows afterwards.
 
     Args:
@@ -260,7 +259,7 @@ class SerialPasses:
         self.decode = decode
 
     def insert(self, row: NewRow) -> int:
-        """See `Passes.insert`."""
+        """See `BatchMode.insert`."""
         uid = self._next_uid
         self._next_uid += 1
         with mx.stream(self._stream):
@@ -269,7 +268,7 @@ class SerialPasses:
         return uid
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """See `Passes.remove`."""
+        """See `BatchMode.remove`."""
         waiting = {uid: self.waiting.pop(uid) for uid in uids if uid in self.waiting}
         with mx.stream(self._stream):
             removed = self.decode.remove([uid for uid in uids if uid not in waiting], kept=kept)
@@ -278,7 +277,7 @@ class SerialPasses:
             }
 
     def copy(self, uid: int) -> tuple[list[Any], list[int]]:
-        """See `Passes.copy`."""
+        """See `BatchMode.copy`."""
         with mx.stream(self._stream):
             if uid in self.waiting:
                 prompt = self.waiting[uid]
@@ -286,19 +285,19 @@ class SerialPasses:
             return self.decode.copy(uid)
 
     def stop_at(self, uid: int, count: int) -> int:
-        """See `Passes.stop_at`."""
+        """See `BatchMode.stop_at`."""
         return self.waiting[uid].stop_at(count)
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """See `Passes.restart`."""
+        """See `BatchMode.restart`."""
         self.waiting[uid] = WaitingPrompt(self.waiting[uid].row.after(known, cache), cache)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
-        """See `Passes.ahead`."""
+        """See `BatchMode.ahead`."""
         return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """See `Passes.step`; a prompt whose end was read joins those that decode."""
+        """See `BatchMode.step`; a prompt whose end was read joins those that decode."""
         with mx.stream(self._stream):
             reads = [self._read(uid, size) for uid, size in sizes.items()]
             return reads, self.decode.next()
@@ -318,16 +317,16 @@ class SerialPasses:
         return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
 
     def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
-        """See `Passes.take_checkpoints`."""
+        """See `BatchMode.take_checkpoints`."""
         reached, self._reached = self._reached, []
         return reached
 
     def take_shapes(self) -> list[PassShape]:
-        """See `Passes.take_shapes`."""
+        """See `BatchMode.take_shapes`."""
         return []
 
     def close(self) -> None:
-        """See `Passes.close`."""
+        """See `BatchMode.close`."""
         self.waiting.clear()
         self.decode.close()
 
@@ -366,7 +365,7 @@ class PromptPlace:
         return self.row.known + self.row.tokens[: self.done]
 
     def stop_at(self, count: int) -> int:
-        """See `Passes.stop_at`."""
+        """See `BatchMode.stop_at`."""
         known = len(self.row.known)
         place = count - known
         near = [end for end in self._ends if max(place - LEAST_GAIN, self.done) < end <= place]
@@ -412,3 +411,241 @@ class WaitingPrompt(PromptPlace):
                 self.row.prompt.read(model(tokens, cache=self.cache)[0])
         mx.eval([layer.state for layer in self.cache])
         mx.clear_cache()
+
+
+CLEAR_EVERY = 512
+"""How many steps until memory for reuse is freed, as mlx-lm does: caches grow in new buffers."""
+
+
+class Decode(Protocol):
+    """Rows that decode."""
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """Adds a row; the next `next` begins with its last token, the one after gives its first.
+
+        Args:
+            uid: the row's uid.
+            row: the row, whose last token is not read yet.
+            cache: taken over.
+            held: the tokens in the cache.
+        """
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """Takes rows out in one change; gives the caches of some of them."""
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """Return a copy of a row's cache, and the tokens that it holds."""
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """What `next` will return for those of these rows that have begun, without their step."""
+
+    def next(self) -> list[Any]:
+        """One token for each row that has begun."""
+
+    def close(self) -> None:
+        """Frees the rows."""
+
+
+class BatchDecode:
+    """All rows in one batch.
+
+    Attributes:
+        rows: those that have begun.
+        new: those that begin with the next step, by uid.
+
+    Args:
+        model: materialised.
+        draw: the way that tokens are drawn.
+    """
+
+    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
+        self._model = model
+        self._draw = draw
+        self._steps = 0
+        self.rows: Any = DrawingBatch.empty(model, draw)
+        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """See `Decode.insert`."""
+        self.new[uid] = (row, cache, held)
+
+    def join(self, rows: DrawingBatch) -> None:
+        """Add rows that have begun."""
+        self.rows.extend(rows)
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Decode.remove`."""
+        removed: KeptCaches = {}
+        places = {uid: place for place, uid in enumerate(self.rows.uids) if uid in uids}
+        for uid in uids:
+            if uid in self.new:
+                _, cache, held = self.new.pop(uid)
+                removed[uid] = (cache, held)
+            elif uid in kept and uid in places:
+                place = places[uid]
+                removed[uid] = (self.rows.extract_cache(place), self.rows.tokens[place])
+        if places:
+            # One change for all of them: each costs a copy for every layer.
+            self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
+        return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Decode.copy`."""
+        if uid in self.new:
+            _, cache, held = self.new[uid]
+            return copy.deepcopy(cache), list(held)
+        place = self.rows.uids.index(uid)
+        return self.rows.extract_cache(place), list(self.rows.tokens[place])
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Decode.ahead`."""
+        return computed_ahead(self.rows, uids)
+
+    def next(self) -> list[Any]:
+        """See `Decode.next`."""
+        responses = self.rows.next()
+        if self.new:
+            self.join(self._begin())
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return list(responses)
+
+    def _begin(self) -> DrawingBatch:
+        rows, caches, held = zip(*self.new.values(), strict=True)
+        uids = list(self.new)
+        self.new.clear()
+        return DrawingBatch(
+            model=self._model,
+            uids=uids,
+            inputs=mx.array([row.tokens[-1] for row in rows]),
+            prompt_cache=[layers[0].merge(layers) for layers in zip(*caches, strict=True)],
+            tokens=list(held),
+            samplers=[row.draws for row in rows],
+            fallback_sampler=self._draw,
+            logits_processors=[() for _ in rows],
+            stop_sequences=[row.stops for row in rows],
+            max_tokens=[row.max_tokens for row in rows],
+        )
+
+    def close(self) -> None:
+        """See `Decode.close`."""
+        self.rows.filter([])
+        self.new.clear()
+
+
+class LoneRow(DrawingBatch):
+    """A batch of one row, over its plain cache, as mlx-lm generates one answer."""
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """The row's cache; it belongs to this row alone, so nothing needs to be taken apart."""
+        return list(self.prompt_cache)
+
+
+class LoneDecode:
+    """Gives each row its own batch; a step gives each of them a token.
+
+    Args:
+        model: materialised.
+        draw: the way that tokens are drawn.
+    """
+
+    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
+        self._model = model
+        self._draw = draw
+        self._steps = 0
+        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
+        self.rows: dict[int, LoneRow] = {}
+
+    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
+        """See `Decode.insert`."""
+        self.new[uid] = (row, cache, held)
+
+    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
+        """See `Decode.remove`."""
+        removed: KeptCaches = {}
+        for uid in uids:
+            if uid in self.rows:
+                lone = self.rows.pop(uid)
+                removed[uid] = (lone.extract_cache(0), lone.tokens[0])
+            elif uid in self.new:
+                _, cache, held = self.new.pop(uid)
+                removed[uid] = (cache, held)
+        return {uid: held for uid, held in removed.items() if uid in kept}
+
+    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        """See `Decode.copy`."""
+        if uid in self.new:
+            _, cache, held = self.new[uid]
+        else:
+            cache, held = self.rows[uid].extract_cache(0), self.rows[uid].tokens[0]
+        return copy.deepcopy(cache), list(held)
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Decode.ahead`."""
+        begun = [uid for uid in uids if uid in self.rows]
+        return [response for uid in begun for response in computed_ahead(self.rows[uid], [uid])]
+
+    def next(self) -> list[Any]:
+        """See `Decode.next`."""
+        responses = [response for lone in self.rows.values() for response in lone.next()]
+        for response in responses:
+            if response.finish_reason is not None:
+                del self.rows[response.uid]
+        for uid, (row, cache, held) in self.new.items():
+            self.rows[uid] = self._begin(uid, row, cache, held)
+        self.new.clear()
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return responses
+
+    def _begin(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> LoneRow:
+        return LoneRow(
+            model=self._model,
+            uids=[uid],
+            inputs=mx.array(row.tokens[-1:]),
+            prompt_cache=cache,
+            tokens=[held],
+            samplers=[row.draws],
+            fallback_sampler=self._draw,
+            logits_processors=[()],
+            stop_sequences=[row.stops],
+            max_tokens=[row.max_tokens],
+        )
+
+    def close(self) -> None:
+        """See `Decode.close`."""
+        self.rows.clear()
+        self.new.clear()
+
+
+def computed_ahead(batch: GenerationBatch, uids: Collection[int]) -> list[Any]:
+    """The responses of `batch.next()` for these rows, which have to leave afterwards.
+
+    mlx-lm draws a token a step before it returns it. The row's cache holds all tokens before that
+    one, so it is exactly what an answer needs that continues after it.
+    """
+    if not any(uid in uids for uid in batch.uids):
+        return []
+    drawn: Any = batch._next_tokens.tolist()
+    responses = []
+    for index, uid in enumerate(batch.uids):
+        if uid not in uids:
+            continue
+        finish = None
+        if batch._num_tokens[index] + 1 >= batch.max_tokens[index]:
+            finish = "length"
+        if batch._matchers[index].advance(drawn[index]):
+            finish = "stop"
+        responses.append(
+            batch.Response(
+                uid=uid,
+                token=drawn[index],
+                logprobs=batch._next_logprobs[index],
+                finish_reason=finish,
+                prompt_cache=None,
+                all_tokens=None,
+            )
+        )
+    return responses

@@ -24,7 +24,7 @@ from mlxsup.protocol.launch import LaunchSpec
 from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
 from .kernels import discard_if_unloadable, keep_plans, use_kernel_folder
-from .known_faults import Remedy, find_fault
+from .quirks import Remedy, find_fault
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,8 +14,8 @@ from mlxsup.worker.engines.mlx.prefill import (
     FIXED_CHUNK,
     LARGEST_CHUNK,
     SMALLEST_CHUNK,
+    CostModel,
     PassCost,
-    PrefillPacer,
 )
 from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes
 
@@ -26,10 +26,10 @@ Takes = Callable[[int], float]
 """Seconds of a pass by its cost: rows × tokens."""
 
 
-def make_pacer(
+def make_costs(
     target_s: float = TARGET_S, step_timeout_s: float = STEP_TIMEOUT_S, **options: int
-) -> PrefillPacer:
-    return PrefillPacer(
+) -> CostModel:
+    return CostModel(
         decode_stall_target_s=target_s,
         step_timeout_s=step_timeout_s,
         largest_chunk=options.get("largest_chunk", LARGEST_CHUNK),
@@ -37,28 +37,26 @@ def make_pacer(
     )
 
 
-def saw(
-    pacer: PrefillPacer, longest: int, took_s: float, *, rows: int = 1, decode: int = 0
-) -> None:
-    pacer.saw_chunk(prefill_rows=rows, longest=longest, decode_rows=decode, took_s=took_s)
+def saw(costs: CostModel, longest: int, took_s: float, *, rows: int = 1, decode: int = 0) -> None:
+    costs.saw_chunk(prefill_rows=rows, longest=longest, decode_rows=decode, took_s=took_s)
 
 
-def chunk(pacer: PrefillPacer, rows: int = 1, decode: int = 0) -> int:
-    return pacer.chunk(prefill_rows=rows, decode_rows=decode)
+def chunk(costs: CostModel, rows: int = 1, decode: int = 0) -> int:
+    return costs.chunk(prefill_rows=rows, decode_rows=decode)
 
 
-def predict(pacer: PrefillPacer, longest: int, rows: int = 1) -> float:
-    return pacer.predict_chunk_s(prefill_rows=rows, longest=longest)
+def predict(costs: CostModel, longest: int, rows: int = 1) -> float:
+    return costs.predict_chunk_s(prefill_rows=rows, longest=longest)
 
 
 def prefill(
-    pacer: PrefillPacer, tokens: int, takes: Takes, decode: int = 0
+    costs: CostModel, tokens: int, takes: Takes, decode: int = 0
 ) -> list[tuple[int, float]]:
     """Read a prompt; return its chunks, with the seconds that each took."""
     chunks = []
     while tokens > 0:
-        size = min(chunk(pacer, decode=decode), tokens)
-        saw(pacer, size, takes(size), decode=decode)
+        size = min(chunk(costs, decode=decode), tokens)
+        saw(costs, size, takes(size), decode=decode)
         chunks.append((size, takes(size)))
         tokens -= size
     return chunks
@@ -66,8 +64,8 @@ def prefill(
 
 # ---------------------------------------------------------------- the size of a chunk
 def test_the_first_chunk_is_small_and_shared_by_the_rows() -> None:
-    pacer = make_pacer()
-    assert [chunk(pacer, rows) for rows in (1, 4, 64)] == [
+    costs = make_costs()
+    assert [chunk(costs, rows) for rows in (1, 4, 64)] == [
         FIRST_CHUNK, FIRST_CHUNK // 4, SMALLEST_CHUNK,
     ]  # fmt: skip
 
@@ -77,76 +75,76 @@ def test_chunks_stay_below_the_limits_on_any_machine_C9_F5(unit_s: float) -> Non
     def takes(cost: int) -> float:
         return 0.01 + unit_s * cost
 
-    assert all(took_s <= 2.0 for _, took_s in prefill(make_pacer(), 3000, takes))
-    busy = prefill(make_pacer(), 3000, takes, decode=2)
+    assert all(took_s <= 2.0 for _, took_s in prefill(make_costs(), 3000, takes))
+    busy = prefill(make_costs(), 3000, takes, decode=2)
     assert all(took_s <= TARGET_S for _, took_s in busy[1:])
-    tight = prefill(make_pacer(60.0, step_timeout_s=1.0), 500, lambda cost: 0.01 * cost, decode=1)
+    tight = prefill(make_costs(60.0, step_timeout_s=1.0), 500, lambda cost: 0.01 * cost, decode=1)
     assert all(took_s <= 0.1 for _, took_s in tight), "a tenth of the limit of a step"
 
 
 def test_a_chunk_at_most_doubles_and_has_its_limits() -> None:
-    pacer = make_pacer()
-    saw(pacer, 10, 0.001)
-    assert (chunk(pacer), chunk(pacer, rows=3)) == (20, 6)
-    saw(pacer, 4, 0.001)
-    assert chunk(pacer) == 20, "twice the largest, not the latest"
-    saw(pacer, 2000, 0.001, rows=2)
-    assert chunk(pacer) == LARGEST_CHUNK
-    slow = make_pacer()
+    costs = make_costs()
+    saw(costs, 10, 0.001)
+    assert (chunk(costs), chunk(costs, rows=3)) == (20, 6)
+    saw(costs, 4, 0.001)
+    assert chunk(costs) == 20, "twice the largest, not the latest"
+    saw(costs, 2000, 0.001, rows=2)
+    assert chunk(costs) == LARGEST_CHUNK
+    slow = make_costs()
     saw(slow, 8, 80.0)
     assert chunk(slow) == SMALLEST_CHUNK
-    bounded = make_pacer(largest_chunk=256)
+    bounded = make_costs(largest_chunk=256)
     sizes = [size for size, _ in prefill(bounded, 2000, lambda cost: 0.005 + 1e-5 * cost)]
     assert max(sizes) == 256
     assert sizes.index(256) <= 6
 
 
 def test_a_fixed_chunk_depends_on_nothing_measured() -> None:
-    pacer = make_pacer(is_fixed=True)
-    assert chunk(pacer, rows=3) == FIXED_CHUNK
-    saw(pacer, 8, 5.0)
-    assert chunk(pacer, decode=4) == FIXED_CHUNK
+    costs = make_costs(is_fixed=True)
+    assert chunk(costs, rows=3) == FIXED_CHUNK
+    saw(costs, 8, 5.0)
+    assert chunk(costs, decode=4) == FIXED_CHUNK
     # The stall limit follows the prediction, so that a slow machine is not taken for stuck.
-    assert predict(pacer, FIXED_CHUNK) > 30
-    quick = make_pacer(is_fixed=True)
+    assert predict(costs, FIXED_CHUNK) > 30
+    quick = make_costs(is_fixed=True)
     saw(quick, 8, 0.001)
     assert not quick.shows_chunk(128, 0.1)
     assert chunk(quick) == FIXED_CHUNK
 
 
 def test_a_machine_that_slows_down_is_followed_at_once_and_rows_share_the_cost() -> None:
-    pacer = make_pacer()
-    prefill(pacer, 2000, lambda cost: 0.01 * cost)
-    assert chunk(pacer, rows=4) == pytest.approx(chunk(pacer) / 4, abs=1)
-    slow = prefill(pacer, 300, lambda cost: 0.05 * cost)
+    costs = make_costs()
+    prefill(costs, 2000, lambda cost: 0.01 * cost)
+    assert chunk(costs, rows=4) == pytest.approx(chunk(costs) / 4, abs=1)
+    slow = prefill(costs, 300, lambda cost: 0.05 * cost)
     assert all(took_s <= 2.0 for _, took_s in slow[1:])
 
 
 def test_short_prompts_do_not_make_long_ones_slow() -> None:
     """A chunk of two tokens is nearly all overhead; it must not count as a slow machine."""
-    pacer = make_pacer()
-    pacer.saw_decode(rows=1, took_s=0.015)
-    prefill(pacer, 20_000, lambda cost: 0.015 + 1e-4 * cost)
-    before = chunk(pacer)
+    costs = make_costs()
+    costs.saw_decode(rows=1, took_s=0.015)
+    prefill(costs, 20_000, lambda cost: 0.015 + 1e-4 * cost)
+    before = chunk(costs)
     for _ in range(20):
-        prefill(pacer, 2, lambda cost: 0.015 + 1e-4 * cost)
-    assert chunk(pacer) >= before // 2
+        prefill(costs, 2, lambda cost: 0.015 + 1e-4 * cost)
+    assert chunk(costs) >= before // 2
 
 
 def test_a_pass_that_is_slow_itself_stays_below_the_stall_limit() -> None:
-    pacer = make_pacer(0.02, step_timeout_s=10.0)
+    costs = make_costs(0.02, step_timeout_s=10.0)
     for size in (8, 32):
-        saw(pacer, size, 0.9 + 0.02 * size)
-    assert chunk(pacer, decode=4) in (4, 5), "a tenth of the limit, not 45"
+        saw(costs, size, 0.9 + 0.02 * size)
+    assert chunk(costs, decode=4) in (4, 5), "a tenth of the limit, not 45"
 
 
 # ---------------------------------------------------------------- behind many known tokens
 @pytest.mark.parametrize(("known", "size"), [(DEEP - 1, 140), (DEEP, 16)])
 def test_behind_many_known_tokens_chunks_grow_anew(known: int, size: int) -> None:
-    pacer = make_pacer()
-    saw(pacer, 100, 0.999)
-    pacer.begins_deep(known)
-    assert chunk(pacer) == size
+    costs = make_costs()
+    saw(costs, 100, 0.999)
+    costs.begins_deep(known)
+    assert chunk(costs) == size
 
 
 class Machine:
@@ -158,19 +156,19 @@ class Machine:
     """
 
     def __init__(self, token_s: float, doubles_after: int) -> None:
-        self.pacer = make_pacer()
+        self.costs = make_costs()
         self._token_s = token_s
         self._doubles_after = doubles_after
 
     def read(self, known: int, tokens: int) -> list[tuple[int, float]]:
         """Return the size of each chunk of a prompt, and how long it took."""
-        self.pacer.begins_deep(known)
+        self.costs.begins_deep(known)
         chunks = []
         depth, end = known, known + tokens
         while depth < end:
-            size = min(chunk(self.pacer, decode=1), end - depth)
+            size = min(chunk(self.costs, decode=1), end - depth)
             took_s = size * self._token_s * (1 + depth / self._doubles_after)
-            self.pacer.saw_chunk(
+            self.costs.saw_chunk(
                 prefill_rows=1, longest=size, decode_rows=1, took_s=took_s, depth=depth
             )
             chunks.append((size, took_s))
@@ -219,21 +217,21 @@ def test_no_first_chunk_behind_known_tokens_takes_longer_than_it_may(
 
 # ---------------------------------------------------------------- predictions
 def test_a_chunk_is_predicted_by_what_a_token_has_cost_and_a_pass_beside_it_F5() -> None:
-    pacer = make_pacer()
-    saw(pacer, 10, 1.0)
-    assert predict(pacer, 20, rows=2) == pytest.approx(4.0)
-    saw(pacer, 0, 9.0)
-    assert predict(pacer, 20, rows=2) == pytest.approx(4.0)
-    pacer.saw_decode(rows=1, took_s=0.5)
-    assert predict(pacer, 20, rows=2) == pytest.approx(4.5)
-    assert pacer.predict_decode_s(0) == 0.0
+    costs = make_costs()
+    saw(costs, 10, 1.0)
+    assert predict(costs, 20, rows=2) == pytest.approx(4.0)
+    saw(costs, 0, 9.0)
+    assert predict(costs, 20, rows=2) == pytest.approx(4.0)
+    costs.saw_decode(rows=1, took_s=0.5)
+    assert predict(costs, 20, rows=2) == pytest.approx(4.5)
+    assert costs.predict_decode_s(0) == 0.0
 
 
 def test_a_slower_decode_step_counts_at_once_and_a_faster_one_by_three_tenths() -> None:
-    pacer, predicted = make_pacer(), []
+    costs, predicted = make_costs(), []
     for rows, took_s in ((1, 0.1), (1, 0.05), (2, 0.2), (2, 0.2), (1, 0.3), (1, 0.4)):
-        pacer.saw_decode(rows=rows, took_s=took_s)
-        predicted.append((pacer.predict_decode_s(1), pacer.predict_decode_s(4)))
+        costs.saw_decode(rows=rows, took_s=took_s)
+        predicted.append((costs.predict_decode_s(1), costs.predict_decode_s(4)))
     assert predicted == [
         pytest.approx((0.1, 0.4)),
         pytest.approx((0.085, 0.34)),
@@ -257,10 +255,10 @@ def test_a_slower_decode_step_counts_at_once_and_a_faster_one_by_three_tenths() 
 def test_tokens_cost_the_step_less_decode_and_pass(
     decode_rows: int, took_s: float, unit_s: float
 ) -> None:
-    pacer = make_pacer()
-    pacer.saw_decode(rows=1, took_s=0.4)
-    saw(pacer, 5, took_s, rows=2, decode=decode_rows)
-    assert predict(pacer, 3, rows=2) == pytest.approx(0.4 + 6 * unit_s, abs=0, rel=1e-12)
+    costs = make_costs()
+    costs.saw_decode(rows=1, took_s=0.4)
+    saw(costs, 5, took_s, rows=2, decode=decode_rows)
+    assert predict(costs, 3, rows=2) == pytest.approx(0.4 + 6 * unit_s, abs=0, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +269,10 @@ def test_a_small_chunk_says_that_tokens_are_slow_only_if_it_was_slow_itself(
     longest: int, took_s: float, is_believed: bool
 ) -> None:
     """A quarter of the largest is large enough; what was planned for a target of 0.25 s is slow."""
-    pacer = make_pacer()
-    saw(pacer, 100, 0.5)
-    saw(pacer, longest, took_s)
-    unit_s = predict(pacer, 1) - predict(pacer, 0)
+    costs = make_costs()
+    saw(costs, 100, 0.5)
+    saw(costs, longest, took_s)
+    unit_s = predict(costs, 1) - predict(costs, 0)
     assert unit_s == pytest.approx(took_s / longest if is_believed else 0.005)
 
 
@@ -283,16 +281,16 @@ def test_a_small_chunk_says_that_tokens_are_slow_only_if_it_was_slow_itself(
     steps=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 100)), max_size=60)
 )
 def test_chunks_are_always_in_range(steps: list[tuple[int, int, float]]) -> None:
-    pacer = make_pacer()
+    costs = make_costs()
     for prefill_rows, decode_rows, took_s in steps:
-        longest = chunk(pacer, prefill_rows, decode_rows)
+        longest = chunk(costs, prefill_rows, decode_rows)
         assert SMALLEST_CHUNK <= longest <= LARGEST_CHUNK
         if prefill_rows:
-            saw(pacer, longest, took_s, rows=prefill_rows, decode=decode_rows)
+            saw(costs, longest, took_s, rows=prefill_rows, decode=decode_rows)
         elif decode_rows:
-            pacer.saw_decode(rows=decode_rows, took_s=took_s)
-        assert predict(pacer, longest, prefill_rows) >= 0
-        assert pacer.predict_decode_s(decode_rows) >= 0
+            costs.saw_decode(rows=decode_rows, took_s=took_s)
+        assert predict(costs, longest, prefill_rows) >= 0
+        assert costs.predict_decode_s(decode_rows) >= 0
 
 
 # ---------------------------------------------------------------- a pass beside its tokens
@@ -350,12 +348,12 @@ def test_one_pause_of_the_machine_is_not_the_cost_of_a_pass() -> None:
 
 
 def test_the_pass_of_a_prompt_can_be_shared_unless_its_tokens_take_longer() -> None:
-    pacer = make_pacer()
-    assert pacer.shared_pass_s(1) == 0.0, "nothing was measured"
+    costs = make_costs()
+    assert costs.shared_pass_s(1) == 0.0, "nothing was measured"
     for cost in (8, 1024):
-        saw(pacer, cost, 0.018 + cost * 0.00002)
-    assert pacer.shared_pass_s(850) == pytest.approx(0.018)
-    assert pacer.shared_pass_s(950) == 0.0
+        saw(costs, cost, 0.018 + cost * 0.00002)
+    assert costs.shared_pass_s(850) == pytest.approx(0.018)
+    assert costs.shared_pass_s(950) == 0.0
 
 
 @settings(max_examples=40)
@@ -388,25 +386,25 @@ def small_gpu(cost: int) -> float:
     return 0.0055 + 17e-6 * cost
 
 
-def shown() -> PrefillPacer:
+def shown() -> CostModel:
     """As the warm-up leaves it, on a GPU that was prepared for nothing that it is shown."""
-    pacer = make_pacer()
-    pacer.is_first = True
+    costs = make_costs()
+    costs.is_first = True
     for size in (FIRST_CHUNK, 128, 1024):
-        assert size == FIRST_CHUNK or pacer.shows_chunk(size, 0.1)
-        saw(pacer, size, small_gpu(size))
-    pacer.is_first = False
-    return pacer
+        assert size == FIRST_CHUNK or costs.shows_chunk(size, 0.1)
+        saw(costs, size, small_gpu(size))
+    costs.is_first = False
+    return costs
 
 
 def test_a_shown_size_counts_in_a_first_step() -> None:
-    pacer = shown()
+    costs = shown()
     expected = pytest.approx(small_gpu(PROMPTS * TOKENS), rel=0.1)
-    assert predict(pacer, TOKENS, rows=PROMPTS) == expected
-    assert pacer.shows_chunk(2048, 0.1)
-    pacer.is_first = True
-    saw(pacer, 2048, 3 * small_gpu(2048))
-    assert predict(pacer, 2048) > 2 * small_gpu(2048)
+    assert predict(costs, TOKENS, rows=PROMPTS) == expected
+    assert costs.shows_chunk(2048, 0.1)
+    costs.is_first = True
+    saw(costs, 2048, 3 * small_gpu(2048))
+    assert predict(costs, 2048) > 2 * small_gpu(2048)
 
 
 @pytest.mark.parametrize(
@@ -418,35 +416,35 @@ def test_the_first_step_of_a_shape_says_nothing_of_its_tokens(
     is_first: bool, took_s: float, is_believed: bool
 ) -> None:
     """Otherwise they seem to cost more than the pass, and the next burst does not gather."""
-    pacer = shown()
-    before = predict(pacer, TOKENS, rows=PROMPTS)
-    assert pacer.shared_pass_s(TOKENS) == pytest.approx(0.0055, rel=0.1)
-    pacer.is_first = is_first
-    saw(pacer, TOKENS, took_s, rows=PROMPTS)
-    after = predict(pacer, TOKENS, rows=PROMPTS)
+    costs = shown()
+    before = predict(costs, TOKENS, rows=PROMPTS)
+    assert costs.shared_pass_s(TOKENS) == pytest.approx(0.0055, rel=0.1)
+    costs.is_first = is_first
+    saw(costs, TOKENS, took_s, rows=PROMPTS)
+    after = predict(costs, TOKENS, rows=PROMPTS)
     assert after == (pytest.approx(took_s, rel=0.1) if is_believed else before)
-    assert (pacer.shared_pass_s(TOKENS) == 0.0) is is_believed
+    assert (costs.shared_pass_s(TOKENS) == 0.0) is is_believed
 
 
 def test_a_size_is_shown_once_and_only_while_that_is_cheap() -> None:
-    pacer = make_pacer()
-    assert not pacer.shows_chunk(128, 0.1), "nothing was measured"
-    saw(pacer, FIRST_CHUNK, gpu(FIRST_CHUNK))
-    assert pacer.shows_chunk(128, 0.1)
-    saw(pacer, 0, 0.01, rows=0)
-    assert chunk(pacer) == 128, "a step that reads nothing leaves it for the next"
-    slow = make_pacer()
+    costs = make_costs()
+    assert not costs.shows_chunk(128, 0.1), "nothing was measured"
+    saw(costs, FIRST_CHUNK, gpu(FIRST_CHUNK))
+    assert costs.shows_chunk(128, 0.1)
+    saw(costs, 0, 0.01, rows=0)
+    assert chunk(costs) == 128, "a step that reads nothing leaves it for the next"
+    slow = make_costs()
     saw(slow, 8, 0.101)
     assert not slow.shows_chunk(128, 0.1)
     assert chunk(slow) == 16
 
 
 def test_forget_drops_times_of_compiling() -> None:
-    pacer = make_pacer()
-    saw(pacer, 8, 1.5)
-    pacer.saw_decode(rows=4, took_s=20.0)
-    pacer.forget()
-    assert (predict(pacer, 8), pacer.predict_decode_s(4), chunk(pacer)) == (0.0, 0.0, FIRST_CHUNK)
+    costs = make_costs()
+    saw(costs, 8, 1.5)
+    costs.saw_decode(rows=4, took_s=20.0)
+    costs.forget()
+    assert (predict(costs, 8), costs.predict_decode_s(4), chunk(costs)) == (0.0, 0.0, FIRST_CHUNK)
 
 
 @pytest.mark.parametrize(
