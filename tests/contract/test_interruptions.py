@@ -272,10 +272,8 @@ def test_answers_in_too_little_memory_equal_the_undisturbed_ones(worker: LoopDri
 def test_the_lowest_class_leaves_first_and_the_last_served_of_it(worker: LoopDriver) -> None:
     longest = length_of(worker, PROMPTS[0])
     classes = [Priority.BATCH, Priority.BATCH, Priority.INTERACTIVE, Priority.NORMAL]
-    keys = [
-        worker.dispatch(prompt=PROMPTS[0], max_tokens=LENGTH, as_class=as_class)
-        for as_class in classes
-    ]
+    asked = {"prompt": PROMPTS[0], "max_tokens": LENGTH}
+    keys = worker.dispatch_together(*({**asked, "as_class": one} for one in classes))
     for key in keys:
         turn_until(worker, worker.answers[key], 1)
     left: list[int] = []

@@ -118,6 +118,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("demo",): (once("demo", "--config", "OTHER"),),
     ("run",): (once("run", "EVIL"),),
     ("search",): (once("search", shows=False),),
+    ("embed",): (once("embed", "EVIL", "hello"), once("embed", "raising", "hello", shows=False)),
     ("add",): (once("add", "EVIL"), once("add", "FOLDER")),
     ("pull",): (once("pull", "EVIL"),),
     ("rm",): (once("rm", "EVIL"),),

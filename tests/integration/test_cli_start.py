@@ -155,8 +155,8 @@ def test_start_says_where_http_is_served_or_who_has_the_port(
             written(other, f'{other.read_text()}[gateway]\nlisten = "127.0.0.1:{port}"\n')
             runs = run_cli("start", "--config", str(other), *detach)
             assert (runs.returncode, runs.stdout.count("\n")) == (0, 1)
-            assert "warning: HTTP is not served: the address 127.0.0.1:" in runs.stderr
-            assert f"taken by the gateway of another mlxsup daemon (pid {pid})" in runs.stderr
+            assert "warning: HTTP is not served, and is tried again: 127.0.0.1:" in runs.stderr
+            assert f"is taken by the gateway of another mlxsup daemon (pid {pid})" in runs.stderr
         again = run_cli("start", "--config", str(first), *detach, "--http", port)
         assert "is already running in" in again.stderr, "its own port is no matter then"
         loaded = run_cli("start", "m", "--config", str(first))
@@ -454,7 +454,7 @@ def complete(words: str, **variables: str) -> list[str]:
 def test_completion_knows_commands_options_and_live_models(daemon: Daemon) -> None:
     assert complete("mlxsup sta") == ["start", "status"]
     assert "--follow" in complete("mlxsup logs --f")
-    assert complete("mlxsup config ") == ["check", "path", "schema"]
+    assert complete("mlxsup config ") == ["check", "path", "schema", "set", "unset"]
     live, names = {"MLXSUP_ENDPOINT": daemon.endpoint}, ["ready", "bad", "loading", "cold"]
     for words, expected in (
         ("mlxsup load ", names),

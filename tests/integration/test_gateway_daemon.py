@@ -265,7 +265,8 @@ def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
         assert "another program killed" in crash["what"]
         _, log = page.get("/page/log/process?name=m&generation=1")
         assert "worker started model=m generation=1" in log["lines"][0]
-        eventually(lambda: page.get("/page/history")[1]["samples"][-1]["models"]["m"][1])
+        page.get("/page/state")  # a sample is taken while a page is open
+        assert page.get("/page/history")[1]["samples"][-1]["models"]["m"][1]
         assert page.act("load", "n") == (200, {"success": True, "model": "n"})
         wait_for_state(client, "n", "READY")
         assert row(client, "m")["state"] == "STOPPED"

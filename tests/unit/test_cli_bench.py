@@ -118,7 +118,7 @@ def test_sizes_that_are_not_given_are_those_that_fit() -> None:
     [
         ({"prompt_tokens": (16, 3969)}, "context_length_exceeded", "at most 3968 with"),
         ({"output_tokens": (128, 4096)}, "context_length_exceeded", "at most 4095"),
-        ({"concurrency": (1, 9)}, "too_many_requests", "use --concurrency 8 or less, or raise"),
+        ({"concurrency": (1, 9)}, "too_many_requests", "use --concurrency 8 or less, or run"),
     ],
 )
 def test_size_that_does_not_fit_is_refused_with_the_largest(

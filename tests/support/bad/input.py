@@ -132,7 +132,7 @@ def _required(cls: type[Message]) -> dict[str, Any]:
 def _seconds(name: str) -> list[BadInput]:
     """Return time limits that are no times."""
     values = (
-        (-1.0, "seconds"),
+        (-1.0, "0 seconds or more"),
         (float("nan"), "a finite number"),
         (float("inf"), "a finite number"),
     )
@@ -177,9 +177,9 @@ HEADERS = (
     *_seconds("timeout_s"), *_seconds("queue_timeout_s"), *_seconds("first_token_timeout_s"),
     _sent("`generate` with a `keep_alive` below 0 that is not -1",
              [header("generate", model=MODEL, keep_alive=-2), HELLO_BODY],
-             "keep_alive must be seconds from 0 up, or -1 for ever, not -2"),
+             "keep_alive must be seconds of 0 or more, or -1 to keep the model loaded, not -2"),
     _sent("`load` with a `keep_alive` of 0", [header("load", model=MODEL, keep_alive=0)],
-             "keep_alive must be seconds above 0, or -1 for ever, not 0"),
+             "keep_alive must be seconds above 0, or -1 to keep the model loaded, not 0"),
     _sent("`load` with a `context_length` below 0",
              [header("load", model=MODEL, context_length=-1)],
              "context_length must be an integer from 0 to 2147483647, not -1"),
