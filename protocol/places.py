@@ -225,10 +225,26 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _folder_in(config: Path, key: str) -> Path | None:
-    table = read_toml(config).get("supervisor", {})
-    value = table.get(key) if isinstance(table, dict) else None
+    """Return a folder that a configuration names. Of a file that is not TOML, the line of the key
+    counts: a daemon that runs can be asked and stopped while its file is wrong."""
+    try:
+        table = read_toml(config).get("supervisor", {})
+        value = table.get(key) if isinstance(table, dict) else None
+    except UnreadableConfigError:
+        text = _text_of(config)
+        if text is None:
+            raise
+        lines = re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*([\"'])(.*)\1[ \t]*(?:#.*)?$", text, re.M)
+        value = lines[0][1] if len(lines) == 1 else None
     if value is None:
         return None
     if not isinstance(value, str):
         raise UnreadableConfigError(f"{config}: supervisor.{key} must be a string", config)
     return absolute(value, config.expanduser().resolve().parent)
+
+
+def _text_of(config: Path) -> str | None:
+    try:
+        return read_regular(config.expanduser(), MAX_CONFIG_BYTES).decode()
+    except (OSError, ValueError):
+        return None

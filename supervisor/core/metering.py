@@ -63,7 +63,8 @@ class Meter:
             request = running.get(key)
             if request is None:
                 return 0.0
-            return math.inf if request.sent_tokens else request.read_tokens
+            is_read = request.sent_tokens and not request.answers_while_reading
+            return math.inf if is_read else request.read_tokens
 
         charges = charge(step, cost_s, read_before)
         for key, seconds in charges.requests.items():

@@ -261,6 +261,7 @@ def test_an_empty_daemon_says_how_to_begin_and_a_download_is_seen_cancelled_and_
             browser.click('dialog [type="submit"]')
             browser.until(shows("#empty", "No model yet"))
             assert client.status()["models"] == []
+            hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
             browser.click("#empty button")
             browser.until(shows(card("smollm2-135m", ".note"), "Downloading, "))
             client.remove("smollm2-135m")

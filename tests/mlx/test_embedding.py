@@ -155,6 +155,18 @@ def test_one_text_waits_for_one_pass_of_another_request(bert: Loaded) -> None:
     assert not bert.engine.has_rows()
 
 
+def test_first_long_text_is_given_more_time_for_each_of_its_tokens(tmp_path: Path) -> None:
+    """Otherwise the supervisor takes its pass for one that is stuck."""
+    folder = make_tiny_encoder(tmp_path / "m", "bert", mode="cls_token")
+    loaded = Loaded(folder, max_concurrency=8)
+    loaded.insert(1, [[5] * 40])
+    short_s = loaded.engine.predict_step_s()
+    assert short_s > 0.0, "the load has timed a pass"
+    loaded.engine.remove(RequestKey(1))
+    loaded.insert(2, [[5] * 120])
+    assert loaded.engine.predict_step_s() > 2 * short_s
+
+
 def test_16_bits_that_overflow_are_computed_in_32(tmp_path: Path) -> None:
     folder = make_tiny_encoder(tmp_path / "m", "bert", dtype=mx.float16, scale=60000.0)
     loaded = Loaded(folder)

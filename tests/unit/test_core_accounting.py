@@ -62,7 +62,10 @@ def spend(
 
 
 def running(
-    *ids: str, models: tuple[str, ...] = ("m",), settings: CoreSettings | None = None
+    *ids: str,
+    models: tuple[str, ...] = ("m",),
+    settings: CoreSettings | None = None,
+    **parameters: Any,
 ) -> Driver:
     """Each model is READY, and its requests are accepted; the first has key 1.
 
@@ -75,7 +78,7 @@ def running(
         driver.come_up(model)
         named = ids if is_one else [id + model for id in ids]
         for key in driver.serve(*named, model=model):
-            driver.accept(key, model)
+            driver.accept(key, model, **parameters)
     return driver
 
 
@@ -131,6 +134,18 @@ def test_rereading_after_a_crash_is_charged_to_the_model() -> None:
     spend(driver, 1.0, token(1, FinishReason.STOP))
     assert paid(driver, "a") == 4.0
     assert seconds(driver) == (4.0, 4.0)
+
+
+def test_request_whose_texts_are_answered_one_by_one_pays_for_each_and_once() -> None:
+    driver = running("a", lengths=[50, 30, 20])
+    spend(driver, 2.0, read(1, 50, 50), token(1))
+    spend(driver, 1.0, read(1, 80, 30), token(1))
+    assert seconds(driver) == (3.0, 0.0)
+    come_back(driver)
+    spend(driver, 0.5, read(1, 80, 30))
+    spend(driver, 1.0, read(1, 100, 20), token(1, FinishReason.STOP))
+    assert paid(driver, "a") == 4.0
+    assert seconds(driver) == (4.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from mlxsup.client import Client
-from mlxsup.protocol.places import Place, UnreadableConfigError, find_config, find_place, log_dir_of
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
+from mlxsup.protocol.places import (
+    Place,
+    UnreadableConfigError,
+    find_config,
+    find_place,
+    log_dir_of,
+    runtime_dir_of,
+)
 
 from support.daemon.played_daemon import short_folder
 
@@ -122,3 +130,21 @@ def test_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> N
     file.write_text(f"[supervisor]\n{key} = 7\n")
     with pytest.raises(UnreadableConfigError, match=f"supervisor.{key} must be a string"):
         log_dir_of(file) if key == "log_dir" else find_place(config=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("a = = 3\n", None),
+        ('[supervisor]\nruntime_dir = "run"  # short\na = = 3\n', "run"),
+        ("  runtime_dir='run'\n[\n", "run"),
+        ('# runtime_dir = "other"\n[\n', None),
+        ('runtime_dir = "a"\nruntime_dir = "b"\n', None),
+    ],
+)
+def test_daemon_is_found_while_its_file_is_no_toml(
+    tmp_path: Path, text: str, folder: str | None
+) -> None:
+    (config := tmp_path / "c.toml").write_text(text)
+    expected = tmp_path / folder if folder else Path(DEFAULT_RUNTIME_DIR).expanduser()
+    assert runtime_dir_of(config) == expected

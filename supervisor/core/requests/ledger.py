@@ -202,6 +202,12 @@ class Request:
             self.paused_s += now - self.paused_at
             self.paused_at = None
 
+    @property
+    def answers_while_reading(self) -> bool:
+        """True if tokens come before the whole prompt is read: a text's vector comes with its
+        pass."""
+        return self.acceptance is not None and "lengths" in self.acceptance.parameters
+
     def usage(self) -> Usage:
         """Tokens and engine seconds counted so far."""
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0

@@ -383,12 +383,12 @@ class Driver(Looks):
             )
         )
 
-    def accept(self, key: int, model: str = "m") -> list[Action]:
+    def accept(self, key: int, model: str = "m", **parameters: Any) -> list[Action]:
         """The worker accepts a request of three prompt tokens."""
         acceptance = Acceptance(
             prompt_tokens=pack_tokens([1, 2, 3]),
             opening="",
-            parameters={},
+            parameters=parameters,
             seed=5,
             fingerprint="f",
         )

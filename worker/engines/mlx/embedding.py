@@ -71,6 +71,9 @@ SHORT = 32
 SMOOTHING = 0.2
 """The weight of the latest pass in what a token is thought to take."""
 
+MOST_GROWTH = 8.0
+"""So many times as long as a token of the longest text so far, a token of a longer one may take."""
+
 CAUTION = 3.0
 """A pass may take this many times as long as it is thought to."""
 
@@ -193,6 +196,7 @@ class EmbeddingEngine:
         self._rows: OrderedDict[RequestKey, _Texts] = OrderedDict()  # the next in turn first
         self._alike = False
         self._token_s = 0.0
+        self._longest = 1  # of the texts that were timed
         self._most_tokens = CPU_PASS_TOKENS
 
     def load(self, report: ReportProgress) -> EngineFacts:
@@ -303,7 +307,10 @@ class EmbeddingEngine:
         for text in texts:
             alone.append(self._compute([text], filled(len(text)))[0])
             steps()
-        together = self._compute(texts, filled(max(map(len, texts))))
+        began, size = time.perf_counter(), filled(max(map(len, texts)))
+        together = self._compute(texts, size)
+        self._token_s = (time.perf_counter() - began) / (size * len(texts))
+        self._longest = size
         steps()
         if not (np.isfinite(together).all() and all(np.isfinite(one).all() for one in alone)):
             return None
@@ -353,7 +360,10 @@ class EmbeddingEngine:
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
         longest = max((texts.left[-1][0] for texts in self._rows.values()), default=0)
-        return CAUTION * self._token_s * max(self._budget(), filled(longest))
+        tokens = max(self._budget(), filled(longest))
+        # Each token of a text looks at all others: a longer text costs more for each of its tokens.
+        growth = min(max(filled(longest) / self._longest, 1.0), MOST_GROWTH)
+        return CAUTION * self._token_s * tokens * growth
 
     def prefill_chunk(self) -> int:
         """See `Engine.prefill_chunk`."""
@@ -419,8 +429,8 @@ class EmbeddingEngine:
                 last[key].finish = FinishReason.STOP
         took_s = time.perf_counter() - began
         token_s = took_s / (size * len(items))
-        weight = SMOOTHING if self._token_s else 1.0
-        self._token_s += weight * (token_s - self._token_s)
+        self._token_s += SMOOTHING * (token_s - self._token_s)
+        self._longest = max(self._longest, size)
         return StepResult(tokens=tokens, prefill=prefill, took_s=took_s)
 
     def _compute(self, texts: Sequence[Sequence[int]], size: int) -> Any:
