@@ -136,10 +136,21 @@ def test_folder_that_is_no_text_is_refused_by_its_key(home: Home, key: str) -> N
     ("text", "folder"),
     [
         ("a = = 3\n", None),
+        ("x = " + "[" * 100_000, None),
+        (f"x = {'9' * 5000}", None),
         ('[supervisor]\nruntime_dir = "run"  # short\na = = 3\n', "run"),
         ("  runtime_dir='run'\n[\n", "run"),
         ('# runtime_dir = "other"\n[\n', None),
         ('runtime_dir = "a"\nruntime_dir = "b"\n', None),
+    ],
+    ids=[
+        "an error",
+        "nested",
+        "digits",
+        "a folder",
+        "a folder in single quotes",
+        "a comment",
+        "two",
     ],
 )
 def test_daemon_is_found_while_its_file_is_no_toml(
