@@ -62,31 +62,41 @@ def rows_of(forks: list[int], *, tail: int = 20) -> list[Row]:
 
 def run(
     engine: MlxEngine, rows: list[Row]
-) -> tuple[dict[int, list[int]], Counter[int], dict[int, int]]:
-    """Return what each row got, how many tokens each had computed, and what each was lent."""
+) -> tuple[dict[int, list[int]], Counter[int], dict[int, int], Counter[int]]:
+    """Return what each row got, how many tokens each had computed, and what each was lent.
+
+    All hear of their prompts, those that wait for another, too, and nothing that goes back.
+    """
     cached = {int(row.key): engine.insert(row) for row in rows}
     got: dict[int, list[int]] = {int(row.key): [] for row in rows}
     computed: Counter[int] = Counter()
+    done: Counter[int] = Counter()
+    heard_while_waiting: Counter[int] = Counter()
     while engine.has_rows():
         result = engine.step()
         for token in result.tokens:
             if token.token is not None:
                 got[int(token.key)].append(token.token)
         for read in result.prefill:
+            assert read.done >= done[int(read.key)], "what is told never goes back"
+            done[int(read.key)] = read.done
+            heard_while_waiting.update([int(read.key)] if not read.computed else [])
             computed[int(read.key)] += read.computed
             if read.known is not None:
                 cached[int(read.key)] = read.known
         engine.settle()
-    return got, computed, cached
+    assert all(done[int(row.key)] == len(row.tokens) for row in rows)
+    return got, computed, cached, heard_while_waiting
 
 
 def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine: MlxEngine) -> None:
     rows = rows_of([900] * 6)
     with loaded_engine(folder) as plain:
         expected = {int(row.key): solo(plain, row) for row in rows}
-    got, computed, cached = run(engine, rows)
+    got, computed, cached, heard = run(engine, rows)
     assert got == expected
     assert computed[1] == 920
+    assert set(range(2, 7)) <= heard.keys(), "those that wait hear of it"
     for key in range(2, 7):
         assert computed[key] + cached[key] == 920
         assert cached[key] > 800, "the first one has read it"
@@ -95,7 +105,7 @@ def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine:
 
 def test_rows_that_fork_at_different_places_wait_for_one_another(engine: MlxEngine) -> None:
     rows = rows_of([600, 900, 900, 300, 605, 100])
-    _, computed, cached = run(engine, rows)
+    _, computed, cached, _ = run(engine, rows)
     assert computed[1] == 620
     assert cached[6] == 0, "so little is read sooner than waited for"
     for key, shared in ((2, 600), (3, 900), (4, 300), (5, 600)):

@@ -6,7 +6,7 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,6 +246,15 @@ class MlxBatch:
             fork = self.mode.stop_at(leader, fork)
             self._scheduler.follow(uid)
             self._followers[uid] = Follower(row=row, leader=leader, fork=fork)
+
+    def _progress_of_followers(self, moved: Collection[RequestKey]) -> Iterator[RowPrefill]:
+        """Yield how far those have come that wait for one of these rows: what it has read of their
+        prompts, so that their clients hear of it, too."""
+        for uid, one in self._followers.items():
+            done = self._scheduler.read_of(one.leader)
+            if self._keys.get(one.leader) in moved and done is not None:
+                total = len(self._ids[uid])
+                yield RowPrefill(key=one.row.key, done=min(done, one.fork), total=total)
 
     def _let_followers_go(self) -> None:
         """Let prompts be read that wait for one that has read what they share, or has left."""
@@ -487,6 +496,7 @@ class MlxBatch:
             )
         ]
         if self._followers:
+            progress += self._progress_of_followers({read.key for read in progress})
             self._let_followers_go()
         took_s = self.clock() - started
         return StepResult(
