@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from bisect import bisect_left
 from collections import OrderedDict
@@ -34,7 +33,6 @@ from ...engine import (
     Engine,
     EngineBytes,
     EngineFacts,
-    NoDeviceError,
     ReportProgress,
     Row,
     RowPrefill,
@@ -43,8 +41,17 @@ from ...engine import (
     StepResult,
     TextCodec,
 )
-from .engine import LoadSteps, check_weights, memory_warnings
-from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
+from .engine import (
+    IMPORTED,
+    MATERIALISED,
+    WEIGHTS_FOUND,
+    LoadSteps,
+    check_weights,
+    find_folder,
+    memory_warnings,
+    open_device,
+)
+from .folder import ModelFolder, fingerprint, reading_ahead
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -201,26 +208,14 @@ class EmbeddingEngine:
 
     def load(self, report: ReportProgress) -> EngineFacts:
         """See `Engine.load`."""
-        os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
-        report(LoadPhase.IMPORT, 0.0)
-        folder = check_folder(
-            Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, 0.05 * share)
-        )
+        folder = find_folder(self._spec, report)
         with reading_ahead(folder.shards):
-            try:
-                from .limits import MemoryLimits
-                from .loader import keep_kernels, open_stream
-            except ImportError as error:
-                raise NoDeviceError(f"MLX cannot be imported here: {error}") from error
-            keep_kernels(self._spec)
-            backend, self._stream = open_stream()
-            self._limits = MemoryLimits(self._spec, backend)
-            self._limits.set()
+            backend, self._stream, self._limits = open_device(self._spec)
             self._load_model(folder, report)
         if backend != "cpu":
             self._most_tokens = PASS_TOKENS
         facts = self._find_facts(folder, backend)
-        steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), 0.75)
+        steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), MATERIALISED)
         facts = self._probe(facts, steps)
         self._limits.set_wired()
         report(LoadPhase.WARMUP, 1.0)
@@ -234,7 +229,7 @@ class EmbeddingEngine:
         from .loader import iterate_arrays, materialise
         from .pooled import load_pooled
 
-        report(LoadPhase.WEIGHTS, 0.2)
+        report(LoadPhase.WEIGHTS, IMPORTED)
         with mx.stream(self._stream):
             model = load_pooled(folder, self._pooling)
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
@@ -242,9 +237,12 @@ class EmbeddingEngine:
             self._text = load_embedding_text(
                 folder, self._pooling, model.dimensions, self._spec.context_length
             )
-            report(LoadPhase.WEIGHTS, 0.25)
+            report(LoadPhase.WEIGHTS, WEIGHTS_FOUND)
+            width = MATERIALISED - WEIGHTS_FOUND
             materialise(
-                model, folder, lambda share: report(LoadPhase.MATERIALISE, 0.25 + 0.5 * share)
+                model,
+                folder,
+                lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
             )
         self._model = model
 

@@ -116,10 +116,42 @@ LIBRARY = "libmlx.so"
 NO_NUMBERS = "its log-probabilities are not numbers (NaN), so its answers are meaningless"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
 
-_CHECKED = 0.05
-_IMPORTED = 0.2
-_WEIGHTS_FOUND = 0.25
-_MATERIALISED = 0.75
+CHECKED = 0.05
+IMPORTED = 0.2
+WEIGHTS_FOUND = 0.25
+MATERIALISED = 0.75
+
+
+def find_folder(spec: LaunchSpec, report: ReportProgress) -> ModelFolder:
+    """Return the checked folder of a worker's model, before the import, which takes a second.
+
+    Raises:
+        ModelMissingError, BadModelError: permanent.
+    """
+    # A model is a local folder, or it is an error: nothing is ever fetched.
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    report(LoadPhase.IMPORT, 0.0)
+    return check_folder(Path(spec.path), lambda share: report(LoadPhase.IMPORT, CHECKED * share))
+
+
+def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
+    """Import MLX, and set this process's limits; return the backend, the stream of every pass, and
+    the limits.
+
+    Raises:
+        NoDeviceError: MLX is not installed, or not for this machine.
+    """
+    try:
+        from .limits import MemoryLimits
+        from .loader import keep_kernels, open_stream
+    except ImportError as error:
+        raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
+    keep_kernels(spec)
+    # Made before any work, and kept for all of it (A2).
+    backend, stream = open_stream()
+    limits = MemoryLimits(spec, backend)
+    limits.set()
+    return backend, stream, limits
 
 
 class MlxEngine:
@@ -156,20 +188,14 @@ class MlxEngine:
             ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: permanent.
             MemoryError: not enough memory now.
         """
-        # A model is a local folder, or it is an error: nothing is ever fetched.
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        os.environ["TRANSFORMERS_OFFLINE"] = "1"
-        report(LoadPhase.IMPORT, 0.0)
-        # Before the import, which takes a second: a missing folder is reported at once.
-        folder = check_folder(
-            Path(self._spec.path), lambda share: report(LoadPhase.IMPORT, _CHECKED * share)
-        )
+        folder = find_folder(self._spec, report)
         with reading_ahead(folder.shards):
-            backend, versions = self._import_mlx()
-            report(LoadPhase.IMPORT, _IMPORTED)
+            backend, self.stream, self._limits = open_device(self._spec)
+            versions = {name: version(name) for name in ("mlx", "mlx-lm")}
+            report(LoadPhase.IMPORT, IMPORTED)
             self._load_model(folder, report)
         self._facts = self._find_facts(folder, backend, versions)
-        steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), _MATERIALISED)
+        steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), MATERIALISED)
         steps()  # the phase begins
         self._choose_way(steps)
         self._make_batch()
@@ -187,19 +213,6 @@ class MlxEngine:
             raise RuntimeError("the engine is not loaded")
         return self._facts
 
-    def _import_mlx(self) -> tuple[str, dict[str, str]]:
-        try:
-            from .limits import MemoryLimits
-            from .loader import keep_kernels, open_stream
-        except ImportError as error:
-            raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
-        keep_kernels(self._spec)
-        # The stream of every pass, made before any work and kept for all of it (A2).
-        backend, self.stream = open_stream()
-        self._limits = MemoryLimits(self._spec, backend)
-        self._limits.set()
-        return backend, {name: version(name) for name in ("mlx", "mlx-lm")}
-
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
@@ -207,26 +220,26 @@ class MlxEngine:
         from .logits import FloatLogits
         from .text import load_text
 
-        report(LoadPhase.WEIGHTS, _IMPORTED)
+        report(LoadPhase.WEIGHTS, IMPORTED)
         with mx.stream(self.stream):
-            width = _WEIGHTS_FOUND - _IMPORTED
+            width = WEIGHTS_FOUND - IMPORTED
             model, config = load_lazily(
-                folder, lambda share: report(LoadPhase.WEIGHTS, _IMPORTED + width * share)
+                folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
-            report(LoadPhase.WEIGHTS, _WEIGHTS_FOUND)
+            report(LoadPhase.WEIGHTS, WEIGHTS_FOUND)
             self._text = load_text(
                 folder.path,
                 eos_token_ids=config.get("eos_token_id"),
                 vocabulary_size=folder.number("vocab_size"),
             )
-            width = _MATERIALISED - _WEIGHTS_FOUND
+            width = MATERIALISED - WEIGHTS_FOUND
             materialise(
                 model,
                 folder,
-                lambda share: report(LoadPhase.MATERIALISE, _WEIGHTS_FOUND + width * share),
+                lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
             )
         self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
