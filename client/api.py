@@ -11,12 +11,24 @@ from mlxsup.protocol.places import find_place
 from .connection import RequestIds
 from .parameters import encode_generate
 from .streams import OnNotice
-from .vectors import RequestOptions
 
 StreamType = TypeVar("StreamType")
 
 
-class GenerateParameters(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of every request; see `generate`."""
+
+    timeout_s: float | None
+    queue_timeout_s: float | None
+    first_token_timeout_s: float | None
+    priority: str | None
+    client: str | None
+    resume: bool
+    keep_alive: float | None
+    on_notice: OnNotice | None
+
+
+class GenerateParameters(RequestOptions, total=False):
     """The keyword arguments of `generate` and `complete`."""
 
     prompt: str | None
@@ -50,14 +62,6 @@ class GenerateParameters(TypedDict, total=False):
     chat_template_kwargs: dict[str, Any] | None
     continue_final_message: bool | None
     response_format: dict[str, Any] | None
-    timeout_s: float | None
-    queue_timeout_s: float | None
-    first_token_timeout_s: float | None
-    priority: str | None
-    client: str | None
-    resume: bool
-    keep_alive: float | None
-    on_notice: OnNotice | None
 
 
 class TokenizeParameters(TypedDict, total=False):

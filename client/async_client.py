@@ -23,7 +23,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import GenerateParameters, TokenizeParameters
+from .api import GenerateParameters, RequestOptions, TokenizeParameters
 from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
@@ -46,7 +46,6 @@ from .streams import OnNotice, value_of
 from .vectors import (
     Embeddings,
     Ranking,
-    RequestOptions,
     embed_body,
     embeddings_of,
     ranking_of,

@@ -23,7 +23,7 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 
-from .api import GenerateParameters, TokenizeParameters
+from .api import GenerateParameters, RequestOptions, TokenizeParameters
 from .connection import Connection
 from .io_thread import IoThread
 from .parameters import (
@@ -46,7 +46,6 @@ from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, va
 from .vectors import (
     Embeddings,
     Ranking,
-    RequestOptions,
     embed_body,
     embeddings_of,
     ranking_of,

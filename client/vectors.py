@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -13,20 +13,6 @@ from mlxsup.protocol.states import FinishReason
 
 from .errors import RequestError, internal
 from .results import Result
-from .streams import OnNotice
-
-
-class RequestOptions(TypedDict, total=False):
-    """The keyword arguments of every request; see `generate`."""
-
-    timeout_s: float | None
-    queue_timeout_s: float | None
-    first_token_timeout_s: float | None
-    priority: str | None
-    client: str | None
-    resume: bool
-    keep_alive: float | None
-    on_notice: OnNotice | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -17,7 +17,7 @@ from .generate import read_stdin
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
-    from mlxsup.client.vectors import RequestOptions
+    from mlxsup.client.api import RequestOptions
 
 COMMAND = "mlxsup embed"
 
@@ -44,7 +44,7 @@ def embed(
     truncate: bool,
     target: Target,
     output: Output,
-    **options: object,
+    **options: Unpack[RequestOptions],
 ) -> int:
     """Example: mlxsup embed all-minilm "What is the tide?"
 
@@ -58,9 +58,9 @@ def embed(
     given = list(texts) if texts and texts != ("-",) else _lines()
     with connect(target) as client:
         if query is None:
-            _embed(client, model, given, output, dimensions, input_type, truncate, options)  # type: ignore[arg-type]
+            _embed(client, model, given, output, dimensions, input_type, truncate, options)
         else:
-            _rank(client, model, query, given, output, top_n, options)  # type: ignore[arg-type]
+            _rank(client, model, query, given, output, top_n, options)
     return ExitStatus.OK
 
 
