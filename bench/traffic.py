@@ -290,7 +290,7 @@ SIDES: dict[str, Start] = {
 SPARED: dict[str, Start] = {
     "mlxsup": mlxsup,
     "mlxsup over HTTP": partial(mlxsup, http=True),
-    "mlxsup, a spare worker": partial(mlxsup, spares=1),
+    "mlxsup, a prewarmed worker": partial(mlxsup, spares=1),
 }
 """The sides of *kill*: with all others every answer is lost."""
 

@@ -339,7 +339,7 @@ class ClientEvents:
             limit_s = self._fleet.settings.drain_timeout_s
         value = {
             "pids": [m.life.pid for m in self._fleet if m.life.pid is not None]
-            + self._fleet.spares.pids,
+            + self._fleet.warm_pool.pids,
             "supervisor_pid": self._daemon.facts.get("pid"),
             "drain_timeout_s": 0.0 if message.now else limit_s,
             "end_limit_s": self._fleet.end_limit_s(),
@@ -365,7 +365,7 @@ class ClientEvents:
     def status(self, now: float) -> dict[str, Any]:
         """What `status --json` prints."""
         settings = self._fleet.settings
-        warm_pool = self._fleet.spares.status(settings, now)
+        warm_pool = self._fleet.warm_pool.status(settings, now)
         ledger = self._serving.ledger
         return status_map(
             self._fleet,

@@ -160,7 +160,7 @@ class Core:
         self.fleet = Fleet(
             settings,
             models,
-            spares=self._warm_pool,
+            warm_pool=self._warm_pool,
             serving=serving,
             prefill_slots=prefill_slots,
             endings=self._endings,

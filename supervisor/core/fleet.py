@@ -114,7 +114,7 @@ class Fleet:
     Args:
         settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
-        spares: processes that wait for a load.
+        warm_pool: processes that wait for a load.
         serving: dispatches their requests.
         prefill_slots: has them read long prompts in turns.
         endings: ends their requests.
@@ -137,7 +137,7 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
-        spares: WarmPool,
+        warm_pool: WarmPool,
         serving: Serving,
         prefill_slots: PrefillSlots,
         endings: Endings,
@@ -149,10 +149,10 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
-        self.kv_budget = KvBudget(outbox, spares)
+        self.kv_budget = KvBudget(outbox, warm_pool)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        self.spares = spares
+        self.warm_pool = warm_pool
         self._serving = serving
         self._prefill_slots = prefill_slots
         self._endings = endings
@@ -197,7 +197,7 @@ class Fleet:
         return model
 
     def look_at_all(self) -> None:
-        """The budget or what spare workers hold has changed: any model may load now, or must go."""
+        """Have all models looked at: the budget, or what the warm pool holds, has changed."""
         self._are_loads_due = True
         for model in self:
             self.touch(model)
@@ -367,7 +367,7 @@ class Fleet:
     def _schedule_loads(self, now: float) -> None:
         """Have models load, and go, whose turn it is, and download what is lacking.
 
-        That depends on the states of models, on what is reserved for each, on spare workers and on
+        That depends on the states of models, on what is reserved for each, on the warm pool and on
         the budget. If no model waits or makes room, and no more is reserved than there is, this is
         so until one of these changes, whatever requests come and go.
         """
@@ -381,7 +381,7 @@ class Fleet:
         self.downloads.settle(self.by_name.values(), now)
         may_run = self._serving.ledger.may_run
         for _ in range(MOST_PASSES):
-            steps = next_steps(self.by_name.values(), self.spares, self.settings, may_run, now)
+            steps = next_steps(self.by_name.values(), self.warm_pool, self.settings, may_run, now)
             if not steps:
                 break
             for model, trigger in steps:

@@ -267,12 +267,12 @@ class KvBudget:
 
     Args:
         outbox: takes what workers are sent.
-        spares: take their part before any row does.
+        warm_pool: take their part before any row does.
     """
 
-    def __init__(self, outbox: Outbox, spares: WarmPool) -> None:
+    def __init__(self, outbox: Outbox, warm_pool: WarmPool) -> None:
         self._outbox = outbox
-        self._spares = spares
+        self._warm_pool = warm_pool
         self._is_due = False
 
     def mark_dirty(self) -> None:
@@ -334,7 +334,7 @@ class KvBudget:
         claims = {one.name: claim_of(one) for one in members}
         rest_bytes, is_short = None, False
         if budget is not None:
-            rest_bytes = budget.size_bytes - self._spares.claimed_bytes(everybody, settings)
+            rest_bytes = budget.size_bytes - self._warm_pool.claimed_bytes(everybody, settings)
             is_short = _is_short(everybody, budget)
         for model in members:
             if model.row_budget is None:

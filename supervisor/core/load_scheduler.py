@@ -75,7 +75,7 @@ def waits_for_load(model: Model) -> bool:
 
 
 def is_unwanted(model: Model) -> bool:
-    """True if it only waits because it has made room, and nobody waits for it any longer: like an
+    """True if it only waits because it has made room, and no request waits for it: like an
     evicted one, it loads with its next request."""
     is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
     return model.life.why is Why.SWAP and is_for_nobody
@@ -116,16 +116,16 @@ Steps = list[tuple[Model, Trigger]]
 
 def next_steps(
     models: Iterable[Model],
-    spares: WarmPool,
+    warm_pool: WarmPool,
     settings: CoreSettings,
     may_run: MayRun,
     now: float,
 ) -> Steps | None:
-    """The turns, evictions, swaps and refusals that are due now; ends spare workers in the way.
+    """The turns, evictions, swaps and refusals that are due now; ends prewarmed workers in the way.
 
     Args:
         models: every model.
-        spares: the spare workers.
+        warm_pool: the prewarmed workers.
         settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
         now: monotonic seconds.
@@ -137,9 +137,9 @@ def next_steps(
     everybody = list(models)
     waiting = [model for model in everybody if waits_for_load(model)]
     swapping = [model for model in everybody if isinstance(model.life.phase, Swapping)]
-    if not (waiting or swapping) and _is_within(everybody, spares, settings):
+    if not (waiting or swapping) and _is_within(everybody, warm_pool, settings):
         return None
-    round_ = _Round(everybody, spares, settings, may_run, now)
+    round_ = _Round(everybody, warm_pool, settings, may_run, now)
     for model in swapping:
         round_.call_off(model)
     unwanted = [model for model in waiting if is_unwanted(model)]
@@ -162,7 +162,7 @@ class _Round:
 
     Args:
         models: every model.
-        spares: the spare workers, which go before any model does.
+        warm_pool: the prewarmed workers, which go before any model does.
         settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
         now: monotonic seconds.
@@ -171,13 +171,13 @@ class _Round:
     def __init__(
         self,
         models: list[Model],
-        spares: WarmPool,
+        warm_pool: WarmPool,
         settings: CoreSettings,
         may_run: MayRun,
         now: float,
     ) -> None:
         self.steps: Steps = []
-        self._spares = spares
+        self._warm_pool = warm_pool
         self._now = now
         self._settings = settings
         self._may_run = may_run
@@ -219,7 +219,7 @@ class _Round:
         turns = self._free_turns_after_crash if phase.is_after_crash else self._free_turns
         is_open = turns > 0
         match self._verdict(model):
-            case Admit() if is_open and not self._fits_with_spares(model):
+            case Admit() if is_open and not self._fits_with_warm_pool(model):
                 self._lacks(model, Wait(reason=self._short_of(model), is_under_way=True))
             case Admit() if is_open:
                 self._let_in(model)
@@ -278,7 +278,7 @@ class _Round:
 
     def give_back(self) -> None:
         """Evict idle models if more is reserved than the budget allows, and not just until workers
-        have given back what they keep for reuse. Spare workers go before them."""
+        have given back what they keep for reuse. Prewarmed workers go before them."""
         if self._budget is None:
             return
         # What a model waits for is held by now. Prewarmed workers stay if they fit once those that
@@ -287,7 +287,7 @@ class _Round:
         everybody = self._loaded.values()
         leaving = [one for one in everybody if one.standing is Standing.LEAVING]
         leaving_bytes = sum(one.reserved_bytes for one in leaving)
-        self._spares.make_room(self._left_of(kept_bytes) + leaving_bytes, self._now)
+        self._warm_pool.make_room(self._left_of(kept_bytes) + leaving_bytes, self._now)
         if self._is_giving_back():
             return
         names = give_back(self._loaded.values(), budget_bytes=kept_bytes)
@@ -336,20 +336,20 @@ class _Round:
         return verdict
 
     def _let_in(self, model: Model) -> None:
-        self.steps.append((model, Turn(spare=self._spares.hand_over(model))))
+        self.steps.append((model, Turn(prewarmed=self._warm_pool.hand_over(model))))
         self._free_turns -= 1
         self._free_turns_after_crash -= pending(model).is_after_crash
         self._hold(model)
 
-    def _fits_with_spares(self, model: Model) -> bool:
-        """True if there is room without ending any spare worker; those in the way are ended."""
+    def _fits_with_warm_pool(self, model: Model) -> bool:
+        """True if there is room without ending any prewarmed worker; those in the way are ended."""
         if self._budget is None:
             return True
         left_bytes = self._left_bytes(model) - model.life.needed_bytes
-        return self._spares.make_room(left_bytes, self._now, for_whom=model)
+        return self._warm_pool.make_room(left_bytes, self._now, for_whom=model)
 
     def _short_of(self, model: Model) -> str:
-        free_bytes = self._left_bytes(model) - self._spares.reserved_bytes
+        free_bytes = self._left_bytes(model) - self._warm_pool.reserved_bytes
         return f"{needs(model.life.needed_bytes, free_bytes)}: prewarmed workers are about to go"
 
     def _left_bytes(self, model: Model) -> int:
@@ -454,8 +454,8 @@ class _Round:
             self._loaded[name] = replace(self._loaded[name], standing=Standing.LEAVING)
 
 
-def _is_within(models: list[Model], spares: WarmPool, settings: CoreSettings) -> bool:
+def _is_within(models: list[Model], warm_pool: WarmPool, settings: CoreSettings) -> bool:
     if settings.budget is None:
         return True
-    reserved_bytes = sum(model.life.reserved_bytes for model in models) + spares.reserved_bytes
+    reserved_bytes = sum(model.life.reserved_bytes for model in models) + warm_pool.reserved_bytes
     return reserved_bytes <= settings.budget.kept_bytes

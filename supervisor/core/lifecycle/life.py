@@ -299,14 +299,14 @@ class Life:
         """Add to what this transition causes."""
         self._outcomes.extend(outcomes)
 
-    def spawn(self, spare: int | None) -> None:
-        """Start a process of the current generation, or make one of a spare worker."""
+    def spawn(self, prewarmed: int | None) -> None:
+        """Start a process of the current generation, or make one of a prewarmed worker."""
         spawn = Spawn(
             model=self.name,
             generation=self.generation,
             launch=self.launch,
             known_batching=self.known_batching,
-            prewarmed=spare,
+            prewarmed=prewarmed,
         )
         self.do(spawn)
 

@@ -560,7 +560,7 @@ def _spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
     is_restart = life.why is Why.RESTART
     life.enter(Loading(since=now, stalls_at=stalls_at, is_restart=is_restart))
     life.load_times = LoadTimes.begun(now, life.load_times)
-    life.spawn(trigger.spare)
+    life.spawn(trigger.prewarmed)
 
 
 def _advance(

@@ -85,10 +85,10 @@ class Turn:
     """It is this model's turn to load.
 
     Attributes:
-        spare: the number of the spare worker that it takes over; None for a new process.
+        prewarmed: the number of the prewarmed worker that it takes over; None for a new process.
     """
 
-    spare: int | None = None
+    prewarmed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
