@@ -60,7 +60,7 @@ ROWS: dict[ErrorCode, Row] = {
 NAMES = {ErrorCode.UNKNOWN_MODEL: "model_not_found"}
 """Codes that OpenAI's clients know under another name."""
 
-PARAMS = {"prompt_tokens": "prompt"}
+PARAMS = {"prompt_tokens": "prompt", "texts": "input"}
 """Parameters of ours that are another field there."""
 
 SHOWN = ("known", "close")
@@ -123,7 +123,8 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
 
 def renamed(message: str, ours: str, theirs: str) -> str:
     """Return a message that begins with the name of a field, under the name that was sent."""
-    return theirs + message[len(ours) :] if message.startswith(f"{ours} ") else message
+    is_about = message.startswith((f"{ours} ", f"{ours}["))
+    return theirs + message[len(ours) :] if is_about else message
 
 
 def advice_of(close: Any) -> str:

@@ -211,7 +211,7 @@ class PoolingBody:
     truncate: bool | None = None
 
     def __post_init__(self) -> None:
-        name = "texts" if self.query is None else "documents"
+        name = self.name
         if not isinstance(self.texts, list):
             raise invalid("texts", "a list of texts", self.texts, subject=name)
         if not 1 <= len(self.texts) <= MAX_TEXTS:
@@ -219,9 +219,9 @@ class PoolingBody:
             expected = f"a list of 1 to {MAX_TEXTS} texts"
             raise invalid("texts", expected, subject=name, shown=shown)
         for nth, text in enumerate(self.texts):
-            _check_text(text, f"{name}[{nth}]", is_ranked=self.query is not None)
+            _check_text(text, "texts", f"{name}[{nth}]", is_ranked=self.query is not None)
         if self.query is not None:
-            _check_text(self.query, "query", is_ranked=True, parameter="query")
+            _check_text(self.query, "query", "query", is_ranked=True)
         size = self.dimensions
         if size is not None and not (type(size) is int and 1 <= size <= MAX_DIMENSIONS):
             raise invalid("dimensions", f"an integer from 1 to {MAX_DIMENSIONS}", size)
@@ -233,6 +233,11 @@ class PoolingBody:
         if self.query is not None and (size is not None or kind is not None):
             given = "dimensions" if size is not None else "input_type"
             raise unfit(given, f"{given} has no effect on a ranking: leave it out")
+
+    @property
+    def name(self) -> str:
+        """The name of the texts in an error: as in `Client.embed` and `Client.rerank`."""
+        return "texts" if self.query is None else "documents"
 
     def parameters(self) -> dict[str, Any]:
         """Return how to answer: what a request needs besides its tokens to be resumed."""
@@ -271,7 +276,7 @@ class PoolingBody:
         return cls(**given)
 
 
-def _check_text(text: object, name: str, *, is_ranked: bool, parameter: str = "texts") -> None:
+def _check_text(text: object, parameter: str, name: str, *, is_ranked: bool) -> None:
     expected = "text" if is_ranked else "text, or a list of token ids"
     if isinstance(text, list) and not is_ranked:
         for token in text:

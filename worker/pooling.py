@@ -47,12 +47,11 @@ def check_lengths(lengths: Sequence[int], body: PoolingBody, limit: int) -> None
     """
     longest = max(lengths)
     if longest > limit:
-        name = "texts" if body.query is None else "documents"
         raise RemoteError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"{name}[{lengths.index(longest)}] has {longest} tokens, and this model reads"
+            f"{body.name}[{lengths.index(longest)}] has {longest} tokens, and this model reads"
             f" {limit}: send shorter pieces, or truncate: true",
-            detail={"prompt_tokens": longest, "context_length": limit},
+            detail={"parameter": "texts", "prompt_tokens": longest, "context_length": limit},
         )
 
 

@@ -23,6 +23,7 @@ from mlxsup.protocol.pooling import unpack_vector
 from ..answers import Answer, OpenAnswers, ignored
 from ..converter import Sent
 from ..errors import failure_of
+from ..failure import Failure
 from ..headers import REQUEST_ID
 from ..shape import encode
 from .requests import Form, VectorAsk
@@ -39,7 +40,7 @@ async def answer_vectors(
 
     Raises:
         Failure: the daemon has refused.
-        Disconnected: nobody waits for the answer any longer.
+        Disconnected: the client has left.
     """
     asked = Answer(client, ask, sent, open_answers, None, open_answers.meter)
     shown: dict[int, str] = {}
@@ -52,7 +53,12 @@ async def answer_vectors(
                 await asyncio.sleep(0)  # others get their turn between two vectors
 
     began = time.monotonic()
-    [result] = await asked.read(take, request.receive)
+    try:
+        [result] = await asked.read(take, request.receive)
+    except Failure as failure:
+        if failure.param == "input" and ask.form == Form.RANKING:
+            failure.param = "documents"
+        raise
     try:
         # The scores of a ranking are one number each.
         found = ranked(result, ask.top_n) if ask.form == Form.RANKING else []

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from mlxsup.client import Delta, FinishReason, Result, Usage
+from mlxsup.client import Delta, FinishReason, RequestError, Result, Usage
 from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.vectors.requests import VectorAsk
 from mlxsup.protocol.codec import decode_body
+from mlxsup.protocol.errors import invalid
 from mlxsup.protocol.pooling import PoolingBody, pack_vector
 
 from support.gateway.played_gateway import PlayedDaemon, Site
@@ -123,3 +124,20 @@ def test_ranking_has_the_best_first(path: str) -> None:
     assert found["results"] == [
         {"index": 1, "relevance_score": 0.75}, {"index": 0, "relevance_score": 0.5},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "ours", "theirs"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}, "texts", "input"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}, "documents", "documents"),
+    ],
+)
+def test_refusal_of_the_daemon_names_the_field_that_was_sent(
+    path: str, fields: dict[str, Any], ours: str, theirs: str
+) -> None:
+    error = RequestError.of(invalid("texts", "text", 3, subject=f"{ours}[1]"))
+    response = asyncio.run(Site(PlayedDaemon([error])).ask("POST", path, {"model": "m", **fields}))
+    said = response.json()["error"]
+    assert (response.status, said["param"]) == (400, theirs)
+    assert said["message"] == f"{theirs}[1] must be text, not 3"

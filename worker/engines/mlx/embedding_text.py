@@ -110,14 +110,16 @@ class EmbeddingText:
         check_lengths(lengths, body, self.limit)
         for nth, one in enumerate(ids):
             if not one:
-                raise invalid("texts", "text of at least one token", subject=f"texts[{nth}]",
-                              shown="text of none")  # fmt: skip
+                subject = f"{body.name}[{nth}]"
+                raise invalid(
+                    "texts", "text of at least one token", subject=subject, shown="text of none"
+                )
             if max(one) >= self.vocabulary_size:
                 raise invalid(
                     "texts",
                     f"ids below this model's vocabulary of {self.vocabulary_size}",
                     max(one),
-                    subject=f"texts[{nth}]",
+                    subject=f"{body.name}[{nth}]",
                 )
         return Prompt(tokens=[token for one in ids for token in one], lengths=tuple(lengths))
 

@@ -443,7 +443,7 @@ class BatchSampler:
 
 
 class TableRow:
-    """One row of an array, cut out when it is asked for: for most tokens nobody asks.
+    """One row of an array, cut out when it is asked for, which it seldom is.
 
     Args:
         table: of all rows.
