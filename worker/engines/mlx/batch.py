@@ -52,7 +52,7 @@ class Follower:
     """A row whose prompt waits for that of another row.
 
     Attributes:
-        row: it.
+        row: the one that waits.
         leader: the other row's uid.
         fork: how many first tokens both have.
     """
@@ -66,19 +66,19 @@ class MlxBatch:
     """Rows that prefill and decode.
 
     Attributes:
-        passes: the ways of running the rows.
+        mode: how rows share passes.
         clock: seconds that this process has worked, to time the steps with.
         logits_width: width of the model's output, known after the first token.
         gives_numbers: whether no log-probability of the first token was NaN; minus infinity is
             that of an id that can never be drawn.
 
     Args:
-        passes: closed with the batch.
-        turns: decides which prompts they read next.
+        mode: how rows share passes; closed with the batch.
+        scheduler: decides which prompts are read next.
         stream: made on this thread.
         stop_tokens: ids that end an answer.
         spared_tokens: ids that XTC never leaves out.
-        costs: sizes the prefill chunks; the same as that of `turns`.
+        costs: sizes the prefill chunks; the same as those of `scheduler`.
         prefixes: caches of earlier rows.
         shapes: of its steps; None: the device compiles nothing for a new one.
         clock: see the attribute.
@@ -86,8 +86,8 @@ class MlxBatch:
 
     def __init__(
         self,
-        passes: BatchMode,
-        turns: PrefillScheduler,
+        mode: BatchMode,
+        scheduler: PrefillScheduler,
         *,
         stream: mx.Stream,
         stop_tokens: Sequence[int],
@@ -97,8 +97,8 @@ class MlxBatch:
         shapes: SeenShapes | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.mode = passes
-        self._scheduler = turns
+        self.mode = mode
+        self._scheduler = scheduler
         self._stream = stream
         self._costs = costs
         self._prefixes = prefixes

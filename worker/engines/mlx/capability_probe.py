@@ -2,6 +2,12 @@
 
 It is measured at each load and not listed by model type, because a list would age with each
 release of mlx-lm and cannot know configurations: `rope_type: dynamic` breaks any type.
+
+mlx-lm's model types differ in how they handle padding and several rows. So three rows of different
+lengths run together, the third of them joining late and one leaving early, through the code that
+serves requests. Their tokens are forced: all follow one sequence of ids, each from a different
+place in it. So a single row over a plain cache shows what each of them should give at each step,
+and the logits are comparable even if rounding differs.
 """
 
 from __future__ import annotations

@@ -6,6 +6,11 @@ other prompts will diverge from this one.
 
 A snapshot every n tokens would take the memory of a row each and miss by up to n; these places are
 known beforehand or learned from other prompts.
+
+For a chat the template is asked, on the helper threads: what two chats with the same system prompt
+and tools would share with this one, and what the chat's own next turn would. The latter is less
+than the whole prompt if a template strips the reasoning of earlier answers, or opens an answer
+differently from how it shows it later.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ MOST = 100_000
 
 
 class LoadSteps:
-    """Counts the steps of one load.
+    """The steps of one load before READY, as progress: each renews the limit of a stalled load.
+
+    Their number is not known beforehand. With CUDA each of them may compile kernels for half a
+    minute, so all together may take longer than `load_stall_timeout_s`; none of them may.
 
     Args:
         show: takes the progress of the load.
@@ -294,11 +297,11 @@ class MlxEngine:
             largest_chunk=LARGEST_CPU_CHUNK if self.facts.backend == "cpu" else LARGEST_CHUNK,
         )
         kind = TogetherScheduler if way is Batching.TOGETHER else SerialScheduler
-        turns = kind(costs, decode_share=self._spec.decode_share)
+        scheduler = kind(costs, decode_share=self._spec.decode_share)
         self.prefixes = PrefixCache()
         self.batch = MlxBatch(
             make_mode(way, self.model, stream=self.stream, draw=choose_draw(self.facts.backend)),
-            turns,
+            scheduler,
             stream=self.stream,
             stop_tokens=self._text.stop_tokens,
             spared_tokens=self._text.spared_tokens,

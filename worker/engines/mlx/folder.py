@@ -2,6 +2,15 @@
 
 No MLX here: everything that can be checked without it is checked before it is imported, and
 errors name the file (B6). mlx-lm would take a missing folder for the id of a model to download.
+
+mlx-lm builds what config.json describes, layer by layer, and looks at the weight files afterwards:
+10^9 layers fill the memory of the machine. So sizes that are absurd beside the shapes of the weight
+files are refused here; mlx-lm itself refuses what differs a little.
+
+The import of MLX takes a second or more in which the disk has nothing to do. Meanwhile the weights
+are read into the system's page cache: at most half of the available memory, because more would push
+out what was read first. That has no effect but on time: the load reads the same files, and says
+what is wrong with them.
 """
 
 from __future__ import annotations

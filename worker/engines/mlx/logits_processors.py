@@ -47,6 +47,8 @@ def entries_at(ids: Sequence[Sequence[int]], width: int) -> tuple[mx.array, mx.a
 class GrammarProcessor:
     """Forbids the tokens that the grammar does not allow next.
 
+    llguidance has its own kernel for Metal; plain array operations work everywhere.
+
     Args:
         grammar: its state after what was delivered in an earlier life.
     """

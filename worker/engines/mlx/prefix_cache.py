@@ -5,6 +5,10 @@ Everything here belongs to the thread that owns the engine.
 Copies share their arrays with the entry until one of both is written to. What mlx-lm extracts from
 a batch of states is copied down before it is counted, because the view would keep the whole batch
 alive.
+
+Rows that were set aside are kept apart, for themselves alone: such a state goes when the supervisor
+says so, when its row returns, or with the process. Text, grammar and draws are replayed from the
+delivered ids, as after a crash.
 """
 
 from __future__ import annotations

@@ -11,8 +11,13 @@ rounding only changes the draw if it swaps the two largest, which is several tim
 CPU a row's logits have equal bits in any company, so what a draw costs is what counts. On a GPU
 they are rounded otherwise in every batch and after a resume.
 
+Filters are computed row by row along the vocabulary, and one that a row does not ask for leaves
+that row as it is, bit by bit. A filter that no row asks for is not computed.
+
 `DrawingBatch` is mlx-lm's batch of rows that decode with this sampler: its own calls one for each
-row, which on a GPU costs the thread that steps 0.18 ms for each row with a temperature.
+row, which on a GPU costs the thread that steps 0.18 ms for each row with a temperature. mlx-lm's
+batch keeps what belongs to a row in lists with an entry for each; of these, `samplers` has our
+`RowDraws`, and what mlx-lm would call for rows without a sampler is the way that tokens are drawn.
 """
 
 from __future__ import annotations
