@@ -18,7 +18,7 @@ from .check import suggestion, table_around, table_in
 from .entries import Edit, Tables, inner, parsed, put
 from .lines import Place, table_key
 from .load import ConfigText, DaemonConfig
-from .tables import FileTable, ModelTable, SamplingTable, Table
+from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
 
@@ -105,7 +105,8 @@ def place_of(key: str, config: DaemonConfig) -> Place:
             place = (section, *rest.split("."))
     table, inside = table_around(place)
     if table is FileTable:
-        raise _is_table(place, list(ModelTable.model_fields))
+        keys = ClientTable if section == "clients" else ModelTable
+        raise _is_table(place, list(keys.model_fields))
     field = table.model_fields.get(inside[0])
     if field is None:
         message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
@@ -177,7 +178,7 @@ def value_of(text: str, place: Place) -> Any:
         with suppress(ValidationError):
             table.model_validate(wrapped)
             return value
-    return meant[0]
+    return meant[0] if meant[0] == meant[0] else text  # NaN would not be found again in the file
 
 
 def shown(value: Any) -> str:

@@ -124,6 +124,7 @@ REFUSED = {
     "presets": ("models.a.presets", "1", "usage", "is a table"),
     "a client": ("clients.x", "1", "usage", "is a table"),
     "inside a value": ("models.a.pinned.x", "1", "usage", "is no table"),
+    "no number": ("clients.y.weight", "nan", "usage", "must be a number from 0.001"),
     "no text": ("models.a.pinned", True, "usage", "must be text"),
     "too much text": ("models.a.path", "x" * 5000, "usage", "at most 4096"),
     "an alias": ("models.ay.pinned", "true", "is_alias", "another name of a"),
