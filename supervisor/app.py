@@ -376,13 +376,14 @@ class App:
         ending = asyncio.create_task(self._finished.wait())
         try:
             await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
-            if self._finished.is_set():  # also if both have ended in the same turn of the loop
-                return False
-            read = reading.result()
         finally:
             for one in (reading, ending):
                 one.cancel()
             await asyncio.wait([reading, ending])  # the process that reads is ended, too
+        # Nothing waits from here to the new core, which would not know of the signal.
+        if self._finished.is_set():
+            return False
+        read = reading.result()
         self._memory.adopt(read, self._memory.needs_of(read))
         self._memory.settings_of(read.config)  # which logs the budget
         self._core = self._core_of(read.config)

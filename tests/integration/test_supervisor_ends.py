@@ -43,6 +43,7 @@ from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper
 from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.memory.snapshot import ConfigSnapshot, MemorySnapshot
 from mlxsup.supervisor.process_identity import process_identity
 from mlxsup.supervisor.runtime_folder import (
     FILES_PER_MODEL,
@@ -51,7 +52,7 @@ from mlxsup.supervisor.runtime_folder import (
 )
 from mlxsup.supervisor.sockets.clients import Clients
 from mlxsup.supervisor.workers import leftovers as leftovers_module
-from mlxsup.supervisor.workers.leftovers import WorkerRecord
+from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnits
 
 from support.cli.notify_socket import NotifySocket
@@ -144,6 +145,33 @@ def test_a_socket_that_cannot_listen_is_named_with_what_to_do(
         reason = os.strerror(errno.EOPNOTSUPP)
         assert str(caught.value) == f"cannot listen at {folder}/run/client.sock: {reason}"
         assert (caught.value.hint, caught.value.exit_code) == ("set another runtime_dir", 73)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_signal_in_any_turn_around_the_end_of_reading_folders_ends_the_daemon_P12(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = MemorySnapshot.read
+
+    async def read_then_signal(self: MemorySnapshot, config: DaemonConfig) -> ConfigSnapshot:
+        result = await read(self, config)
+        loop = asyncio.get_running_loop()
+
+        def wait(left: int) -> None:
+            if left:
+                loop.call_soon(wait, left - 1)
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        wait(turns)
+        return result
+
+    monkeypatch.setattr(MemorySnapshot, "read", read_then_signal)
+    with short_folder() as folder:
+        path = write_config(folder, {"a": fake()}, {})
+        with restored_process():
+            assert run_daemon(load_config(path), on_change=print, on_listening=print) == 0
+        assert live_workers(folder / "run") == []
 
 
 def test_lines_that_a_log_folder_does_not_take_are_reported_at_the_end(
