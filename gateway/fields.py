@@ -111,6 +111,21 @@ def time_limits() -> tuple[Field, ...]:
     )  # fmt: skip
 
 
+KEEP_ALIVE = used(
+    "keep_alive",
+    "how long the model stays loaded once it is idle: seconds, or a text such as `5m`; 0: unload it"
+    " then; below 0: keep it",
+)
+
+OF_EVERY_REQUEST = (
+    used("model", "the name of a model of the configuration"),
+    KEEP_ALIVE,
+    *passed("priority"),
+    *time_limits(),
+)
+"""Fields that say who answers and when, and nothing of the answer."""
+
+
 def check_fields(
     values: Mapping[str, Any], fields: Sequence[Field], unread: list[str], *, within: str = ""
 ) -> dict[str, Any]:
@@ -313,7 +328,7 @@ def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
 
 
 FOR_EVER = -1.0
-KEEP_ALIVE = ("keep_alive", "ttl")
+KEEP_ALIVE_NAMES = ("keep_alive", "ttl")
 """How long a model stays once it is idle: Ollama's name, and LM Studio's."""
 
 _WITH_UNIT = re.compile(r"[\d.]+[a-z]+")
@@ -325,7 +340,7 @@ def read_keep_alive(given: dict[str, Any]) -> None:
     Raises:
         Failure: a value is no time, or both are there.
     """
-    named = [name for name in KEEP_ALIVE if name in given]
+    named = [name for name in KEEP_ALIVE_NAMES if name in given]
     if len(named) > 1:
         raise bad_field("ttl", "ttl and keep_alive mean the same; send only one of them")
     for name in named:

@@ -78,7 +78,7 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
     try:
         (result,), headers = await read_whole(request, ask, whole, _drop)
     except Failure as failure:
-        if failure.param == "prompt":
+        if failure.param in ("prompt", "echo"):
             failure.param, failure.message = "tokens", renamed(failure.message, "prompt", "tokens")
         raise
     text = {"prompt": result.prompt, "content": result.prompt}

@@ -291,7 +291,8 @@ class Lane:
         text = self._own_codec().prompt_text(body, prompt.tokens)
         if (size := len(text.encode())) > MAX_TEXT_BYTES:
             raise unfit(
-                "echo", f"echo repeats prompts of at most {MAX_TEXT_BYTES:,} bytes, not {size:,}"
+                "echo",
+                f"text that is shown must have at most {MAX_TEXT_BYTES:,} bytes, not {size:,}",
             )
         return text
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import (
+    KEEP_ALIVE,
     Field,
     Use,
     add_to_template,
@@ -33,8 +34,7 @@ _BOTH = (
     used("stream", "false: one object; otherwise a line of JSON for each piece", bool),
     used("format", "`json`, or a JSON schema that the answer must match"),
     used("options", "how to sample; see below", dict),
-    used("keep_alive", "how long the model stays loaded once it is idle: seconds, or a "
-          "text such as `5m`; 0: it goes then; below 0: for ever"),
+    KEEP_ALIVE,
     used("think", "true, false or an effort: given to the chat template"),
     Field("truncate", Use.HINT, "a prompt that is too long is refused", (False,)),
     Field("shift", Use.HINT, "an answer ends where the context does", (False,)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, hints, ignored, passed, time_limits, used
+from ..fields import KEEP_ALIVE, Field, Use, hints, ignored, passed, time_limits, used
 from .synonyms import NEUTRAL_ELSEWHERE, NEUTRAL_IN_CHATS
 
 _BOTH = (
@@ -19,8 +19,7 @@ _BOTH = (
              "top_k", "min_p", "min_tokens", "repetition_penalty", "penalty_window",
              "xtc_probability", "xtc_threshold", "stop_token_ids", "ignore_eos", "priority",
              "response_format"),
-    used("keep_alive", "how long the model stays loaded once it is idle, until the next "
-          "request: seconds, or a text such as `5m`; 0: it goes then; below 0: for ever"),
+    KEEP_ALIVE,
     used("ttl", "LM Studio's name of `keep_alive`"),
     *time_limits(),
     *ignored("user", "metadata", "store", "service_tier"),

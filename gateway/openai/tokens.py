@@ -7,6 +7,7 @@ from typing import Any
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import (
+    OF_EVERY_REQUEST,
     Field,
     Use,
     check_fields,
@@ -14,21 +15,12 @@ from ..fields import (
     passed,
     read_keep_alive,
     read_model,
-    time_limits,
     used,
 )
 from .messages import read_messages, read_tools
 
 COUNTED = {"ids": False}
 """The `tokenize` of a request that only counts."""
-
-_BOTH = (
-    used("model", "the name of a model of the configuration", str),
-    used("keep_alive", "how long the model stays loaded once it is idle: seconds, or a text such "
-         "as `5m`; 0: unload it then; below 0: keep it"),
-    *passed("priority"),
-    *time_limits(),
-)  # fmt: skip
 
 _CHAT = (
     used("messages", "the chat; its template makes the prompt", list),
@@ -45,14 +37,14 @@ TOKENIZE_FIELDS = (
     used("add_special_tokens", "false: no begin-of-text token before the prompt; a chat has those "
          "of its template", bool),
     used("add_special", "llama-server's name of `add_special_tokens`", bool),
-    *_BOTH,
+    *OF_EVERY_REQUEST,
     *hints((False,), "return_token_strs", "with_pieces"),
     *hints((True,), "parse_special"),
 )  # fmt: skip
 
-TEMPLATE_FIELDS = (*_CHAT, *_BOTH)
+TEMPLATE_FIELDS = (*_CHAT, *OF_EVERY_REQUEST)
 
-DETOKENIZE_FIELDS = (used("tokens", "a list of token ids", list), *_BOTH)
+DETOKENIZE_FIELDS = (used("tokens", "a list of token ids", list), *OF_EVERY_REQUEST)
 
 
 def read_tokenize(body: dict[str, Any]) -> Ask:

@@ -11,21 +11,13 @@ from mlxsup.protocol.pooling import MAX_TEXTS
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import (
+    OF_EVERY_REQUEST,
     check_fields,
     hints,
     ignored,
-    passed,
     read_keep_alive,
     read_model,
-    time_limits,
     used,
-)
-
-_ALL = (
-    used("model", "the name of a model of the configuration"),
-    used("keep_alive", "how long the model stays loaded once it is idle"),
-    *passed("priority"),
-    *time_limits(),
 )
 
 _CUT = used("truncate", "true: a text that is too long is cut; otherwise it is refused", bool)
@@ -38,7 +30,7 @@ EMBEDDING_FIELDS = (
     used("input_type", "the kind of text, as the model's makers call it: `query`, `document`"),
     _CUT,
     used("ttl", "LM Studio's name of `keep_alive`"),
-    *_ALL,
+    *OF_EVERY_REQUEST,
     *hints((-1,), "truncate_prompt_tokens"),
     *hints((True,), "add_special_tokens"),
     *ignored("user"),
@@ -49,7 +41,7 @@ RERANK_FIELDS = (
     used("documents", f"up to {MAX_TEXTS:,} texts, or objects with a `text`", list),
     used("top_n", "only so many of the best; otherwise all", int),
     _CUT,
-    *_ALL,
+    *OF_EVERY_REQUEST,
     *hints((False,), "return_documents"),
     *hints((), "max_tokens_per_doc", "max_chunks_per_doc"),
     *ignored("user"),
@@ -59,13 +51,13 @@ OLLAMA_EMBED_FIELDS = (
     used("input", f"a text, or a list of up to {MAX_TEXTS:,} texts"),
     used("dimensions", "as of /v1/embeddings", int),
     used("truncate", "false: a text that is too long is refused; otherwise it is cut", bool),
-    *_ALL,
+    *OF_EVERY_REQUEST,
     *ignored("options"),
 )
 
 OLLAMA_EMBEDDING_FIELDS = (
     used("prompt", "a text", str),
-    *_ALL,
+    *OF_EVERY_REQUEST,
     *ignored("options"),
 )
 
