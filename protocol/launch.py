@@ -67,7 +67,9 @@ class Values:
 
 _TEXT = {"values": Values("a folder", lambda value: isinstance(value, str))}
 _POOLING = {
-    "values": Values("empty, mean, cls or last", lambda v: v in ("", "mean", "cls", "last"))
+    "values": Values(
+        "empty, mean, cls, last or yes_no", lambda v: v in ("", "mean", "cls", "last", "yes_no")
+    )
 }
 _ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES)}
 _FROM_0 = {"values": Values("an integer of 0 or more", lambda value: is_integer(value, 0))}
@@ -130,8 +132,8 @@ class LaunchSettings:
         prefix_cache_bytes: memory for the prefixes of earlier prompts, to be reused; None: a share
             of the memory that is free after the load.
         sampling: parameters of requests that leave them out, by name; before those of the model.
-        pooling: `mean`, `cls` or `last` to make an embedding model of any model; empty: as its
-            folder says.
+        pooling: `mean`, `cls` or `last` to make an embedding model of any model, `yes_no` to rank
+            with one; empty: as its folder says.
         fake: options of the fake engine, by name.
     """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,15 @@ NOUNS = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rankings
 
 
 class Mode(StrEnum):
-    """How the vectors of a text's tokens become one; the values of `pooling` in an entry."""
+    """How the vectors of a text's tokens become one."""
 
     MEAN = "mean"
     CLS = "cls"
     LAST = "last"
 
+
+YES_NO = "yes_no"
+"""The value of `pooling` for a decoder that ranks by its yes and no, as Qwen3-Reranker does."""
 
 ENCODERS = ("bert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
 """Types of models that see all of a text at once, and write none."""
@@ -73,6 +76,9 @@ class Pooling:
         prompts: what stands before a text, by the kind of text.
         default_prompt: the kind of a text without one; empty: nothing stands before it.
         lowercases: whether texts are written in small letters first.
+        answers: of a decoder that ranks by the token that it would write next: the token, or the
+            word, that says that a document fits, and then the one that says that it does not;
+            empty: the model has a layer for scores.
         problem: why the model cannot be served, a sentence; empty if it can.
     """
 
@@ -84,6 +90,7 @@ class Pooling:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     lowercases: bool = False
+    answers: tuple[int | str, ...] = ()
     problem: str = ""
 
 
@@ -100,22 +107,65 @@ def find_pooling(folder: Path, config: Mapping[str, Any], asked: str = "") -> Po
     named = config.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     is_encoder = config.get("model_type") in ENCODERS
-    if is_encoder and architecture.endswith("ForSequenceClassification"):
+    modules = _json(folder / "modules.json")
+    modules = modules if isinstance(modules, list) else []
+    if asked == YES_NO:
+        return _by_answers(folder, ("yes", "no"))
+    if architecture.endswith("ForSequenceClassification"):
         labels = config.get("id2label")
         count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
         problem = "" if count == 1 else f"it sorts texts into {count} classes, and ranks none"
         mode = Mode.MEAN if config.get("classifier_pooling") == "mean" else Mode.CLS
+        if not is_encoder:
+            mode = Mode.LAST
         return Pooling(task=Task.RERANK, mode=mode, normalises=False, problem=problem)
-    modules = _json(folder / "modules.json")
-    has_modules = isinstance(modules, list) and bool(modules)
-    if not (is_encoder or has_modules or asked):
+    if not asked and (place := _place_of("LogitScore", modules)) is not None:
+        return _by_answers(folder, _answers_in(_object(folder / place / "config.json")))
+    if not asked and not modules and _is_qwen_reranker(folder, config):
+        return _by_answers(folder, ("yes", "no"))
+    if not (is_encoder or modules or asked):
         return None
-    found = _of_modules(folder, modules if has_modules else [])
-    return found if not asked else Pooling(**{**_values(found), "mode": Mode(asked), "problem": ""})
+    found = _of_modules(folder, modules)
+    return replace(found, mode=Mode(asked), problem="") if asked else found
 
 
-def _values(pooling: Pooling) -> dict[str, Any]:
-    return {name: getattr(pooling, name) for name in Pooling.__dataclass_fields__}
+def _is_qwen_reranker(folder: Path, config: Mapping[str, Any]) -> bool:
+    """True if the name says so: the files of Qwen3-Reranker are those of a model that chats."""
+    repository = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
+    names = f"{folder.name} {repository}".lower()
+    return config.get("model_type") == "qwen3" and "reranker" in names
+
+
+def _by_answers(folder: Path, answers: tuple[int | str, ...]) -> Pooling:
+    found = _of_modules(folder, [])
+    problem = "" if answers else "its LogitScore names no token"
+    return replace(
+        found,
+        task=Task.RERANK,
+        mode=Mode.LAST,
+        normalises=False,
+        answers=answers,
+        problem=problem,
+    )
+
+
+def _answers_in(settings: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return the tokens that the settings of a LogitScore name; none if they are wrong."""
+    fits, fits_not = settings.get("true_token_id"), settings.get("false_token_id")
+    given = [fits] if fits_not is None else [fits, fits_not]
+    tokens = tuple(one for one in given if type(one) is int and one >= 0)
+    return tokens if len(tokens) == len(given) else ()
+
+
+def _kind_of(module: object) -> str:
+    """Return the name of a module's class; empty: it is none."""
+    return str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
+
+
+def _place_of(kind: str, modules: Sequence[Any]) -> str | None:
+    """Return the folder of the first module of a kind, within that of the model."""
+    found = (str(one.get("path", "")) for one in modules if _kind_of(one) == kind)
+    return next((place for place in found if "/" not in place and ".." not in place), None)
 
 
 def _of_modules(folder: Path, modules: Sequence[Any]) -> Pooling:
@@ -123,7 +173,7 @@ def _of_modules(folder: Path, modules: Sequence[Any]) -> Pooling:
     values: dict[str, Any] = {"normalises": not modules}
     dense = []
     for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
+        kind = _kind_of(module)
         place = str(module.get("path", "")) if kind else ""
         match kind:
             case "Transformer" | "Dropout":

@@ -500,11 +500,12 @@ class ModelTable(Table):
     wired: SizeAutoOrOff = key(
         "off", 'memory that cannot be paged out; "auto": the size of the weights'
     )
-    pooling: Literal["", "mean", "cls", "last"] = key(
+    pooling: Literal["", "mean", "cls", "last", "yes_no"] = key(
         _LAUNCH.pooling,
         "make embeddings with any model: mean, cls or last",
-        " of a text's vectors; empty: as the files of the model say",
-        description='"mean", "cls" or "last"',
+        " of a text's vectors; `yes_no` ranks documents by whether the model would say yes or no,"
+        " as Qwen3-Reranker; empty: as the files of the model say",
+        description='"mean", "cls", "last" or "yes_no"',
     )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,

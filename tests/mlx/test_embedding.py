@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm import load
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.pooling import PoolingBody, unpack_vector
+from mlxsup.protocol.pooling import PoolingBody, Task, unpack_vector
 from mlxsup.worker.engine import BadModelError, EngineFacts, Row
 from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine
 
@@ -34,6 +37,18 @@ EXPECTED = {
 }
 """The first numbers for two texts, by transformers 5.24 with torch on a CPU: the mean of the last
 hidden states of the same folder, normalised."""
+
+
+def name_tokens(folder: Path, names: Mapping[int, str]) -> None:
+    """Give tokens of a tokenizer other names."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    model = content["model"]
+    before = {number: name for name, number in model["vocab"].items()}
+    gone = {before[number] for number in names}
+    model["vocab"] = {names.get(number, name): number for number, name in before.items()}
+    pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
+    model["merges"] = [pair for pair in pairs if "".join(pair) not in gone]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 class Loaded:
@@ -123,6 +138,117 @@ def test_decoder_embeds_without_its_output_layer(name: str, tmp_path: Path) -> N
         together, [*loaded.vectors([SHORT]), *loaded.vectors([LONG])], atol=1e-4
     )
     assert loaded.facts.warnings == ()
+
+
+SCORE_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ message['role'] + ' ' + message['content'] + ' ' }}"
+    "{% endfor %}"
+    "{% set q = messages | selectattr('role', 'eq', 'query') | first %}fits"
+)
+
+
+def make_ranking_decoder(folder: Path, name: str, *, fits_not: int | None = 9) -> Path:
+    """Write a decoder that ranks by the logits of token 7, less those of another one."""
+    make_model(folder, name)
+    (folder / "chat_template.jinja").write_text(SCORE_TEMPLATE)
+    (folder / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": 7, "false_token_id": fits_not}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    kinds = {"": "Transformer", "1_LogitScore": "LogitScore"}
+    modules = [{"path": path, "type": f"x.{kind}"} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    prompts = {"prompts": {"task": "find moss"}, "default_prompt_name": "task"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3_text"])
+@pytest.mark.parametrize("fits_not", [9, None])
+def test_decoder_ranks_by_the_logits_of_its_answers(
+    name: str, fits_not: int | None, tmp_path: Path
+) -> None:
+    loaded = Loaded(make_ranking_decoder(tmp_path / "m", name, fits_not=fits_not))
+    documents = ["tide moss", "what is a river", "x" * 90]
+    scores = [score for (score,) in loaded.vectors(documents, query="tide")]
+    model, tokenizer = load(str(tmp_path / "m"))
+    for document, score in zip(documents, scores, strict=True):
+        text = f"system find moss query tide document {document} fits"
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        logits = model(mx.array([ids]))[0, -1].tolist()
+        against = 0.0 if fits_not is None else logits[fits_not]
+        assert score == pytest.approx(1 / (1 + math.exp(against - logits[7])), abs=1e-4)
+
+
+def test_document_that_is_cut_leaves_the_question_whole(tmp_path: Path) -> None:
+    loaded = Loaded(make_ranking_decoder(tmp_path / "m", "qwen3"), context_length=64)
+    _, tokenizer = load(str(tmp_path / "m"))
+    body = PoolingBody(texts=["moss river " * 90, "moss"], query="tide", truncate=True)
+    prompt = loaded.engine.text.encode_texts(body)
+    cut = tokenizer.decode(prompt.tokens[: prompt.lengths[0]])
+    assert 48 < prompt.lengths[0] <= 64
+    assert cut.startswith("system find moss query tide document moss river")
+    assert cut.endswith("fits")
+    with pytest.raises(RemoteError, match="tokens"):
+        loaded.engine.text.encode_texts(PoolingBody(texts=["moss river " * 90], query="tide"))
+
+
+def test_decoder_with_a_layer_for_scores_ranks(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    layer = mx.random.normal((1, config["hidden_size"]), key=mx.random.key(3))
+    kept = {name: array for name, array in weights.items() if not name.startswith("lm_head")}
+    mx.save_safetensors(str(folder / "model.safetensors"), kept | {"score.weight": layer})
+    loaded = Loaded(folder)
+    [score] = loaded.vectors(["tide moss"], query="tide")
+    body = PoolingBody(texts=["tide moss"], query="tide")
+    ids = loaded.engine.text.encode_texts(body).tokens
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]})
+    )
+    model, _ = load(str(folder))
+    last = model.model(mx.array([ids]))[0, -1]
+    assert score == pytest.approx([mx.sigmoid((layer @ last).astype(mx.float32)).item()], abs=1e-4)
+
+
+def test_model_that_changes_its_logits_cannot_rank_by_them(tmp_path: Path) -> None:
+    folder = make_ranking_decoder(tmp_path / "m", "granite")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"logits_scaling": 8.0}))
+    with pytest.raises(BadModelError, match="cannot be used for rankings"):
+        Loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "pooling", "task"),
+    [
+        ("Qwen3-Reranker-0.6B-4bit", "", Task.RERANK),
+        ("models--x--Qwen3-Reranker-4B/snapshots/0a1b", "", Task.RERANK),
+        ("m", "yes_no", Task.RERANK),
+        ("Qwen3-0.6B", "", Task.GENERATE),
+    ],
+)
+def test_qwen_reranker_is_known_by_its_name_or_its_entry(
+    place: str, pooling: str, task: Task, tmp_path: Path
+) -> None:
+    folder = make_model(tmp_path / place, "qwen3")
+    if task is Task.RERANK:
+        name_tokens(folder, {2040: "yes", 2041: "no"})
+    engine = make_engine(make_spec(engine="mlx", path=str(folder), pooling=pooling), time.monotonic)
+    facts = engine.load(lambda phase, at: None)
+    assert facts.task is task
+    engine.close()
+    if task is Task.RERANK and not pooling:
+        loaded = Loaded(folder)
+        asked = PoolingBody(texts=["moss"], query="tide")
+        _, tokenizer = load(str(folder))
+        text = tokenizer.decode(loaded.engine.text.encode_texts(asked).tokens)
+        assert "<Query>: tide\n<Document>: moss<|im_end|>\n<|im_start|>assistant" in text
+        assert text.endswith("</think>\n\n")
 
 
 def test_text_among_others_is_the_text_alone_at_every_edge(bert: Loaded) -> None:

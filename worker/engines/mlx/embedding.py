@@ -237,6 +237,7 @@ class EmbeddingEngine:
             self._text = load_embedding_text(
                 folder, self._pooling, model.dimensions, self._spec.context_length
             )
+            model.answers = self._text.answers
             report(LoadPhase.WEIGHTS, WEIGHTS_FOUND)
             width = MATERIALISED - WEIGHTS_FOUND
             materialise(
@@ -269,10 +270,16 @@ class EmbeddingEngine:
         Raises:
             BadModelError: what it computes are no numbers, in 32-bit floats either, or it fails.
         """
+        import mlx.core as mx
+
         from .loader import blaming_the_model
 
         assert self._model is not None
         with blaming_the_model(self._spec.path):
+            with mx.stream(self._stream):
+                differs = bool(self._model.answers) and self._model.answers_differ(
+                    mx.array([[0, 1]])
+                )
             distance = self._distance(facts, steps)
             is_half = self._model.is_half
             if distance is None and is_half:
@@ -280,6 +287,11 @@ class EmbeddingEngine:
                 distance = self._distance(facts, steps)
                 warning = "in 16 bits its numbers overflow, so it computes in 32 bits"
                 facts = replace(facts, warnings=(*facts.warnings, warning))
+        if differs and distance is not None:
+            raise BadModelError(
+                f"{self._spec.path}: models of this type cannot be used for rankings: they change"
+                " the numbers of their output layer"
+            )
         if distance is None:
             raise BadModelError(
                 f"{self._spec.path}: the model computes no numbers (NaN): its files are damaged"

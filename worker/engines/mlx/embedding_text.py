@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Never
 
 from mlxsup.protocol.body import RequestBody
@@ -32,6 +34,7 @@ class EmbeddingText:
     Attributes:
         limit: tokens of a text, at most, with what is put around it.
         vocabulary_size: valid ids are below it.
+        answers: the tokens that say whether a document fits; see `Pooling.answers`.
 
     Args:
         tokenizer: that of transformers; becomes this one's own.
@@ -39,6 +42,9 @@ class EmbeddingText:
         limit, vocabulary_size: see above.
         dimensions: of an embedding.
         separator: the token after a query, where the model tells its document apart by kind.
+        question: writes a query and a document; None: they stand side by side, with the
+            tokenizer's marks.
+        answers: see above.
     """
 
     def __init__(
@@ -50,6 +56,8 @@ class EmbeddingText:
         vocabulary_size: int,
         dimensions: int,
         separator: int | None,
+        question: Question | None,
+        answers: tuple[int, ...],
     ) -> None:
         self._tokenizer = tokenizer
         self._pooling = pooling
@@ -57,6 +65,8 @@ class EmbeddingText:
         self.vocabulary_size = vocabulary_size
         self._dimensions = dimensions
         self._separator = separator
+        self._question = question
+        self.answers = answers
         self._in_use = threading.Lock()
 
     def twin(self) -> EmbeddingText:
@@ -128,14 +138,31 @@ class EmbeddingText:
         if body.truncate:
             options |= {"truncation": True, "max_length": self.limit}
         if body.query is not None:
-            queries = [body.query] * len(body.texts)
-            found: list[list[int]] = self._tokenizer(queries, body.texts, **options)["input_ids"]
+            documents = [one for one in body.texts if isinstance(one, str)]
+            if self._question is not None:
+                return [self._ranked(body.query, one, body.truncate) for one in documents]
+            queries = [body.query] * len(documents)
+            found: list[list[int]] = self._tokenizer(queries, documents, **options)["input_ids"]
             return found
         before = self._before(body.input_type)
         texts = [before + self._lowered(one) for one in body.texts if isinstance(one, str)]
         encoded = iter(self._tokenizer(texts, **options)["input_ids"] if texts else ())
         most = self.limit if body.truncate else None
         return [next(encoded) if isinstance(one, str) else one[:most] for one in body.texts]
+
+    def _ranked(self, query: str, document: str, is_cut: bool | None) -> list[int]:
+        """Return the tokens of the question whether a document fits a query; the end of the
+        document is left out if they are too many and may be cut."""
+        assert self._question is not None
+        while True:
+            text = self._question(self._tokenizer, query, document)
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+            too_many = len(ids) - self.limit
+            if too_many <= 0 or not is_cut or not document:
+                return ids
+            parts = self._tokenizer.encode(document, add_special_tokens=False)
+            shorter = self._tokenizer.decode(parts[: max(0, len(parts) - too_many)])
+            document = shorter if len(shorter) < len(document) else ""
 
     def _lowered(self, text: str) -> str:
         return text.lower() if self._pooling.lowercases else text
@@ -170,6 +197,71 @@ class EmbeddingText:
         return (is_end.cumsum(axis=1) - is_end > 0).astype(ids.dtype)
 
 
+QWEN_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+_QWEN_QUESTION = """<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {task}
+<Query>: {query}
+<Document>: {document}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+"""The form that Qwen3-Reranker was trained with, in its makers' words."""
+
+_ROLE_OF_QUERY = re.compile(r"""['"]query['"]""")
+
+Question = Callable[[Any, str, str], str]
+"""Writes a query and a document as a model was trained to read them, with its tokenizer."""
+
+
+def _find_question(tokenizer: Any, pooling: Pooling, config: dict[str, Any]) -> Question | None:
+    """Return what writes the question that a decoder ranks by; None: the texts stand side by side.
+
+    The chat template of such a model may know the roles `query` and `document`; the words of its
+    makers on the task are then those of the system.
+    """
+    template = tokenizer.chat_template
+    task = pooling.prompts.get(pooling.default_prompt, "")
+    if isinstance(template, str) and _ROLE_OF_QUERY.search(template):
+        return partial(_render_question, task)
+    if config["model_type"] == "qwen3":
+        return partial(_ask_qwen, task or QWEN_TASK)
+    return None
+
+
+def _render_question(task: str, tokenizer: Any, query: str, document: str) -> str:
+    messages = [{"role": "system", "content": task}] if task else []
+    messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def _ask_qwen(task: str, tokenizer: Any, query: str, document: str) -> str:
+    return _QWEN_QUESTION.format(task=task, query=query, document=document)
+
+
+def _find_answers(tokenizer: Any, answers: Sequence[int | str]) -> tuple[int, ...]:
+    """Return the tokens of a model's answers.
+
+    Raises:
+        ValueError: a word is not one token of its vocabulary.
+    """
+    found = []
+    for answer in answers:
+        token = answer
+        if isinstance(answer, str):
+            token = tokenizer.convert_tokens_to_ids(answer)
+            if token is None or token == tokenizer.unk_token_id:
+                raise ValueError(f"its vocabulary has no token {answer!r}")
+        found.append(int(token))
+    return tuple(found)
+
+
 def load_embedding_text(
     folder: ModelFolder, pooling: Pooling, dimensions: int, asked: int
 ) -> EmbeddingText:
@@ -187,6 +279,7 @@ def load_embedding_text(
     config = folder.config
     try:
         tokenizer = load_tokenizer(folder.path, None)._tokenizer
+        answers = _find_answers(tokenizer, pooling.answers)
     except MemoryError:
         raise
     except Exception as error:
@@ -197,7 +290,8 @@ def load_embedding_text(
     if pooling.max_tokens is not None:
         limit = min(limit, pooling.max_tokens)
     has_kinds = config["model_type"] == "bert" and config.get("type_vocab_size", 2) > 1
-    is_ranking = pooling.task is Task.RERANK and config["model_type"] in ENCODER_CLASSES
+    is_encoder = config["model_type"] in ENCODER_CLASSES
+    is_ranking = pooling.task is Task.RERANK
     return EmbeddingText(
         tokenizer,
         pooling,
@@ -205,6 +299,8 @@ def load_embedding_text(
         vocabulary_size=folder.number("vocab_size") or len(tokenizer),
         dimensions=dimensions,
         separator=tokenizer.sep_token_id if has_kinds and is_ranking else None,
+        question=None if is_encoder else _find_question(tokenizer, pooling, config),
+        answers=answers,
     )
 
 

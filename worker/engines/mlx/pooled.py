@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from mlxsup.protocol.pooling import Mode, Pooling, Task
+from mlxsup.protocol.pooling import NOUNS, Mode, Pooling, Task
 
 from ...engine import BadModelError
 from .encoders import ENCODER_CLASSES, Config, attention_mask
@@ -40,6 +40,7 @@ class PooledModel:
 
     Attributes:
         inner: the module with the weights.
+        answers: tokens whose logits are the score; see `Pooling.answers`.
         dense: layers after the pooling.
         dimensions: of an embedding; 0 for a model that ranks.
 
@@ -58,6 +59,7 @@ class PooledModel:
         dense: Sequence[tuple[nn.Linear, str]] = (),
     ) -> None:
         self.inner = inner
+        self.answers: tuple[int, ...] = ()
         self.dense = [linear for linear, _ in dense]
         self._activations = [ACTIVATIONS[name] for _, name in dense]
         self._pooling = pooling
@@ -93,11 +95,35 @@ class PooledModel:
         """
         pooled = self._pool(self._run(ids, lengths, kinds), lengths)
         if self._pooling.task is Task.RERANK:
-            return mx.sigmoid(self.inner.score(pooled).astype(mx.float32))
+            return mx.sigmoid(self._score(pooled))
         pooled = pooled.astype(mx.float32)
         for linear, activation in zip(self.dense, self._activations, strict=True):
             pooled = activation(linear(pooled))
         return pooled
+
+    def _score(self, pooled: mx.array) -> mx.array:
+        if not self._pooling.answers:
+            score: mx.array = self.inner.score(pooled).astype(mx.float32)
+            return score
+        logits = self._output(pooled)[:, list(self.answers)].astype(mx.float32)
+        return logits[:, :1] - logits[:, 1:] if len(self.answers) > 1 else logits
+
+    def _output(self, vectors: mx.array) -> mx.array:
+        if "lm_head" in self.inner:
+            logits: mx.array = self.inner.lm_head(vectors)
+        else:
+            logits = self.inner.model.embed_tokens.as_linear(vectors)
+        return logits
+
+    def answers_differ(self, ids: mx.array) -> bool:
+        """True if the model does more with its last vectors than multiply them by its output layer.
+
+        Args:
+            ids: of the tokens of a text, (1, length).
+        """
+        whole = self.inner(ids)[:, -1].astype(mx.float32)
+        ours = self._output(self.inner.model(ids)[:, -1]).astype(mx.float32)
+        return not mx.allclose(whole, ours, rtol=1e-2, atol=1e-2).item()
 
     def _run(self, ids: mx.array, lengths: mx.array, kinds: mx.array | None) -> mx.array:
         if self._is_encoder:
@@ -130,30 +156,43 @@ def load_pooled(folder: ModelFolder, pooling: Pooling) -> PooledModel:
     config = folder.config
     if pooling.problem:
         raise BadModelError(f"{folder.path}: {pooling.problem}")
-    if pooling.task is Task.RERANK or config["model_type"] in ENCODER_CLASSES:
+    if config["model_type"] in ENCODER_CLASSES:
         kind = ENCODER_CLASSES[config["model_type"]]
         classes = partial(_encoder_classes, kind)
         inner, _ = load_lazily(folder, get_model_classes=classes)
     else:
-        inner, _ = load_lazily(
-            folder, get_model_classes=_decoder_classes, model_config={"tie_word_embeddings": True}
-        )
-        if not hasattr(inner, "model") or not callable(inner.model):
-            raise BadModelError(
-                f"{folder.path / 'config.json'}: a model of type {config['model_type']} cannot be"
-                " used for embeddings"
+        if pooling.answers:
+            inner, _ = load_lazily(folder)
+        else:
+            classes = partial(_decoder_classes, is_ranking=pooling.task is Task.RERANK)
+            inner, _ = load_lazily(
+                folder, get_model_classes=classes, model_config={"tie_word_embeddings": True}
             )
+        if not hasattr(inner, "model") or not callable(inner.model):
+            raise unsuited(folder, pooling)
     return PooledModel(inner, config, pooling, [_dense(folder.path / one) for one in pooling.dense])
+
+
+def unsuited(folder: ModelFolder, pooling: Pooling) -> BadModelError:
+    """Return the error for a type of model that is not built as its task needs it."""
+    return BadModelError(
+        f"{folder.path / 'config.json'}: a model of type {folder.config['model_type']} cannot be"
+        f" used for {NOUNS[pooling.task]}"
+    )
 
 
 def _encoder_classes(kind: type[nn.Module], config: Mapping[str, Any]) -> tuple[Any, Any]:
     return kind, Config
 
 
-def _decoder_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+def _decoder_classes(config: dict[str, Any], *, is_ranking: bool) -> tuple[Any, Any]:
     """Return mlx-lm's classes for a decoder, without the output layer.
 
     Embedding models are saved without the name of the module that the output layer was put on.
+
+    Args:
+        config: of the model.
+        is_ranking: whether it has a layer that makes a score.
     """
     model_class, arguments_class = _get_classes(config)
 
@@ -161,6 +200,8 @@ def _decoder_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         def __init__(self, arguments: Any) -> None:
             super().__init__(arguments)
             self.pop("lm_head", None)
+            if is_ranking:
+                self.score = nn.Linear(arguments.hidden_size, 1, bias=False)
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             if not any(name.startswith((PREFIX, "language_model.")) for name in weights):
