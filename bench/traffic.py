@@ -226,10 +226,10 @@ def running(server: servers.Server, root: int, pid: Callable[[], int] | None = N
 
 
 @asynccontextmanager
-async def mlxsup(folder: Path, spares: int = 0, *, http: bool = False) -> AsyncIterator[Running]:
+async def mlxsup(folder: Path, warm: int = 0, *, http: bool = False) -> AsyncIterator[Running]:
     """A daemon of its own, over its socket or over HTTP."""
     entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
-    daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"spare_workers": spares})
+    daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"warm_workers": warm})
     with daemon, daemon.client() as client:
         assert daemon.process is not None
         client.load(MODEL)
@@ -290,7 +290,7 @@ SIDES: dict[str, Start] = {
 SPARED: dict[str, Start] = {
     "mlxsup": mlxsup,
     "mlxsup over HTTP": partial(mlxsup, http=True),
-    "mlxsup, a prewarmed worker": partial(mlxsup, spares=1),
+    "mlxsup, a prewarmed worker": partial(mlxsup, warm=1),
 }
 """The sides of *kill*: with all others every answer is lost."""
 
