@@ -41,7 +41,7 @@ from .metrics import CONTENT_TYPE, Meter
 from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
-from .openai.models import model_list, one_model, readiness
+from .openai.models import check_ready, model_list, one_model, readiness
 from .operator import Operator, answered
 from .page.page import Page
 from .responses.events import ResponseShape
@@ -287,7 +287,12 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /ready`: the daemon answers, and has a model that could."""
+        """`GET /ready`: the daemon answers, and has a model that could; with `?model=`, that one
+        answers at once."""
+        if name := request.query_params.get("model", ""):
+            meant = await self._names.meant(name)
+            ready = check_ready(await self._status(), name, meant)
+            return JSONResponse({"status": "ready", "models": {ready: "READY"}})
         is_ready, states = readiness(await self._status())
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         problem = "every model has failed" if states else "no model is configured"

@@ -136,7 +136,7 @@ OPERATIONS = (
     Operation("POST", "/models/restart", "restart a model; operators only", _MODEL, ("model",)),
     Operation("GET", "/version", "the version of mlxsup"),
     Operation("GET", "/health", "200 while the gateway runs; needs no key"),
-    Operation("GET", "/ready", "200 if a model could answer, else 503"),
+    Operation("GET", "/ready", "200 if a model could answer, or `?model=` is READY; else 503"),
     Operation("GET", "/metrics", "for Prometheus"),
     Operation("GET", "/openapi.json", "this document; needs no key"),
     Operation("GET", "/docs", "the same to read; needs no key"),

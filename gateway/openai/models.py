@@ -76,6 +76,34 @@ def no_model(status: Mapping[str, Any], name: str) -> Failure:
     )
 
 
+def check_ready(status: Mapping[str, Any], name: str, meant: Meant) -> str:
+    """Return the name of a model that answers at once; for routers in front of several gateways.
+
+    Args:
+        status: of the daemon.
+        name: as it was asked for.
+        meant: what that name means.
+
+    Raises:
+        Failure: 404, no model has this name; or 503, it is not READY: with the time to ask again
+            unless it is not on its way there.
+    """
+    row = row_of(status, meant.model)
+    if row is None:
+        raise no_model(status, name)
+    state = row["state"]
+    if state == "READY":
+        return str(row["name"])
+    comes = STATES.get(state) == "loading"
+    raise Failure(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"{row['name']} is {state}",
+        code="model_not_ready",
+        is_retryable=comes,
+        retry_after_s=(row.get("retry_in_s") or 1.0) if comes else None,
+    )
+
+
 def readiness(status: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     """Return whether any model could answer, and the state of each."""
     states = {row["name"]: row["state"] for row in status["models"]}

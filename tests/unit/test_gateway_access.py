@@ -177,6 +177,38 @@ def test_gateway_is_ready_when_a_model_could_answer(
     assert response.json()["models"] == models
 
 
+@pytest.mark.parametrize(
+    ("state", "name", "status", "after"),
+    [
+        ("READY", "m", 200, None),
+        ("READY", "m:latest", 200, None),
+        ("LOADING", "m", 503, "1"),
+        ("BACKOFF", "m", 503, "7"),
+        ("STOPPED", "m", 503, None),
+        ("FAILED", "m", 503, None),
+        ("READY", "other", 404, None),
+    ],
+)
+def test_router_asks_whether_one_model_answers_at_once(
+    state: str, name: str, status: int, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = PlayedDaemon.status
+
+    async def with_a_time(self: PlayedDaemon) -> dict[str, Any]:
+        found = await played(self)
+        waits = {"retry_in_s": 6.2 if state == "BACKOFF" else None}
+        return {**found, "models": [row | waits for row in found["models"]]}
+
+    monkeypatch.setattr(PlayedDaemon, "status", with_a_time)
+    response = ask("GET", "/ready", state=state, query=f"model={name}")
+    assert (response.status, response.headers.get("retry-after")) == (status, after)
+    if status == 200:
+        assert response.json() == {"status": "ready", "models": {"m": "READY"}}
+    elif status == 503:
+        assert state in response.error["message"]
+        assert (response.headers["x-should-retry"] == "true") is (after is not None)
+
+
 def test_gateway_without_a_daemon_is_alive_and_not_ready() -> None:
     assert ask("GET", "/health", state=LOST).status == 200
     response = ask("GET", "/ready", state=LOST)
