@@ -67,7 +67,7 @@ def _number(default: float, low: float, high: float, unit: str, says: str, **mor
 class Sampling:
     """How a token is picked; a model's entry may set other defaults (docs/http-api.md).
 
-    A parameter is added here, in the signature of `client.api` and in `worker/engines/mlx/`.
+    A parameter is added here, in `client.api.GenerateParameters` and in `worker/engines/mlx/`.
     """
 
     temperature: float = _number(

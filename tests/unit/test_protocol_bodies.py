@@ -11,6 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.client import RequestError
 from mlxsup.client.api import ClientBase
+from mlxsup.client.parameters import Command
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
@@ -394,7 +395,7 @@ def test_defaults_of_a_model_stand_behind_the_request() -> None:
     assert zero.sampling.temperature == 0, "asked for explicitly"
 
 
-class EncodingClient(ClientBase[dict[str, Any]]):
+class EncodingClient(ClientBase[dict[str, Any], None]):
     """A client whose stream is what it would have sent."""
 
     def _open_stream(
@@ -403,6 +404,9 @@ class EncodingClient(ClientBase[dict[str, Any]]):
         message = Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
         assert isinstance(message, Generate)
         return decode_body(message.body).to_wire()
+
+    def _call(self, message: Command, *, wait: bool = True) -> None:
+        raise AssertionError(message)
 
 
 HI = [{"role": "user", "content": "Hi"}]
