@@ -26,6 +26,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel
+from mlxsup.protocol.message import Command
 from mlxsup.protocol.places import find_place
 from mlxsup.protocol.request_messages import (
     Attach,
@@ -37,7 +38,6 @@ from mlxsup.protocol.request_messages import (
 
 from .connection import RequestIds
 from .parameters import (
-    Command,
     check_changes,
     check_client,
     check_count,

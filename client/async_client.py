@@ -11,12 +11,13 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import Subscribe
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Command
 
 from .api import ClientBase, GenerateParameters, RequestOptions, TokenizeParameters
 from .async_streams import AsyncEventStream, AsyncInbox, AsyncStream
 from .connection import Connection
 from .link import Link
-from .parameters import Command, answer_limit_s, unanswered
+from .parameters import answer_limit_s, unanswered
 from .results import Result
 from .streams import OnNotice, value_of
 from .vectors import (
@@ -130,7 +131,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         except TimeoutError:
             raise unanswered(message, self._endpoint) from None
 
-    def _post(self, message: Command | Subscribe, *, is_subscription: bool = False) -> AsyncInbox:
+    def _post(self, message: Command, *, is_subscription: bool = False) -> AsyncInbox:
         inbox, frames = AsyncInbox(), encode(message)
         self._check_loop()
         self._connection.open_command(message.id, frames, inbox, is_subscription=is_subscription)

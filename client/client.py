@@ -11,11 +11,12 @@ from typing import Any, Self, Unpack
 from mlxsup.protocol.client_messages import Subscribe
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.message import Command
 
 from .api import ClientBase, GenerateParameters, RequestOptions, TokenizeParameters
 from .connection import Connection
 from .io_thread import IoThread
-from .parameters import Command, answer_limit_s, unanswered
+from .parameters import answer_limit_s, unanswered
 from .results import Delta, Notice, Result
 from .session import Item
 from .streams import ENDS_OF_READING, OnNotice, StreamBase, SubscriptionBase, value_of
@@ -242,7 +243,7 @@ class Client(ClientBase[Stream, dict[str, Any]]):
                 if time.monotonic() >= until:
                     raise unanswered(message, self._endpoint) from None
 
-    def _post(self, message: Command | Subscribe, *, is_subscription: bool = False) -> SyncInbox:
+    def _post(self, message: Command, *, is_subscription: bool = False) -> SyncInbox:
         inbox, frames = SyncInbox(), encode(message)
 
         def task(connection: Connection) -> None:

@@ -5,59 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxsup.protocol.client_messages import (
-    AddModel,
-    Configure,
-    Generate,
-    Load,
-    Ping,
-    Prioritize,
-    Reload,
-    RemoveModel,
-    Restart,
-    SettingsQuery,
-    StatusQuery,
-    Stop,
-    Unload,
-)
+from mlxsup.protocol.client_messages import Generate, Ping, StatusQuery
 from mlxsup.protocol.codec import body_of, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS, ModelName, RequestId
-from mlxsup.protocol.log_level import ChangeLogLevel
+from mlxsup.protocol.message import Command
 from mlxsup.protocol.parameters import MOST_TOKENS
-from mlxsup.protocol.request_messages import (
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
+from mlxsup.protocol.request_messages import RequestsQuery
 from mlxsup.protocol.states import Priority
 
 from .errors import ConnectionLost, RequestError
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
-
-Command = (
-    Ping
-    | StatusQuery
-    | Prioritize
-    | Load
-    | Unload
-    | Restart
-    | PauseRequest
-    | ResumeRequest
-    | RequestsQuery
-    | CancelRequest
-    | ChangeLogLevel
-    | Stop
-    | Reload
-    | AddModel
-    | RemoveModel
-    | Configure
-    | SettingsQuery
-)
-"""What is answered with one reply, whatever comes before it."""
 
 QUERIES = (Ping, StatusQuery, RequestsQuery)
 """A daemon answers these at once, whatever it does."""

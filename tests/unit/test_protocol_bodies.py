@@ -11,13 +11,13 @@ from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.client import RequestError
 from mlxsup.client.api import ClientBase
-from mlxsup.client.parameters import Command
 from mlxsup.client.streams import OnNotice
 from mlxsup.protocol.body import INPUTS, RESERVED_TEMPLATE_NAMES, RequestBody
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestId, RequestKey
+from mlxsup.protocol.message import Command
 from mlxsup.protocol.parameters import (
     NUMBERS,
     SAMPLING,
@@ -407,6 +407,14 @@ class EncodingClient(ClientBase[dict[str, Any], None]):
 
     def _call(self, message: Command, *, wait: bool = True) -> None:
         raise AssertionError(message)
+
+
+def test_generate_takes_options_apart_and_refuses_unknown_parameters() -> None:
+    client = EncodingClient("ipc:///unused")
+    sent = client.generate("m", prompt="p", top_k=3, seed=None, priority="batch", resume=False)
+    assert sent == {"prompt": "p", "top_k": 3}
+    with pytest.raises(RequestError, match="unknown parameter 'promt'; known are "):
+        client.generate("m", promt="p")  # type: ignore[call-arg]
 
 
 HI = [{"role": "user", "content": "Hi"}]
