@@ -63,7 +63,7 @@ class Sampler:
     def _measure(self, pids: list[int]) -> tuple[dict[int, int], Reading | None]:
         """The machine comes last: what a process gives back in between then counts twice, and not
         as missing."""
-        return measure_footprints(pids), self._watch.read()
+        return measure_footprints(pids), self._watch()
 
     def close(self) -> None:
         """Lets the thread end."""
