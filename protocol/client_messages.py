@@ -280,7 +280,7 @@ def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
 
 
 def _read(value: Any, path: str) -> list[ClientDelta]:
-    """Pieces that have arrived; one that is as it should be is read on a shorter way."""
+    """Return pieces that have arrived; one that is as it should be is read on a shorter way."""
     if type(value) is not list:
         raise undecodable(f"{path} must be a list")
     deltas = []

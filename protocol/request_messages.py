@@ -1,4 +1,4 @@
-"""Messages of clients about open requests, whoever sent those.
+"""Messages of clients about open requests of all clients.
 
 Each names a request by its id or, as `#12`, by the number that `requests` and `status` show for it.
 """
@@ -53,7 +53,7 @@ class Attach(Command):
 @record
 class PauseRequest(Command):
     """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
-    until somebody resumes it; answered at once.
+    until it is resumed; answered at once.
 
     Attributes:
         request: the id of the request, or, as `#12`, the number that the status shows for it.

@@ -228,7 +228,7 @@ def test_each_system_is_asked_in_its_own_way(
 
     def available(backend: str) -> int | None:
         found = find_watch(backend, print, tmp_path / "proc")()
-        return found and found.available_bytes
+        return found.available_bytes if found else None
 
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert available("metal") == 3 * GIB
