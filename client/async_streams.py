@@ -27,7 +27,7 @@ class AsyncInbox:
 
     @contextmanager
     def handing_on(self, taker: Callable[[Item], None]) -> Iterator[None]:
-        """Within the block, each item goes there at once; first of all those that are here."""
+        """Hand each item on at once within the block; first of all those that are here."""
         while not self._queue.empty():
             taker(self._queue.get_nowait())
         self.put = taker
@@ -37,11 +37,11 @@ class AsyncInbox:
             self.put = self._queue.put_nowait
 
     def is_empty(self) -> bool:
-        """Whether `get` would wait."""
+        """Return whether `get` would wait."""
         return self._queue.empty()
 
     async def get(self) -> Item:
-        """The next item."""
+        """Return the next item."""
         return await self._queue.get()
 
 
@@ -81,7 +81,7 @@ class AsyncStream(StreamBase):
         return delta
 
     async def forward(self, take: Callable[[Delta], None]) -> None:
-        """Reads to the end, as iterating would, but wakes no task for a piece.
+        """Read to the end, as iterating would, but wake no task for a piece.
 
         Args:
             take: gets each piece in the turn of the event loop that has brought it.

@@ -35,7 +35,7 @@ class RequestIds:
         self._count = itertools.count(1)
 
     def next(self) -> RequestId:
-        """Returns an id that was not used before; may be called from any thread."""
+        """Return an id that was not used before; may be called from any thread."""
         return RequestId(f"{self._prefix}-{next(self._count)}")
 
 
@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def delay_s(self) -> float | None:
-        """Seconds until `pump` must be called even if nothing comes; None while nothing is open."""
+        """Return the seconds until `pump` must be called; None if nothing is open."""
         deadline = self._session.deadline
         if deadline is None:
             return None
@@ -74,7 +74,7 @@ class Connection:
         return min(PULSE_S, self._clock.delay_until(deadline))
 
     def open_stream(self, request_id: RequestId, frames: list[bytes], inbox: Inbox) -> None:
-        """Sends a `Generate`."""
+        """Send a `Generate`."""
         self._settle()
         self._session.open_stream(request_id, inbox, self._clock.now())
         self._send(frames)
@@ -87,7 +87,7 @@ class Connection:
         *,
         is_subscription: bool = False,
     ) -> None:
-        """Sends a command."""
+        """Send a command."""
         self._settle()
         self._session.open_command(
             request_id, inbox, self._clock.now(), is_subscription=is_subscription
@@ -95,11 +95,11 @@ class Connection:
         self._send(frames)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Asks for the end of a stream or a subscription."""
+        """Ask for the end of a stream or a subscription."""
         self._carry_out(self._session.cancel(request_id))
 
     def pump(self) -> bool:
-        """Sends and receives what it can; returns whether there may be more at once."""
+        """Send and receive what is possible; return whether there may be more at once."""
         link = self.link
         if link is None:
             return False
@@ -118,14 +118,14 @@ class Connection:
         return False
 
     def pump_messages(self) -> bool:
-        """The same when only messages can be new: neither the link's end nor its silence."""
+        """Do the same when only messages can be new: neither the link's end nor its silence."""
         if self.link is None:
             return False
         self.link.flush()
         return self._receive(self.link)
 
     def _receive(self, link: Link) -> bool:
-        """Handles what has come; returns whether there may be more."""
+        """Handle what has come; return whether there may be more."""
         for _ in range(MESSAGES_PER_PUMP):
             frame = link.receive()
             if frame is None:
@@ -136,17 +136,17 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Ends everything that is open; `terminate` must follow."""
+        """End everything that is open; `terminate` must follow."""
         self._carry_out(self._session.close(self.endpoint))
         is_peer_there = self.link is not None and self.link.update() is not LinkState.LOST
         self._replace_link(None, is_peer_there=is_peer_there)
 
     def terminate(self) -> None:
-        """Waits until what was sent has left, at most half a second."""
+        """Wait until what was sent has left, at most half a second."""
         self._context.term()
 
     def _settle(self) -> None:
-        """Reads a lost connection to its end, so that what is opened next is not part of it."""
+        """Read a lost connection to its end, so that what is opened next is not part of it."""
         if self.link is not None and self.link.update() is LinkState.LOST:
             while self.pump():
                 pass
@@ -178,7 +178,7 @@ class Connection:
         if self._on_link is not None:
             self._on_link(old, link)
         if old is not None:
-            # Nobody must wait for data that nobody will take.
+            # No reader must wait for data that no peer will take.
             old.close(CLOSE_LINGER_MS if is_peer_there else 0)
 
 

@@ -17,7 +17,7 @@ class RequestError(RemoteError):
 
     @classmethod
     def of(cls, error: RemoteError) -> RequestError:
-        """The error as the user meets it."""
+        """Return the error as the user meets it."""
         return cls(error.code, error.message, retryable=error.retryable, detail=error.detail)
 
     def __repr__(self) -> str:
@@ -49,5 +49,5 @@ class SubscriptionClosed(Exception):
 
 
 def internal(message: str) -> RequestError:
-    """The error for a peer that broke the protocol."""
+    """Return the error for a peer that broke the protocol."""
     return RequestError(ErrorCode.INTERNAL, message)

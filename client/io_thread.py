@@ -31,12 +31,12 @@ class IoThread:
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        # A daemon thread: a client that nobody closed must not keep the interpreter from exiting.
+        # A daemon thread: a client that was not closed must not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
         self._thread.start()
 
     def post(self, task: Task) -> bool:
-        """Makes the thread call this with its connection; False if the client is closed.
+        """Make the thread call this with its connection; False if the client is closed.
 
         Never blocks on the connection.
         """
@@ -48,7 +48,7 @@ class IoThread:
         return True
 
     def close(self) -> None:
-        """Ends what is open, flushes, and ends the thread. Closing twice is harmless."""
+        """End what is open, flush, and end the thread; a second time does nothing."""
         with self._lock:
             if not self._is_closing:
                 self._is_closing = True
@@ -72,7 +72,7 @@ class IoThread:
                 is_more = connection.pump()
                 self._wait(connection, is_more)
         finally:
-            # Even if the loop above broke: nobody may wait for an answer forever.
+            # Even if the loop above broke, no reader may wait for an answer for ever.
             with self._lock:
                 self._is_closing = True
             self._run_tasks(connection)

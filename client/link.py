@@ -44,7 +44,7 @@ class Link:
 
     Args:
         context: makes the socket.
-        endpoint: `ipc://…`; if nobody listens there, `state` shows it at once.
+        endpoint: `ipc://…`; if no daemon listens there, `state` shows it at once.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
@@ -79,16 +79,16 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the socket took less than it was given."""
+        """Return whether the socket took less than it was given."""
         return bool(self._unsent)
 
     def send(self, frames: list[bytes]) -> None:
-        """Sends frames in order, or keeps what the socket does not take yet."""
+        """Send frames in order, or keep what the socket does not take yet."""
         self._unsent.append(frames)
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much of what was kept as the socket takes."""
+        """Send as much of what was kept as the socket takes."""
         while self._unsent:
             try:
                 self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
@@ -97,7 +97,7 @@ class Link:
             self._unsent.popleft()
 
     def receive(self) -> bytes | None:
-        """The next message, each of which has one frame; None if there is none now."""
+        """Return the next message, each of which has one frame; None if there is none now."""
         try:
             frame = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -111,7 +111,7 @@ class Link:
         return _has_message(self.socket)
 
     def update(self) -> LinkState:
-        """The state, after reading the monitor. LOST may leave messages to receive."""
+        """Return the state, after reading the monitor. LOST may leave messages to receive."""
         monitor = self.monitor
         while monitor is not None and self.state is not LinkState.LOST and _has_message(monitor):
             frames = monitor.recv_multipart(zmq.NOBLOCK)
@@ -129,7 +129,7 @@ class Link:
         return self.state
 
     def close(self, linger_ms: int) -> None:
-        """Ends the connection; what was sent has this long to leave."""
+        """End the connection; what was sent has this long to leave."""
         self.socket.disable_monitor()
         if self.monitor is not None:
             self.monitor.close(0)

@@ -1,62 +1,23 @@
-"""Turns the arguments of `generate` into frames, checked before anything is sent."""
+"""The arguments of requests and commands, checked before anything is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mlxsup.protocol.client_messages import (
-    AddModel,
-    Configure,
-    Generate,
-    Load,
-    Ping,
-    Prioritize,
-    Reload,
-    RemoveModel,
-    SettingsQuery,
-    StatusQuery,
-    Stop,
-    Unload,
-)
+from mlxsup.protocol.client_messages import Generate, Ping, StatusQuery
 from mlxsup.protocol.codec import body_of, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS, ModelName, RequestId
-from mlxsup.protocol.log_level import ChangeLogLevel
-from mlxsup.protocol.message import Message
+from mlxsup.protocol.message import Command
 from mlxsup.protocol.parameters import MOST_TOKENS
-from mlxsup.protocol.request_messages import (
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
+from mlxsup.protocol.request_messages import RequestsQuery
 from mlxsup.protocol.states import Priority
 
 from .errors import ConnectionLost, RequestError
 
 MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
-
-Command = (
-    Ping
-    | StatusQuery
-    | Prioritize
-    | Load
-    | Unload
-    | PauseRequest
-    | ResumeRequest
-    | RequestsQuery
-    | CancelRequest
-    | ChangeLogLevel
-    | Stop
-    | Reload
-    | AddModel
-    | RemoveModel
-    | Configure
-    | SettingsQuery
-)
-"""What is answered with one reply, whatever comes before it."""
 
 QUERIES = (Ping, StatusQuery, RequestsQuery)
 """A daemon answers these at once, whatever it does."""
@@ -98,218 +59,128 @@ def encode_generate(
     keep_alive: float | None = None,
     notices: bool = False,
 ) -> list[bytes]:
-    """The frames of a request.
+    """Return the frames of a request.
 
     Raises:
         RequestError: `invalid_request`, naming the parameter and what it takes.
     """
-    try:
-        if client is not None:
-            _check_name("client", client, MAX_CLIENT_CHARACTERS)
-        message = Generate(
-            id=id,
-            model=check_model(model),
-            client=client,
-            priority=None if priority is None else _check_priority(priority),
-            timeout_s=_check_limit("timeout_s", timeout_s),
-            queue_timeout_s=_check_limit("queue_timeout_s", queue_timeout_s),
-            first_token_timeout_s=_check_limit("first_token_timeout_s", first_token_timeout_s),
-            notices=notices,
-            resume=_check_flag("resume", resume),
-            keep_alive=_check_keep_alive(keep_alive),
-            body=encode_body(body_of(body)),
-        )
-        return encode(message)
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def encode_command(message: Message) -> list[bytes]:
-    """The frames of a command."""
+    name, account = check_model(model), check_client(client)
+    message = Generate(
+        id=id,
+        model=name,
+        client=account,
+        priority=None if priority is None else check_priority(priority),
+        timeout_s=check_limit("timeout_s", timeout_s),
+        queue_timeout_s=check_limit("queue_timeout_s", queue_timeout_s),
+        first_token_timeout_s=check_limit("first_token_timeout_s", first_token_timeout_s),
+        notices=notices,
+        resume=_check_flag("resume", resume),
+        keep_alive=check_keep_alive(keep_alive),
+        body=_encoded(body),
+    )
     return encode(message)
 
 
-def check_model(model: str) -> ModelName:
-    """Returns the name if it is valid for a model.
-
-    Raises:
-        RequestError: `invalid_request`.
-    """
+def _encoded(body: dict[str, Any]) -> bytes:
     try:
-        return ModelName(_check_name("model", model, MAX_ID_CHARACTERS))
+        return encode_body(body_of(body))
     except RemoteError as error:
         raise RequestError.of(error) from None
 
 
-def check_request(request: str) -> RequestId:
-    """Returns the name if it is valid for a request: an id, or a number like `#12`.
-
-    Raises:
-        RequestError: `invalid_request`.
-    """
-    try:
-        return RequestId(_check_name("request", request, MAX_ID_CHARACTERS))
-    except RemoteError as error:
-        raise RequestError.of(error) from None
+# ---------------------------------------------------------------- single arguments
+# Each function returns its value as a message takes it, or raises RequestError: `invalid_request`.
 
 
-def check_client(client: str | None) -> str | None:
-    """Returns the name if it is valid for a client; None stays None.
-
-    Raises:
-        RequestError: `invalid_request`.
-    """
-    try:
-        return None if client is None else _check_name("client", client, MAX_CLIENT_CHARACTERS)
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def check_level(level: str) -> str:
-    """Returns the level if it is text that a header may have; the daemon knows which there are.
-
-    Raises:
-        RequestError: `invalid_request`.
-    """
-    try:
-        return _check_name("level", level, MAX_ID_CHARACTERS)
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def prioritize(id: RequestId, request: str, priority: str) -> Prioritize:
-    """The command that gives a request another class.
-
-    Raises:
-        RequestError: `invalid_request`, naming the parameter and what it takes.
-    """
-    name = check_request(request)
-    try:
-        return Prioritize(id=id, request=name, priority=_check_priority(priority))
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def check_limit(name: str, value: float | None) -> float | None:
-    """Returns seconds if they are finite and not negative.
-
-    Raises:
-        RequestError: `invalid_request`.
-    """
-    try:
-        return _check_limit(name, value)
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def add_model(id: RequestId, model: str, *, name: str | None, revision: str | None) -> AddModel:
-    """The command that adds a model to those that the daemon serves.
-
-    Raises:
-        RequestError: `invalid_request`, naming the parameter and what it takes.
-    """
-    try:
-        return AddModel(
-            id=id,
-            model=_check_name("model", model, MAX_CLIENT_CHARACTERS),
-            name=None if name is None else _check_name("name", name, MAX_ID_CHARACTERS),
-            revision=None
-            if revision is None
-            else _check_name("revision", revision, MAX_CLIENT_CHARACTERS),
-        )
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def configure(id: RequestId, changes: Mapping[str, str | None]) -> Configure:
-    """The command that changes keys of the configuration file.
-
-    Raises:
-        RequestError: `invalid_request`, naming the parameter and what it takes.
-    """
-    try:
-        for key, value in changes.items():
-            _check_name("the key", key, MAX_CLIENT_CHARACTERS)
-            if value is not None and not isinstance(value, str):
-                raise invalid("changes", "texts by key", value, subject=f"the value of {key}")
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-    return Configure(id=id, changes=dict(changes))
-
-
-def load(
-    id: RequestId,
-    model: str,
-    *,
-    dry_run: bool,
-    keep_alive: float | None,
-    context_length: int | None,
-) -> Load:
-    """The command that loads a model.
-
-    Raises:
-        RequestError: `invalid_request`, naming the parameter and what it takes.
-    """
-    name = check_model(model)
-    try:
-        return Load(
-            id=id,
-            model=name,
-            dry_run=dry_run,
-            keep_alive=_check_keep_alive(keep_alive),
-            context_length=_check_count("context_length", context_length),
-        )
-    except RemoteError as error:
-        raise RequestError.of(error) from None
-
-
-def _check_name(parameter: str, value: object, max_characters: int) -> str:
+def check_name(parameter: str, value: object, max_characters: int = MAX_CLIENT_CHARACTERS) -> str:
+    """Return the value of a parameter that takes a short text."""
     if not isinstance(value, str) or not 1 <= len(value) <= max_characters:
         shown = (f"text of {len(value)}" if value else "empty") if isinstance(value, str) else ""
-        raise invalid(parameter, f"text of 1 to {max_characters} characters", value, shown=shown)
+        raise _wrong(parameter, f"text of 1 to {max_characters} characters", value, shown=shown)
     try:
         value.encode()
     except UnicodeEncodeError:
         expected = "text that can be encoded as UTF-8"
-        raise invalid(parameter, expected, shown="lone surrogates") from None
+        raise _wrong(parameter, expected, shown="lone surrogates") from None
     return value
 
 
-def _check_priority(value: object) -> Priority:
+def check_model(model: object, parameter: str = "model") -> ModelName:
+    """Return the name of a model."""
+    return ModelName(check_name(parameter, model, MAX_ID_CHARACTERS))
+
+
+def check_request(request: object) -> RequestId:
+    """Return the name of a request: an id, or a number like `#12`."""
+    return RequestId(check_name("request", request, MAX_ID_CHARACTERS))
+
+
+def check_client(client: object) -> str | None:
+    """Return the name of a client; None stays None."""
+    return None if client is None else check_name("client", client)
+
+
+def check_level(level: object) -> str:
+    """Return a text that may be a log level; the daemon knows which there are."""
+    return check_name("level", level, MAX_ID_CHARACTERS)
+
+
+def check_priority(value: object) -> Priority:
+    """Return the class of that name."""
     known = {priority.value: priority for priority in Priority}
     if not isinstance(value, str) or value not in known:
         shown = repr(value[:60]) if isinstance(value, str) else ""
-        raise invalid("priority", f"one of {', '.join(known)}", value, shown=shown)
+        raise _wrong("priority", f"one of {', '.join(known)}", value, shown=shown)
     return known[value]
+
+
+def check_limit(parameter: str, value: float | None) -> float | None:
+    """Return seconds, which are finite and not negative; None stays None."""
+    if value is None:
+        return None
+    if not _is_seconds(value):
+        raise _wrong(parameter, "a number of seconds, 0 or more", value)
+    return float(value)
+
+
+def check_keep_alive(value: float | None) -> float | None:
+    """Return seconds, or -1 for ever; None stays None."""
+    is_for_ever = type(value) in (int, float) and value == FOR_EVER
+    if value is None or is_for_ever:
+        return value
+    if not _is_seconds(value):
+        raise _wrong("keep_alive", "a number of seconds, or -1 to keep the model loaded", value)
+    return float(value)
+
+
+def check_count(parameter: str, value: int | None) -> int | None:
+    """Return a number of tokens; None stays None."""
+    if value is not None and not (type(value) is int and 0 <= value <= MOST_TOKENS):
+        raise _wrong(parameter, f"an integer from 0 to {MOST_TOKENS}", value)
+    return value
+
+
+def check_changes(changes: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return changes of a configuration: by the name of the key, its value as text, or None."""
+    for key, value in changes.items():
+        check_name("the key", key)
+        if value is not None and not isinstance(value, str):
+            raise _wrong("changes", "texts by key", value, subject=f"the value of {key}")
+    return dict(changes)
 
 
 def _check_flag(parameter: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise invalid(parameter, "true or false", value)
+        raise _wrong(parameter, "true or false", value)
     return value
 
 
-def _check_limit(parameter: str, value: float | None) -> float | None:
-    if value is None:
-        return None
+def _is_seconds(value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid(parameter, "a number of seconds, 0 or more", value)
-    return float(value)
+    return is_number and 0 <= value <= MAX_LIMIT_S  # type: ignore[operator]
 
 
-def _check_keep_alive(value: float | None) -> float | None:
-    """Seconds, or -1 for ever."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or (is_number and value == FOR_EVER):
-        return value
-    if not is_number or not 0 <= value <= MAX_LIMIT_S:
-        raise invalid("keep_alive", "a number of seconds, or -1 to keep the model loaded", value)
-    return float(value)
-
-
-def _check_count(parameter: str, value: int | None) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_count and 0 <= value <= MOST_TOKENS):
-        raise invalid(parameter, f"an integer from 0 to {MOST_TOKENS}", value)
-    return value
+def _wrong(
+    parameter: str, expected: str, got: object = None, *, shown: str = "", subject: str = ""
+) -> RequestError:
+    return RequestError.of(invalid(parameter, expected, got, shown=shown, subject=subject))

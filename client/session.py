@@ -60,7 +60,7 @@ class Inbox(Protocol):
     """
 
     def put(self, item: Item) -> None:
-        """Takes one item; never blocks."""
+        """Take one item; never blocks."""
 
 
 Delivery = tuple[Inbox, Item]
@@ -120,7 +120,7 @@ class _Open:
         )
 
     def cancelled_result(self, request_id: RequestId) -> Result:
-        """The result of a stream that ends here because nobody is left to say how it ended."""
+        """Return the result of a stream that ends here: no daemon is left to say how it ended."""
         done = Done(
             id=request_id,
             seq=self.next_seq,
@@ -145,19 +145,19 @@ class Session:
 
     @property
     def deadline(self) -> float | None:
-        """When to call `is_silent`; None while nothing is open."""
+        """Return when to call `is_silent`; None while nothing is open."""
         if not self._open:
             return None
         return max(self._heard_at + SILENCE_LIMIT_S, self._looked_at + DOUBT_S)
 
     def open_stream(self, request_id: RequestId, inbox: Inbox, now: float) -> None:
-        """Records that a `Generate` is sent; its deltas and its end go to the inbox."""
+        """Record that a `Generate` is sent; its deltas and its end go to the inbox."""
         self._add(request_id, _Open(inbox=inbox, is_stream=True), now)
 
     def open_command(
         self, request_id: RequestId, inbox: Inbox, now: float, *, is_subscription: bool = False
     ) -> None:
-        """Records that a command is sent; its reply, or each event, goes to the inbox."""
+        """Record that a command is sent; its reply, or each event, goes to the inbox."""
         self._add(request_id, _Open(inbox=inbox, is_subscription=is_subscription), now)
 
     def _add(self, request_id: RequestId, opened: _Open, now: float) -> None:
@@ -167,7 +167,7 @@ class Session:
         self._open[request_id] = opened
 
     def cancel(self, request_id: RequestId) -> Outcome:
-        """Asks for the end of a stream, or ends a subscription; anything else is ignored (D6)."""
+        """Ask for the end of a stream, or end a subscription; anything else is ignored (D6)."""
         opened = self._open.get(request_id)
         if opened is None or opened.is_cancelled:
             return Outcome()
@@ -175,12 +175,12 @@ class Session:
         outcome = Outcome(sends=[encode(Cancel(id=request_id))])
         if opened.is_subscription:
             del self._open[request_id]
-            # Somebody may be waiting for the next event.
+            # A reader may be waiting for the next event.
             outcome.deliveries.append((opened.inbox, SubscriptionClosed()))
         return outcome
 
     def receive(self, frame: bytes, now: float) -> Outcome:
-        """Handles one message from the supervisor, which has one frame."""
+        """Handle one message from the supervisor, which has one frame."""
         self._hear(now)
         try:
             message = read_text_pieces(frame) or self._decoder.decode([frame])
@@ -188,11 +188,11 @@ class Session:
             return self._broken(f"the daemon sent an invalid message: {error.message}")
         try:
             return self._take_texts(message) if isinstance(message, list) else self._handle(message)
-        except Exception as error:  # noqa: BLE001 - a bug here must leave nobody waiting
+        except Exception as error:  # noqa: BLE001 - a bug here must leave no reader waiting
             return self._give_up(message, error)
 
     def _give_up(self, message: MessageToClient | list[TextPiece], error: Exception) -> Outcome:
-        """Ends what a message was for with an error because the message could not be handled."""
+        """End what a message was for with an error because the message could not be handled."""
         outcome = Outcome()
         ids: list[Any]
         match message:
@@ -305,7 +305,7 @@ class Session:
         outcome.deliveries.append((opened.inbox, piece))
 
     def _awaiting(self, request_id: RequestId, seq: int, outcome: Outcome) -> _Open | None:
-        """The stream that this piece is the next one of. One that has a hole ends."""
+        """Return the stream whose next piece this is; end one that has a hole."""
         opened = self._open.get(request_id)
         if opened is None or not opened.is_stream:
             return None  # sent before the supervisor saw that the stream had ended here
@@ -317,7 +317,7 @@ class Session:
     def _break_off(
         self, request_id: RequestId, opened: _Open, error: RequestError, outcome: Outcome
     ) -> None:
-        """A stream with a hole is an error, never a shorter answer (H7, J2)."""
+        """End a stream with a hole as an error, never as a shorter answer (H7, J2)."""
         del self._open[request_id]
         outcome.sends.append(encode(Cancel(id=request_id)))
         outcome.deliveries.append((opened.inbox, error))
@@ -348,7 +348,7 @@ class Session:
         return Outcome() if opened is None else self._deliver(opened, error)
 
     def _broken(self, message: str) -> Outcome:
-        """The two sides do not understand each other: everything that is open ends."""
+        """End everything that is open: the two sides do not understand each other."""
         outcome = Outcome(
             sends=[encode(Cancel(id=i)) for i, o in self._open.items() if o.is_stream]
         )
@@ -382,7 +382,7 @@ class Session:
         self._was_idle = False
 
     def lose(self, error: ConnectionLost) -> list[Delivery]:
-        """The connection is gone, and with it everything that was open (P2).
+        """End everything that was open: the connection is gone (P2).
 
         A stream that was being cancelled gets what it asked for: it ends as cancelled.
         """
@@ -399,7 +399,7 @@ class Session:
         return deliveries
 
     def close(self, endpoint: str) -> Outcome:
-        """The client is being closed: its streams end as cancelled, its commands with an error."""
+        """End all streams as cancelled and all commands with an error: the client is closed."""
         outcome = Outcome()
         for request_id, opened in self._open.items():
             if opened.is_stream:

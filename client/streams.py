@@ -28,7 +28,7 @@ class StreamBase:
     Args:
         request_id: its name in logs, in `status` and in errors.
         cancel: asks for its end; called from any thread.
-        on_notice: called with what the request is waiting for, by whoever iterates.
+        on_notice: called with what the request is waiting for, by the thread that iterates.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class StreamBase:
         self._end: Result | Exception | None = None
 
     def __del__(self) -> None:
-        # Nobody can read it any longer: a request that continues for nobody holds a row.
+        # Nothing can read it any longer, and a request that continues holds a row.
         if getattr(self, "_end", self) is None:
             self._cancel(self._request_id)
 
     @property
     def request_id(self) -> str:
-        """The request's name in logs, in `status` and in errors."""
+        """Return the request's name in logs, in `status` and in errors."""
         return self._request_id
 
     @property
     def result(self) -> Result:
-        """The whole answer, once the stream has been read to its end.
+        """Return the whole answer, once the stream has been read to its end.
 
         Raises:
             RuntimeError: it has not been read to its end.
@@ -67,7 +67,7 @@ class StreamBase:
         return self._end
 
     def cancel(self) -> None:
-        """Ends the request; the stream then ends normally, as `cancelled`.
+        """End the request; the stream then ends normally, as `cancelled`.
 
         Never blocks (D4), may be called from any thread and more than once, and does nothing once
         the stream has ended.
@@ -76,12 +76,12 @@ class StreamBase:
             self._cancel(self._request_id)
 
     def _tell(self, notice: Notice) -> None:
-        """Passes on a notice."""
+        """Pass on a notice."""
         if self._on_notice is not None:
             self._on_notice(notice)
 
     def _take(self, item: Item) -> Delta | None:
-        """The piece to return, or None at the normal end.
+        """Return the next piece, or None at the normal end.
 
         Raises:
             RequestError, ConnectionLost: the stream ended with this error.
@@ -110,12 +110,12 @@ class SubscriptionBase:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the subscription, and with it the iteration; may be called from any thread."""
+        """End the subscription, and with it the iteration; may be called from any thread."""
         self._is_closed = True
         self._cancel(self._request_id)
 
     def _take(self, item: Item) -> dict[str, Any] | None:
-        """The change to return, or None if the subscription was closed meanwhile.
+        """Return the next change, or None if the subscription was closed meanwhile.
 
         Raises:
             RequestError, ConnectionLost: the subscription ended with this error.
@@ -128,7 +128,7 @@ class SubscriptionBase:
 
 
 def value_of(item: Item) -> dict[str, Any]:
-    """The map that a command or a subscription got.
+    """Return the map that a command or a subscription got.
 
     Raises:
         RequestError, ConnectionLost: it got this error instead.

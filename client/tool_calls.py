@@ -13,7 +13,7 @@ NO_ARGUMENTS = "the arguments of a tool call are not a JSON object; they are ret
 
 
 def read_tool_calls(text: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads the whole text of the channel `tool_call`.
+    """Read the whole text of the channel `tool_call`.
 
     Args:
         text: one call per line, as JSON in OpenAI's form.
@@ -39,7 +39,7 @@ def read_tool_calls(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read(text: str) -> Any:
-    """The value of a JSON text; None if it is not JSON, or nested too deeply."""
+    """Return the value of a JSON text; None if it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

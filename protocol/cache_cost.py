@@ -48,7 +48,7 @@ def joining_bytes(layers: Sequence[CacheLayers], lengths: Sequence[int]) -> int:
 
 
 def tokens_within(size_bytes: int, layers: Sequence[CacheLayers], *, rows: int, most: int) -> int:
-    """How long the rows of a batch can be in so much memory.
+    """Return how long the rows of a batch can be in so much memory.
 
     Args:
         size_bytes: for the caches alone.
@@ -67,7 +67,7 @@ def tokens_within(size_bytes: int, layers: Sequence[CacheLayers], *, rows: int, 
 
 
 def _layer_bytes(part: CacheLayers, longest: int) -> int:
-    """One layer of the group, for one row."""
+    """Return one layer of the group, for one row."""
     tokens = longest + GROWTH_TOKENS
     if part.window is not None:
         tokens = min(tokens, part.window + CHUNK_TOKENS)

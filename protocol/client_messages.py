@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 from .codec import read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .log_level import ChangeLogLevel
-from .message import Message, Record, record
+from .message import Command, Message, Record, record
 from .plain import FORM, Form
 from .request_messages import (
     Attach,
@@ -23,17 +23,15 @@ from .request_messages import (
     ResumeRequest,
 )
 from .states import FinishReason, NoticeKind, Priority
-from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- client → supervisor
 
 
 @record
-class Generate(Message):
+class Generate(Command):
     """Client → supervisor: answer this. The body frame contains a `RequestBody`.
 
     Attributes:
-        id: the client's name for the request, unique among its open ones.
         model: the model that must answer.
         client: on whose behalf, for limits and fairness, if `[clients]` lists the name; otherwise
             the process behind the connection, or with the name `ids.TERMINAL` all processes of
@@ -47,11 +45,9 @@ class Generate(Message):
         keep_alive: how long the model stays loaded once it is idle, until the next request says
             otherwise, in seconds; -1: for ever; None: as configured.
         body: msgpack of `RequestBody.to_wire()`.
-        v: the sender's protocol version.
     """
 
     TYPE: ClassVar[str] = "generate"
-    id: RequestId
     model: ModelName
     client: str | None = None
     priority: Priority | None = None
@@ -61,47 +57,39 @@ class Generate(Message):
     notices: bool = False
     resume: bool = True
     keep_alive: float | None = None
-    v: int = PROTOCOL_VERSION
     body: bytes = b""
 
 
 @record
-class Cancel(Message):
+class Cancel(Command):
     """Client → supervisor: end this request now, in whatever state it is."""
 
     TYPE: ClassVar[str] = "cancel"
-    id: RequestId
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Prioritize(Message):
+class Prioritize(Command):
     """Client → supervisor: give an open request of any connection another class.
 
     Attributes:
-        id: of this command.
         request: the id of the request, or, as `#12`, the number that the status shows for it.
         priority: its class from now on; its wait so far no longer counts.
     """
 
     TYPE: ClassVar[str] = "prioritize"
-    id: RequestId
     request: RequestId
     priority: Priority
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Ping(Message):
+class Ping(Command):
     """Client → supervisor: answer with `Reply`."""
 
     TYPE: ClassVar[str] = "ping"
-    id: RequestId
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class StatusQuery(Message):
+class StatusQuery(Command):
     """Client → supervisor: answer with `Reply`, whose value is what `status --json` prints.
 
     Attributes:
@@ -109,13 +97,11 @@ class StatusQuery(Message):
     """
 
     TYPE: ClassVar[str] = "status"
-    id: RequestId
     debug: bool = False
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Load(Message):
+class Load(Command):
     """Client → supervisor: make the model READY; answered when it is, or when it cannot be.
 
     Attributes:
@@ -126,26 +112,22 @@ class Load(Message):
     """
 
     TYPE: ClassVar[str] = "load"
-    id: RequestId
     model: ModelName
     dry_run: bool = False
     keep_alive: float | None = None
     context_length: int | None = None
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Unload(Message):
+class Unload(Command):
     """Client → supervisor: end the model's process; answered when it is gone."""
 
     TYPE: ClassVar[str] = "unload"
-    id: RequestId
     model: ModelName
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Restart(Message):
+class Restart(Command):
     """Client → supervisor: start a new generation; answered when it is READY, or when it cannot be.
 
     Attributes:
@@ -153,14 +135,12 @@ class Restart(Message):
     """
 
     TYPE: ClassVar[str] = "restart"
-    id: RequestId
     model: ModelName
     now: bool = False
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Stop(Message):
+class Stop(Command):
     """Client → supervisor: end everything; answered at once with the pids that will go.
 
     Attributes:
@@ -169,23 +149,19 @@ class Stop(Message):
     """
 
     TYPE: ClassVar[str] = "stop"
-    id: RequestId
     now: bool = False
     timeout_s: float | None = None
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Subscribe(Message):
+class Subscribe(Command):
     """Client → supervisor: send an `Event` for each state change from now on."""
 
     TYPE: ClassVar[str] = "subscribe"
-    id: RequestId
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Reload(Message):
+class Reload(Command):
     """Client → supervisor: read the configuration file again; answered with the names of the
     models that were added, changed and removed, or with `invalid_request` and the `problems` in its
     detail, in which case nothing has changed.
@@ -195,13 +171,11 @@ class Reload(Message):
     """
 
     TYPE: ClassVar[str] = "reload"
-    id: RequestId
     dry_run: bool = False
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class AddModel(Message):
+class AddModel(Command):
     """Client → supervisor: write one more model into the configuration file, and serve it; answered
     as `Reload` is, with the `model`, its `files` (OWNER/NAME or a folder), and `config_path`, nil
     if the daemon has no file and forgets the model when it ends.
@@ -214,26 +188,22 @@ class AddModel(Message):
     """
 
     TYPE: ClassVar[str] = "add_model"
-    id: RequestId
     model: str
     name: str | None = None
     revision: str | None = None
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class RemoveModel(Message):
+class RemoveModel(Command):
     """Client → supervisor: take a model out of the configuration file, and end it once its requests
     have finished; its files stay; answered as `AddModel` is."""
 
     TYPE: ClassVar[str] = "remove_model"
-    id: RequestId
     model: ModelName
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class Configure(Message):
+class Configure(Command):
     """Client → supervisor: set keys of the configuration file or take them out, and do as for
     `Reload`; answered as `Reload` is, with the `values` by key and `config_path`.
 
@@ -243,20 +213,16 @@ class Configure(Message):
     """
 
     TYPE: ClassVar[str] = "configure"
-    id: RequestId
     changes: dict[str, Any]
-    v: int = PROTOCOL_VERSION
 
 
 @record
-class SettingsQuery(Message):
+class SettingsQuery(Command):
     """Client → supervisor: tell the `settings` of a model in the configuration file, each with
     `key`, `label`, `does`, `takes`, `value`, `default` and `choices`."""
 
     TYPE: ClassVar[str] = "settings"
-    id: RequestId
     model: ModelName
-    v: int = PROTOCOL_VERSION
 
 
 ClientMessage = (
@@ -314,7 +280,7 @@ def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
 
 
 def _read(value: Any, path: str) -> list[ClientDelta]:
-    """Pieces that have arrived; one that is as it should be is read on a shorter way."""
+    """Return pieces that have arrived; one that is as it should be is read on a shorter way."""
     if type(value) is not list:
         raise undecodable(f"{path} must be a list")
     deltas = []

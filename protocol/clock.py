@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 PULSE_S = 0.5
-"""How often somebody must ask for the time, even if nothing happens."""
+"""How often the time must be asked for, even if nothing happens."""
 
 TOLERANCE_S = 0.5
 """Being late by up to this much does not count as a pause."""
@@ -21,7 +21,7 @@ class Clock:
     """Monotonic seconds without those in which this process did not run (P7); for any thread.
 
     A machine that slept, or a process that was stopped and continued, must not find that all its
-    deadlines have passed. If nobody has asked for longer than a pulse and the tolerance, the
+    deadlines have passed. If nothing has asked for longer than a pulse and the tolerance, the
     process did not run, and all of that except for one pulse is left out. The first caller after a
     pause takes it out, so that no event carries a time from before that. So a pause is known to
     half a second, and one of less than half a second may count as time.
@@ -37,7 +37,7 @@ class Clock:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Seconds since an arbitrary moment."""
+        """Return seconds since an arbitrary moment."""
         with self._lock:
             current = self._monotonic()
             gap_s = current - self._asked_at
@@ -47,5 +47,5 @@ class Clock:
             return current - self._paused_s
 
     def delay_until(self, when: float) -> float:
-        """Seconds from now until `now` gives this value, if nothing pauses; 0 for the past."""
+        """Return the seconds until `now` returns this value, if nothing pauses; 0 for the past."""
         return max(0.0, when - self.now())

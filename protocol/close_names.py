@@ -1,4 +1,4 @@
-"""Names that somebody may have meant with one that nothing has."""
+"""Known names that may have been meant with an unknown one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def close_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names most like another one, whatever their case, the likest first."""
+    """Return the known names most like another one, whatever their case, the likest first."""
     by_lower_case = {one.lower(): one for one in sorted(known)}
     return [by_lower_case[one] for one in get_close_matches(name.lower(), by_lower_case, n=most)]

@@ -78,7 +78,7 @@ class Decoder(Generic[M]):
             self._limits |= {"max_array_len": 1024, "max_map_len": 64, "max_str_len": 4096}
 
     def decode(self, frames: Sequence[bytes]) -> M:
-        """Decodes the frames of one multipart message.
+        """Decode the frames of one multipart message.
 
         Raises:
             DecodeError: the frames are not a message of this link.
@@ -129,7 +129,7 @@ class _Plan(Generic[M]):
         self._is_strict = is_strict
 
     def build(self, header: dict[str, Any], body: bytes | None) -> M:
-        """The message.
+        """Return the message.
 
         Raises:
             DecodeError: it is none of this class.
@@ -148,7 +148,7 @@ class _Plan(Generic[M]):
 
 
 def encode(message: Message) -> list[bytes]:
-    """The frames of a message: its header, and its body if it has one.
+    """Return the frames of a message: its header, and its body if it has one.
 
     Raises:
         ValueError, OverflowError, TypeError: a field has a value that msgpack cannot encode.
@@ -170,7 +170,7 @@ def _packed_header(header: dict[str, Any]) -> bytes:
 
 
 def encode_body(body: RequestBody | PoolingBody) -> bytes:
-    """The body frame of `Generate`; equal requests give equal bytes.
+    """Return the body frame of `Generate`; equal requests give equal bytes.
 
     Raises:
         RemoteError: `invalid_request`, if it is too large or cannot be encoded.
@@ -190,7 +190,7 @@ def encode_body(body: RequestBody | PoolingBody) -> bytes:
 
 
 def decode_body(frame: bytes) -> RequestBody | PoolingBody:
-    """Reads what a client put into the body frame of `Generate`; `texts` are embedded or ranked.
+    """Read what a client put into the body frame of `Generate`; `texts` are embedded or ranked.
 
     Raises:
         RemoteError: `invalid_request`, naming what was wrong.
@@ -217,7 +217,7 @@ def body_of(value: object) -> RequestBody | PoolingBody:
 
 
 def unpack_map(packed: bytes, what: str) -> dict[str, Any]:
-    """A part of a message that was packed by itself.
+    """Return a part of a message that was packed by itself.
 
     Args:
         packed: a msgpack map.
@@ -233,7 +233,7 @@ def unpack_map(packed: bytes, what: str) -> dict[str, Any]:
 
 
 def read_known(cls: type[P], value: dict[str, Any], path: str = "") -> P:
-    """A part of this class; its fields are checked, and unknown ones ignored, in its parts too.
+    """Return a part of this class; its fields are checked, and unknown ones ignored.
 
     Raises:
         DecodeError: one is wrong.
@@ -242,7 +242,7 @@ def read_known(cls: type[P], value: dict[str, Any], path: str = "") -> P:
 
 
 def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
-    """A part of this class; its fields are checked.
+    """Return a part of this class; its fields are checked.
 
     Raises:
         DecodeError: one is wrong.
@@ -251,7 +251,7 @@ def read_part(cls: type[P], value: dict[str, Any], path: str) -> P:
 
 
 def pack(value: object) -> bytes:
-    """Plain values as msgpack.
+    """Return plain values as msgpack.
 
     Raises:
         ValueError, OverflowError, TypeError: msgpack cannot encode them.
@@ -274,7 +274,7 @@ def _unpack(frame: bytes, what: str, limits: dict[str, Any]) -> Any:
 
 
 def undecodable(message: str, request_id: str = "") -> DecodeError:
-    """The error of something that is no message."""
+    """Return the error of something that is no message."""
     return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
 
 

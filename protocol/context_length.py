@@ -30,7 +30,7 @@ UNKNOWN_CONTEXT_LENGTH = 4096
 """The length of a model that does not declare one."""
 
 MAX_CONTEXT_LENGTH = 2**31 - 1
-"""A larger number means that nobody knew the length."""
+"""A larger number means that the length was not known."""
 
 MAX_SHOWN = 20
 
@@ -49,7 +49,7 @@ class ContextLength:
 
 
 def find_context_length(config: Mapping[str, Any], asked: int) -> ContextLength:
-    """Applies the entry's limit: at most what is declared, or anything if nothing is.
+    """Apply the entry's limit: at most what is declared, or anything if nothing is.
 
     Args:
         config: what config.json holds.
@@ -104,7 +104,7 @@ def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _length(value: Any) -> int | None:
-    """A number of tokens; None for anything else. JSON writers may give an integer a point."""
+    """Return a number of tokens; None for anything else. Some write an integer with a point."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_length = type(value) is int and 0 < value <= MAX_CONTEXT_LENGTH

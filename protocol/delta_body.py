@@ -52,7 +52,7 @@ def pack_body(
     prompt_tokens: bytes = b"",
     vector: bytes | None = None,
 ) -> bytes:
-    """The bytes of a body; fields with their default are left out."""
+    """Return the bytes of a body; fields with their default are left out."""
     plain: dict[str, Any] = {"text": text} if text else {}
     if channel is not Channel.CONTENT:
         plain["channel"] = channel.value
@@ -75,7 +75,7 @@ def pack_body(
 
 
 def read_body(packed: bytes) -> DeltaBody:
-    """The body of these bytes; fields that a newer worker adds are ignored.
+    """Return the body of these bytes; fields that a newer worker adds are ignored.
 
     Raises:
         DecodeError: they are not a body.

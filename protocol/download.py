@@ -2,7 +2,7 @@
 
 A download is a process, `python -P -m mlxsup.downloader`, started by the supervisor for a model or
 by `mlxsup pull`. It gets one `DownloadSpec` as a line of JSON on its standard input, which stays
-open for as long as whoever started it lives: EOF means that nobody is left to download for. It
+open for as long as its parent lives: EOF means that no process is left to download for. It
 reports on its standard output, one line of JSON each; any other line there is for a log.
 """
 
@@ -164,12 +164,12 @@ class DownloadFailed:
 
     @property
     def is_passing(self) -> bool:
-        """Whether another attempt may succeed, although nobody has changed anything."""
+        """Return whether another attempt may succeed, although nothing has been changed."""
         return self.problem in OUTAGES or self.problem is DownloadProblem.INTERNAL
 
     @property
     def waits_for(self) -> str:
-        """What has to come back before another attempt can succeed: `the network`; may be empty."""
+        """Return what must come back before another attempt: `the network`; may be empty."""
         return OUTAGES.get(self.problem, "")
 
 
@@ -209,13 +209,13 @@ _REPORTS: dict[str, type[DownloadReport]] = {
 
 
 def report_line(report: DownloadReport) -> str:
-    """The line for a report, without its newline."""
+    """Return the line for a report, without its newline."""
     kind = next(name for name, type_ in _REPORTS.items() if isinstance(report, type_))
     return json.dumps({_REPORT_KEY: kind, **asdict(report)})
 
 
 def read_report(line: bytes) -> DownloadReport | None:
-    """The report in a line; None if the line is something else."""
+    """Return the report in a line; None if the line is something else."""
     try:
         values: Any = json.loads(line)
         kind = _REPORTS[values.pop(_REPORT_KEY)]
@@ -229,5 +229,5 @@ def read_report(line: bytes) -> DownloadReport | None:
 
 
 def download_argv(python: str = sys.executable) -> list[str]:
-    """The command that starts a download; -P keeps the working folder out of the import path."""
+    """Return the command of a download; -P keeps the working folder out of the import path."""
     return [python, "-P", "-m", "mlxsup.downloader"]

@@ -78,7 +78,7 @@ class RemoteError(Exception):
         return hash((self.code, self.message))
 
     def to_wire(self) -> dict[str, Any]:
-        """The map that is sent."""
+        """Return the map that is sent."""
         return {
             "code": self.code.value,
             "message": self.message,
@@ -88,7 +88,7 @@ class RemoteError(Exception):
 
     @classmethod
     def from_wire(cls, value: object) -> RemoteError:
-        """Reads what `to_wire` made.
+        """Read what `to_wire` made.
 
         Raises:
             ValueError: the value is not such a map.

@@ -42,21 +42,21 @@ GENERATION_HEADER = re.compile(r"--- generation (\d+) pid \d+ ")
 
 
 def absolute(path: str, folder: Path) -> Path:
-    """A path of a configuration, in which relative ones are relative to `folder`."""
+    """Return a path of a configuration, in which relative ones are relative to `folder`."""
     # `..` is resolved without following links: people see the path as they wrote it.
     # `~name` of a user that does not exist stays as it is, as in a shell.
     return Path(os.path.normpath(folder / os.path.expanduser(path)))
 
 
 def default_log_dir(runtime_dir: Path) -> Path:
-    """Where the logs are if the configuration does not say: no two daemons share a folder."""
+    """Return where the logs are by default: no two daemons share a folder."""
     if runtime_dir == Path(DEFAULT_RUNTIME_DIR).expanduser():
         return Path(DEFAULT_LOG_DIR).expanduser()
     return runtime_dir / LOGS_NAME
 
 
 def recorded_log_dir(runtime_dir: Path) -> Path | None:
-    """Where the latest daemon with this runtime folder wrote its logs; None if nothing says so."""
+    """Return where the latest daemon of a runtime folder wrote its logs; None if not known."""
     try:
         return Path(os.fsdecode((runtime_dir / LOG_DIR_NAME).read_bytes()))
     except OSError:
@@ -70,12 +70,12 @@ def log_path(log_dir: Path, name: str) -> Path:
 
 
 def generation_header(generation: int, pid: int, started: str) -> str:
-    """The line above a process's output; `started` is its time as `text.timestamp` formats it."""
+    """Return the line above the output of a process; `started` is as of `text.timestamp`."""
     return f"--- generation {generation} pid {pid} {started}"
 
 
 def check_socket_path(path: str) -> None:
-    """Refuses a socket path that some supported system cannot bind.
+    """Refuse a socket path that some supported system cannot bind.
 
     Raises:
         ValueError: the path is longer than 103 bytes.
@@ -89,12 +89,12 @@ def check_socket_path(path: str) -> None:
 
 
 def worker_socket_name(spawn: int) -> str:
-    """The name of the socket for the worker that is started as number `spawn`."""
+    """Return the name of the socket for the worker that is started as number `spawn`."""
     return f"w{spawn}.sock"
 
 
 def check_runtime_dir(path: Path) -> None:
-    """Refuses a runtime folder whose sockets some supported system cannot bind.
+    """Refuse a runtime folder whose sockets some supported system cannot bind.
 
     Raises:
         ValueError: the path of a socket in it is longer than 103 bytes.

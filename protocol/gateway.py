@@ -50,12 +50,12 @@ class Address:
 
     @property
     def url(self) -> str:
-        """What people type into a program that asks for a server."""
+        """Return what people type into a program that asks for a server."""
         return f"http://{self}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `HOST:PORT`, or a port of this machine alone: `8484`, `:8484`.
+        """Read `HOST:PORT`, or a port of this machine alone: `8484`, `:8484`.
 
         Raises:
             ValueError: it is something else; the message says so, as a phrase that follows the
@@ -75,7 +75,7 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address, which `Address.parse` has read."""
+    """Return whether only this machine reaches an address, which `Address.parse` has read."""
     return ipaddress.ip_address(host).is_loopback
 
 
@@ -183,12 +183,12 @@ class GatewaySpec:
     rules: GatewayRules = field(default_factory=GatewayRules)
 
     def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
+        """Return one line of JSON, newline included."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:
-        """Reads what `to_line` made.
+        """Read what `to_line` made.
 
         Raises:
             ValueError: the line is not a spec of this version; the message says why.
@@ -212,5 +212,5 @@ class GatewaySpec:
 
 
 def gateway_argv(python: str = sys.executable) -> list[str]:
-    """The command that starts a gateway; -P keeps the working folder out of the import path."""
+    """Return the command of a gateway; -P keeps the working folder out of the import path."""
     return [python, "-P", "-m", "mlxsup.gateway"]

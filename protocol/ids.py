@@ -32,7 +32,7 @@ LAST_REQUEST = "last"
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian unsigned 32-bit integers, the form in which they travel and wait.
+    """Return token ids as little-endian unsigned 32-bit integers, the form in which they travel.
 
     Raises:
         OverflowError: an id is negative or does not fit in 32 bits.
@@ -44,7 +44,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def pack_token(token: int) -> bytes:
-    """One token id as `pack_tokens` makes it.
+    """Return one token id as `pack_tokens` makes it.
 
     Raises:
         OverflowError: the id is negative or does not fit in 32 bits.
@@ -53,7 +53,7 @@ def pack_token(token: int) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> list[int]:
-    """The inverse of `pack_tokens`.
+    """Return the inverse of `pack_tokens`.
 
     Raises:
         ValueError: the length is not a multiple of four bytes.

@@ -54,7 +54,7 @@ class Key:
 
     Attributes:
         name: for people.
-        digest: SHA-256 of the key, in hexadecimal. A key has 256 random bits: nobody guesses it, so
+        digest: SHA-256 of the key, in hexadecimal. A key has 256 random bits, found by no guess, so
             a slower hash would protect nothing.
         account: the name under `[clients]` that its requests have.
         is_operator: whether it may load, unload and restart models.
@@ -233,7 +233,7 @@ def revoke_key(place: KeyPlace, name: str) -> tuple[Key, ...] | None:
         left = tuple(one for one in keys if one.name != name)
         if len(left) == len(keys):
             return None
-        # Also an empty list is one: revoking the last key does not let everybody in.
+        # Also an empty list is one: revoking the last key does not let all in.
         _write(place, left)
     return left
 
@@ -327,7 +327,7 @@ def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
 
 
 def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
-    """Replace the file as a whole, so that nobody reads half of it."""
+    """Replace the file as a whole, so that no reader gets half of it."""
     value = {"schema_version": SCHEMA_VERSION, "keys": [asdict(key) for key in keys]}
     try:
         new = _prepare(place.file, json.dumps(value, indent=1).encode() + b"\n")

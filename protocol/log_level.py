@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .ids import RequestId
-from .message import Message, record
-from .version import PROTOCOL_VERSION
+from .message import Command, Message, record
 
 
 @record
-class ChangeLogLevel(Message):
+class ChangeLogLevel(Command):
     """Client → supervisor: log from this level on, in the daemon and its workers; answered at once.
 
     Attributes:
-        id: of this command.
         level: one of `text.LOG_LEVELS`; until it is changed again, or the daemon ends.
     """
 
     TYPE: ClassVar[str] = "log_level"
-    id: RequestId
     level: str
-    v: int = PROTOCOL_VERSION
 
 
 @record

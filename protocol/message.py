@@ -1,20 +1,23 @@
-"""What all messages have in common, and types that both links use."""
+"""The classes of all messages, and types that both links use."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar, dataclass_transform
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from .ids import RequestId
+from .version import PROTOCOL_VERSION
 
 T = TypeVar("T")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass with slots, for whoever checks types.
+    """Make a frozen dataclass with slots, as a checker of types sees it.
 
-    While it runs it has no more than an `__init__`, because forty classes with generated methods
-    would cost every command 20 ms, and every token the time of frozen assignments. `Record` has the
-    other methods, once for all.
+    While it runs, the class has an `__init__` alone: forty classes with generated methods would
+    cost every command 20 ms, and every token the time of frozen assignments. `Record` has the other
+    methods, once for all.
     """
     return dataclass(slots=True, kw_only=True, repr=False, eq=False)(cls)
 
@@ -27,10 +30,12 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        mine: Any = self  # a dataclass, as all that `record` makes
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(mine))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        mine: Any = self
+        shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(mine))
         return f"{type(self).__name__}({shown})"
 
 
@@ -39,6 +44,19 @@ class Message(Record):
 
     __slots__ = ()
     TYPE: ClassVar[str]
+
+
+@record
+class Command(Message):
+    """Client → supervisor: a message that opens, changes or asks something.
+
+    Attributes:
+        id: the client's name for it, unique among its open ones.
+        v: the sender's protocol version.
+    """
+
+    id: RequestId
+    v: int = PROTOCOL_VERSION
 
 
 @record

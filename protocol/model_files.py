@@ -10,14 +10,14 @@ _POINTER_START = b"version https://git-lfs.github.com/spec/"
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether a file may decide how text becomes tokens, such as config.json and the tokenizer."""
+    """Return whether a file may decide how text becomes tokens, as config.json does."""
     return name.endswith((".json", ".jinja", ".tiktoken", ".model", ".txt", ".jsonl")) and (
         not name.endswith(".index.json")
     )
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether mlx-lm loads weights from a file."""
+    """Return whether mlx-lm loads weights from a file."""
     return name.startswith("model") and name.endswith(".safetensors")
 
 
@@ -37,7 +37,7 @@ def weights_among(names: Collection[str], indexed: Collection[str]) -> list[str]
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is what Git LFS leaves in the place of a large one.
+    """Return whether a file is what Git LFS leaves in the place of a large one.
 
     Raises:
         OSError: it cannot be read.
@@ -47,7 +47,7 @@ def is_pointer(path: Path) -> bool:
 
 
 def pointer_problem(path: Path) -> tuple[str, str]:
-    """What to say of such a file, and what to do."""
+    """Return what to say of such a file, and what to do."""
     return (
         f"{path} is a Git LFS pointer, not the file itself",
         f"fetch the files with `git -C {shlex.quote(str(path.parent))} lfs pull`",

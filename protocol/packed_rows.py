@@ -2,7 +2,7 @@
 clients read is a `DeltaBody` that stays packed.
 
 The supervisor trusts no worker: it checks everything that it reads and counts, and of a body
-nothing but that it is there, because whoever is sent it checks the rest.
+nothing but that it is there, because the client checks the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row(ABC):
         warning: a sentence for people, shown with the result.
         finish: set on the row's last delta; by then the row has left the batch.
         paused: set on the last delta of a row that was paused; it has left the batch, too.
-        pause_reason: why it was paused if nobody asked for that: `memory`.
+        pause_reason: why it was paused unasked: `memory`.
         prefill_s: from insert to the first token; set with the first token.
         cached_tokens: of the prompt, taken from a cache; set with the first token.
         is_prompt: whether this is a piece of the prompt, which has no tokens of the answer.
@@ -50,7 +50,7 @@ class Row(ABC):
     @property
     @abstractmethod
     def body(self) -> bytes:
-        """What the client is shown, packed by `delta_body.pack_body`; empty: nothing."""
+        """Return what the client is shown, packed by `delta_body.pack_body`; empty: nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,7 +63,7 @@ class PackedRow(Row):
     body: bytes = b""
 
     def __eq__(self, other: object) -> bool:
-        """Rows are equal by their fields, in whichever way they were made."""
+        """Compare rows by their fields, in whichever way they were made."""
         if not isinstance(other, PackedRow):
             return NotImplemented
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(PackedRow))
@@ -84,7 +84,7 @@ class _PlainRow(PackedRow):
 
 
 def pack_rows(rows: Sequence[Row]) -> list[Any]:
-    """The rows as msgpack packs them."""
+    """Return the rows as msgpack packs them."""
     packed = []
     for row in rows:
         plain: list[Any] = [row.key, row.tokens, row.body]
@@ -95,7 +95,7 @@ def pack_rows(rows: Sequence[Row]) -> list[Any]:
 
 
 def read_rows(value: Any, path: str) -> list[PackedRow]:
-    """The rows of a message that has arrived.
+    """Return the rows of a message that has arrived.
 
     Raises:
         DecodeError: something is wrong with one of them.
@@ -115,7 +115,7 @@ def read_rows(value: Any, path: str) -> list[PackedRow]:
 
 
 def _read_row(item: Any, path: str) -> PackedRow:
-    """One with a map, or one that something is wrong with."""
+    """Return a row with a map; raise if something is wrong with it."""
     if type(item) is not list or not 3 <= len(item) <= 4:
         raise undecodable(f"{path} must be lists of key, tokens, body, and a map if there is more")
     key, tokens, body, more = *item[:3], item[3] if len(item) == 4 else {}
@@ -130,7 +130,7 @@ def _read_row(item: Any, path: str) -> PackedRow:
 
 
 def _more(row: Row) -> dict[str, Any]:
-    """What most rows have nothing to say about."""
+    """Return the fields that most rows leave out."""
     more: dict[str, Any] = {}
     if row.prefill_s is not None:
         more["prefill_s"] = row.prefill_s

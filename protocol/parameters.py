@@ -41,14 +41,14 @@ class NumberParameter:
 
     @property
     def expected(self) -> str:
-        """What it takes, as a noun phrase."""
+        """Return what it takes, as a noun phrase."""
         if self.is_integer:
             return f"an integer from {self.low:d} to {self.high:d}"
         border = f"above {self.low:g} and up" if self.is_low_open else f"from {self.low:g}"
         return f"a number {border} to {self.high:g}"
 
     def is_right(self, value: object) -> bool:
-        """Whether a request may hold this value."""
+        """Return whether a request may hold this value."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if self.is_integer and not isinstance(value, int):
@@ -67,7 +67,7 @@ def _number(default: float, low: float, high: float, unit: str, says: str, **mor
 class Sampling:
     """How a token is picked; a model's entry may set other defaults (docs/http-api.md).
 
-    A parameter is added here, in the signature of `client.api` and in `worker/engines/mlx/`.
+    A parameter is added here, in `client.api.GenerateParameters` and in `worker/engines/mlx/`.
     """
 
     temperature: float = _number(

@@ -75,7 +75,7 @@ class ConfigPlace(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a file, or a link to one, that may be broken."""
+        """Return whether there is a file, or a link to one, that may be broken."""
         return os.path.lexists(self.path.expanduser())
 
 
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 
 def config_places(given: Path | None = None) -> Iterator[ConfigPlace]:
-    """Every place where a configuration file is looked for, in this order.
+    """Return every place where a configuration file is looked for, in this order.
 
     Args:
         given: the file of `--config`, if there is one.
@@ -118,7 +118,7 @@ def _user_folder() -> str:
 
 
 def find_config(given: Path | None = None) -> ConfigPlace | None:
-    """The configuration file that counts: the first that is named or there; None if none is.
+    """Return the configuration file that counts: the first that is named or there; None if none is.
 
     Args:
         given: the file of `--config`, if there is one.
@@ -152,7 +152,7 @@ def find_place(endpoint: str | None = None, config: Path | None = None) -> Place
 
 
 def endpoint_in(runtime_dir: str | Path) -> str:
-    """The endpoint of the daemon with this runtime folder."""
+    """Return the endpoint of the daemon with this runtime folder."""
     path = Path(runtime_dir).expanduser() / CLIENT_SOCKET_NAME
     return check_endpoint(f"ipc://{path}")
 
@@ -163,7 +163,7 @@ def socket_at(endpoint: str) -> Path:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Returns the endpoint if a client can connect to it.
+    """Return the endpoint if a client can connect to it.
 
     Raises:
         ValueError: it is not `ipc://` and a path of at most 103 bytes.
@@ -176,7 +176,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def runtime_dir_of(config: Path) -> Path:
-    """The runtime folder of the daemon with this configuration file.
+    """Return the runtime folder of the daemon with this configuration file.
 
     Raises:
         UnreadableConfigError: the file cannot be read, or does not say.
@@ -185,7 +185,7 @@ def runtime_dir_of(config: Path) -> Path:
 
 
 def log_dir_of(config: Path) -> Path:
-    """The folder for the logs of the daemon with this configuration file.
+    """Return the folder for the logs of the daemon with this configuration file.
 
     Raises:
         UnreadableConfigError: the file cannot be read, or does not say.
@@ -210,7 +210,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file, unchecked; `mlxsup config check` does the checking.
+    """Return a configuration file, unchecked; `mlxsup config check` does the checking.
 
     Raises:
         UnreadableConfigError: it cannot be read, or is not TOML.

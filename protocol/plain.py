@@ -37,13 +37,13 @@ class Form(Record):
 
 
 def own_check(field: Field[Any]) -> Check | None:
-    """The check that comes with a field's own form."""
+    """Return the check that comes with a field's own form."""
     form: Form | None = field.metadata.get(FORM)
     return form.check if form else None
 
 
 def to_map(value: Any) -> dict[str, Any]:
-    """A message or a part of one; fields with their default are left out."""
+    """Return a message or a part of one; fields with their default are left out."""
     result = {}
     for name, default, convert in _plan(typing.cast(Any, type(value))):
         item = getattr(value, name)
@@ -53,7 +53,7 @@ def to_map(value: Any) -> dict[str, Any]:
 
 
 def without_none(hint: Any) -> Any:
-    """The other part of an annotation that allows None; any other as it is."""
+    """Return the other part of an annotation that allows None; any other as it is."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return next(a for a in typing.get_args(hint) if a is not types.NoneType)
     return hint
@@ -61,7 +61,7 @@ def without_none(hint: Any) -> Any:
 
 @functools.cache
 def _plan(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
-    """Each field's name, its default (MISSING for none), and how it becomes a plain value."""
+    """Return of each field its name, default (or MISSING), and how it becomes a plain value."""
     hints = typing.get_type_hints(cls)
     plan = []
     for f in fields(cls):
@@ -72,7 +72,7 @@ def _plan(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
 
 
 def _conversion(hint: Any) -> Convert | None:
-    """How a value of this type becomes what msgpack packs; None if msgpack packs it as it is."""
+    """Return what makes of such a value one that msgpack packs; None if nothing has to."""
     hint = without_none(hint)
     if typing.get_origin(hint) is list:
         item = _conversion(typing.get_args(hint)[0])

@@ -286,7 +286,7 @@ class PoolingBody:
 
     @property
     def name(self) -> str:
-        """The name of the texts in an error: as in `Client.embed` and `Client.rerank`."""
+        """Return the name of the texts in an error: as in `Client.embed` and `Client.rerank`."""
         return "texts" if self.query is None else "documents"
 
     def parameters(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How somebody who joins a stream gets what was delivered before: the worker renders it again.
+"""How a client that joins a stream gets what was delivered before: the worker renders it again.
 
 The supervisor keeps the ids of the tokens, and not their text.
 """

@@ -65,11 +65,11 @@ class Priority(StrEnum):
 
     @property
     def above(self) -> Priority | None:
-        """The next more urgent class; None for the most urgent one."""
+        """Return the next more urgent class; None for the most urgent one."""
         return _ABOVE[self]
 
     def is_above(self, other: Priority) -> bool:
-        """Whether this class goes before another one."""
+        """Return whether this class goes before another one."""
         above = other.above
         return above is not None and (self is above or self.is_above(above))
 

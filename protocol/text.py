@@ -23,10 +23,10 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str, *, default_unit: str | None = None) -> float:
-    """Seconds, from a number and a unit: `90s`, `1.5h`.
+    """Return seconds, from a number and a unit: `90s`, `1.5h`.
 
     Args:
-        text: what somebody wrote.
+        text: as a person writes it.
         default_unit: the unit of a number without one; None: it must have one.
 
     Raises:
@@ -40,9 +40,9 @@ def parse_duration(text: str, *, default_unit: str | None = None) -> float:
 
 
 def size_text(count: int) -> str:
-    """At least that many bytes, for people and as the configuration takes it: `512.0 MiB`.
+    """Return at least that many bytes as people and the configuration write it: `512.0 MiB`.
 
-    The one form of sizes in whatever is shown: tables, sentences, errors and logs.
+    The one form of sizes in all that is shown: tables, sentences, errors and logs.
     """
     if 0 < count < KIB:
         return f"{count} B"
@@ -56,7 +56,7 @@ def size_text(count: int) -> str:
 
 
 def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:
-    """Seconds since the epoch as UTC: `2026-11-21T09:30:00Z`, or `2026-11-21T09:30:00.123Z`."""
+    """Return seconds since the epoch as UTC: `2026-11-21T09:30:00Z`, or `…00.123Z`."""
     second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
     return f"{second}.{int(moment % 1 * 1000):03d}Z" if has_milliseconds else f"{second}Z"
 

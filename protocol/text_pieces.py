@@ -22,7 +22,7 @@ TextPiece = tuple[RequestId, int, int, str]
 
 
 def read_text_pieces(frame: bytes) -> list[TextPiece] | None:
-    """The pieces of a `Deltas`; None if the message is another one, or any of them is unusual."""
+    """Return the pieces of a `Deltas`; None for another message, or if any of them is unusual."""
     if not frame.startswith(BEGIN):
         return None
     pieces: list[TextPiece] = []

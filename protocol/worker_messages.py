@@ -302,7 +302,7 @@ class RowDelta(Row):
 
     @property
     def body(self) -> bytes:
-        """What the client is shown of it, packed; empty if that is nothing."""
+        """Return what the client is shown of it, packed; empty if that is nothing."""
         has_end = self.stop is not None or self.stop_token is not None
         if not (self.text or self.tokens or self.logprobs or self.prompt_tokens or has_end):
             return b""
@@ -423,7 +423,7 @@ class Heartbeat(Message):
 
 @record
 class Dying(Message):
-    """Worker → supervisor: the last message before an exit that nobody asked for.
+    """Worker → supervisor: the last message before an exit that was not asked for.
 
     Attributes:
         code: the exit code to come.

@@ -13,7 +13,7 @@ LARGE_BLOCK_BYTES = 256 * 1024
 
 
 def return_large_blocks() -> None:
-    """Makes the allocator return freed blocks of 256 KiB or more to the system.
+    """Make the allocator return freed blocks of 256 KiB or more to the system.
 
     glibc raises its own threshold with every large block that is freed, up to 32 MiB, and then
     keeps what request bodies leave behind. Other C libraries have no such call.

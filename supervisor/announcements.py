@@ -59,7 +59,7 @@ class Announcer:
                 self._log.write("debug", "request ended", id=id, model=model, outcome=outcome)
 
     def announce(self, change: dict[str, Any]) -> None:
-        """A model has changed, as `core.actions.Announce` describes it."""
+        """Log and pass on the change of a model, as `core.actions.Announce` describes it."""
         is_new_state = change["from"] != change["to"]
         facts = {name: change[name] for name in SHOWN if change.get(name) not in (None, "")}
         model = facts.pop("model")
@@ -69,36 +69,36 @@ class Announcer:
         self._pass_on(change)
 
     def gateway_listens(self, url: str, pid: int) -> None:
-        """The gateway accepts connections."""
+        """Pass on that the gateway accepts connections."""
         self._pass_on({"gateway": url, "pid": pid})
 
     def ends(self, signal: str, running: int, limit_s: float) -> None:
-        """A signal asks for the end: which, how many requests run, how long they may take."""
+        """Say that a signal asks for the end, how many requests run, and how long they may take."""
         self._log.write("info", "signal received", signal=signal)
         self._manager.stopping()
         self._pass_on({"stopping": running, "limit_s": limit_s})
 
     def reloads(self) -> None:
-        """The configuration is about to be read again."""
+        """Say that the configuration is about to be read again."""
         self._manager.reloading()
 
     def reloaded(self, later: tuple[str, ...]) -> None:
-        """It is in effect, except for what takes effect at the next start."""
+        """Say that it is in effect, except for what takes effect at the next start."""
         self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
         self._manager.reloaded(0)
 
     def reload_refused(self, error: ConfigError) -> None:
-        """It is wrong, and nothing changes."""
+        """Say that it is wrong, and nothing changes."""
         self._log.write("error", "reload refused", problems=len(error.problems))
         self._log.block(str(error))
         self._manager.reloaded(len(error.problems))
 
     def finishes(self) -> None:
-        """Nothing is left to decide: what remains is to end processes, and the daemon itself."""
+        """Say that nothing is left to decide: processes end, and then the daemon itself."""
         self._manager.stopping()
 
     def pulse(self, look: Callable[[], Outline]) -> None:
-        """Every second, between two events; `look` gives the daemon as it is then."""
+        """Say every second that the daemon lives; `look` returns its outline."""
         outline = look()
         self._manager.pulse(outline)
         self._sleep.pulse(outline)

@@ -110,7 +110,7 @@ PARSE_LIMIT_S = 60.0
 
 SETTLE_S = 1.0
 MAX_READS = 10
-"""How often a file is read that somebody keeps writing."""
+"""How often a file is read that another program keeps writing."""
 
 OnListening = Callable[[str], None]
 Value = TypeVar("Value")
@@ -210,7 +210,7 @@ class App:
         self._timer = Timer(self._clock, lambda now: self.dispatch(Tick(now=now)))
 
     async def run(self, on_listening: OnListening, *, open_files: int) -> int:
-        """Serves until `Finish`; returns the exit code.
+        """Serve until `Finish`; return the exit code.
 
         Args:
             on_listening: called with the endpoint.
@@ -276,7 +276,7 @@ class App:
         return LEFT_BEHIND_EXIT_CODE if left_behind else 0
 
     def dispatch(self, event: Event) -> None:
-        """Passes an event to the core and carries out its actions; only on the loop's thread.
+        """Pass an event to the core and carry out its actions; only on the loop's thread.
 
         If called while an action is being carried out, it keeps the event until that is done: the
         core sees one event after the other. Tasks make the loop call it, so that a bug in here
@@ -394,7 +394,7 @@ class App:
         self.dispatch(Started(now=self._clock.now()))
 
     def _learnt(self, launch: LaunchSettings, loaded: str) -> None:
-        """A worker has measured its model: the next load is planned with that."""
+        """Plan the next load with what a worker has measured of its model."""
         self._memory.measured(launch)
         self._appraised()
         if outdated := self._memory.outdated(launch, loaded):
@@ -405,7 +405,7 @@ class App:
         self._loop.call_soon(self._appraised)
 
     async def _downloaded(self, repository: Repository, folder: str) -> None:
-        """A repository is complete: the models that lacked it are planned with what is there."""
+        """Plan the models that lacked a repository with what is there, now that it is complete."""
         await self._memory.found(repository, folder)
         self._loop.call_soon(self._appraised)
 
@@ -414,7 +414,7 @@ class App:
         self._loop.call_soon(lambda: self.dispatch(action.answered(need, now=self._clock.now())))
 
     def _read_aside(self, reading: Coroutine[Any, Any, None]) -> None:
-        """Runs what waits for a model folder; the end does not wait for it."""
+        """Run what waits for a model folder; the end does not wait for it."""
         task = self._tasks.create_task(reading)
         self._readers.add(task)
         task.add_done_callback(self._readers.discard)
@@ -423,7 +423,7 @@ class App:
         self.dispatch(Appraised(now=self._clock.now(), needs=self._memory.needs))
 
     async def _pulse(self) -> None:
-        """Keeps the clock running and, every second, the clients informed."""
+        """Keep the clock running and, every second, the clients informed."""
         is_second = False
         folder = FolderWatch(
             self._surroundings.folder,
@@ -443,7 +443,7 @@ class App:
                 self._loop.call_soon(self._announcer.pulse, self._core.outline)
 
     async def _sample(self) -> None:
-        """Measures every second, and writes the record if that failed before."""
+        """Measure every second, and write the record if that failed before."""
 
         def sampled(event: Sampled) -> None:
             self._loop.call_soon(self.dispatch, event)
@@ -463,7 +463,7 @@ class App:
         self.dispatch(ShutdownAsked(now=self._clock.now(), is_immediate=is_repeated))
 
     def _reload(self, caller: Caller | None = None, is_dry: bool = False) -> None:
-        """Reads the file again and checks all of it; if it is wrong, nothing changes (P20).
+        """Read the file again and check all of it; if it is wrong, nothing changes (P20).
 
         While the file is being read, it is read once more for all who ask meanwhile: what was
         written before they asked is what they get.
@@ -493,7 +493,7 @@ class App:
                 self._loop.call_soon(self._adopt, reloads, read)
 
     async def _tell_settings(self, asked: _Asked, query: SettingsQuery) -> None:
-        """Reads what the file says about a model, as it is now."""
+        """Read what the file says about a model, as it is now."""
         path, caller = self._config.config_path, asked.caller
         if caller is None:
             return
@@ -511,7 +511,7 @@ class App:
             self._loop.call_soon(self.dispatch, read)
 
     async def _change(self, asked: _Asked, change: AddModel | RemoveModel | Configure) -> None:
-        """Changes the file and does what a reload does, or answers why neither was done."""
+        """Change the file and do what a reload does, or answer why neither was done."""
         try:
             done = await self._edited(partial(_edit, change))
         except (ConfigError, RefusedModelError) as error:
@@ -606,7 +606,7 @@ class App:
     def _adopt(
         self, asked: Sequence[_Asked], read: ConfigSnapshot, answer: Mapping[str, Any] | None = None
     ) -> None:
-        """Puts a configuration that was read into effect, unless all only ask what it would do."""
+        """Put a configuration that was read into effect, unless all only ask what it would do."""
         now, config = self._clock.now(), read.config
         try:
             needs = self._memory.needs_of(read)
@@ -634,14 +634,18 @@ class App:
             self.dispatch(replace(reloaded, caller=one.caller, is_dry=one.is_dry))
 
     def _room_for(self, config: DaemonConfig) -> int:
-        """Connections beside the new models and those still running, or raises ConfigError."""
+        """Return the connections beside the new models and those still running.
+
+        Raises:
+            ConfigError: they are too few.
+        """
         names = {entry.name for entry in config.models} | self._workers.models
         return room_for(len(names), self._open_files, self._clients.admitted)
 
     # ------------------------------------------------------------ bugs
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback raised: a bug of ours. Anything else the loop complains about is logged."""
+        """End at an exception of a callback, a bug of ours; log other complaints of the loop."""
         error = context.get("exception")
         if isinstance(error, Exception) and "handle" in context:
             self._break(error)
@@ -649,7 +653,7 @@ class App:
             self._log.write("error", "event loop", complaint=context.get("message"), error=error)
 
     def _break(self, error: Exception) -> None:
-        """Logs a bug with the stories of all models, and ends everything."""
+        """Log a bug with the stories of all models, and end everything."""
         if self._is_broken:
             return
         self._is_broken = True

@@ -39,7 +39,7 @@ def run_daemon(
     argv: Sequence[str] | None = None,
     proc: Path = PROC,
 ) -> int:
-    """Runs a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
+    """Run a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
 
     Args:
         config: what to run.
@@ -147,7 +147,7 @@ def _record_places(config: DaemonConfig, log: DaemonLog) -> None:
 
 
 def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
-    """Ends workers that an earlier supervisor left behind (E6)."""
+    """End workers that an earlier supervisor left behind (E6)."""
     try:
         leftovers = record.sweep()
     except OSError as error:

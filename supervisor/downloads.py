@@ -23,9 +23,8 @@ from mlxsup.protocol.download import (
 from .core.actions import EndDownload, StartDownload
 from .core.events import DownloadSaid
 from .workers.incarnation import Surroundings
-from .workers.process import WorkerProcess, describe_exit
+from .workers.process import WorkerProcess
 
-LAST_WORDS_S = 1.0
 KILL_LIMIT_S = 10.0
 MAX_LINE_BYTES = 64 * 1024
 KEPT_LINES = 50
@@ -55,7 +54,7 @@ class DownloadKeeper:
         self._lives: dict[int, asyncio.Task[None]] = {}
 
     def carry_out(self, action: StartDownload | EndDownload, tasks: asyncio.TaskGroup) -> None:
-        """Begins or ends a download."""
+        """Begin or end a download."""
         if isinstance(action, EndDownload):
             if (unit := self._units.get(action.number)) is not None:
                 self._around.log.write("info", "download cancelled", repo=unit.repository)
@@ -66,7 +65,7 @@ class DownloadKeeper:
         self._lives[action.number] = tasks.create_task(self._live(action.number, unit))
 
     async def end(self) -> None:
-        """Ends all of them; returns when they are gone."""
+        """End all of them; return when they are gone."""
         for unit in self._units.values():
             unit.kill()
         if self._lives:
@@ -107,7 +106,7 @@ class _Unit:
         self._noise: deque[str] = deque(maxlen=KEPT_LINES)
 
     def kill(self) -> None:
-        """Ends it at once: what has arrived is as good as if it had been asked to end."""
+        """End it at once: what has arrived is as good as if it had been asked to end."""
         self._is_wanted = False
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
@@ -115,7 +114,7 @@ class _Unit:
             self._arrival.cancel()
 
     async def live(self, argv: Sequence[str]) -> None:
-        """Runs it, and posts what it reports; returns when its process is gone."""
+        """Run it, and post what it reports; return when its process is gone."""
         if not self._is_wanted:
             return
         spec = DownloadSpec(work=self.repository, parent_pid=os.getpid())
@@ -129,16 +128,10 @@ class _Unit:
         log = self._around.log
         log.write("info", "download started", repo=self.repository, pid=process.pid)
         try:
-            code = await process.exited
-            try:
-                async with asyncio.timeout(LAST_WORDS_S):
-                    await process.output_ended.wait()
-            except TimeoutError:  # somebody else holds the pipe
-                pass
+            end = await process.ended()
             last = self._last
             if not isinstance(last, DownloadDone | DownloadFailed):
-                exit_code, _, name = describe_exit(code)
-                last = _broken(f"it ended with {name or f'exit code {exit_code}'}")
+                last = _broken(f"it ended with {end.signal_name or f'exit code {end.code}'}")
             await self._end(last)
         finally:
             process.close()

@@ -12,7 +12,7 @@ from .config.load import DaemonConfig
 
 
 def daemon_facts(config: DaemonConfig, client_socket: Path) -> dict[str, Any]:
-    """Version, pid and places of a daemon that runs with this configuration."""
+    """Return version, pid and places of a daemon that runs with this configuration."""
     return {
         "version": VERSION,
         "pid": os.getpid(),
@@ -23,5 +23,5 @@ def daemon_facts(config: DaemonConfig, client_socket: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """A path as text that can be encoded, whatever bytes its name has."""
+    """Return a path as text that can be encoded, whatever bytes its name has."""
     return os.fsencode(path).decode("utf-8", "replace")

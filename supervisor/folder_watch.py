@@ -1,4 +1,4 @@
-"""Makes the runtime folder, and the clients' socket in it, again if somebody removes them."""
+"""Makes the runtime folder, and the clients' socket in it, again if they were removed."""
 
 from __future__ import annotations
 

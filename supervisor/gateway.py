@@ -1,7 +1,7 @@
 """The gateway's process, and the socket that it listens at, which outlives it.
 
-The supervisor binds the address, so that a port that is taken is its own error, and who connects
-while the gateway is replaced waits instead of being refused.
+The supervisor binds the address, so that a port that is taken is its own error, and a client that
+connects while the gateway is replaced waits instead of being refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from mlxsup.protocol.folders import GATEWAY_LOG_NAME
 from mlxsup.protocol.gateway import (
@@ -29,8 +28,8 @@ from .core.actions import StartGateway
 from .core.events import GatewayBeat, GatewayEnded, GatewayListening
 from .log_files import LogWriter
 from .logs import ModelLog
-from .workers.incarnation import Surroundings, write_record
-from .workers.process import WorkerProcess, describe_exit
+from .workers.incarnation import Surroundings
+from .workers.process import LAST_WORDS_S, WorkerProcess
 from .workers.registry import report
 
 RECORDED_AS = "(gateway)"
@@ -43,7 +42,6 @@ END_LIMIT_S = 4.0
 """From asking it to end to SIGKILL: it takes two seconds for answers that are still open."""
 
 KILL_LIMIT_S = 10.0
-LAST_WORDS_S = 1.0
 READ_BYTES = 4096
 
 OnListening = Callable[[str, int], None]
@@ -91,12 +89,12 @@ class GatewayKeeper:
 
     @property
     def pid(self) -> int | None:
-        """The pid of its process, while it lives."""
+        """Return the pid of its process, while it lives."""
         process = self._process
         return None if process is None or process.exited.done() else process.pid
 
     def start(self, action: StartGateway, tasks: asyncio.TaskGroup) -> None:
-        """Begins a life of it, or says why that is not possible."""
+        """Begin a life of it, or say why that is not possible."""
         log = self._around.log
         try:
             if self._listener is None:
@@ -122,13 +120,13 @@ class GatewayKeeper:
             self._process.signal(signal.SIGKILL)
 
     def close_listener(self) -> None:
-        """Refuses who connects, until the next start."""
+        """Refuse connections until the next start."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     async def end(self) -> None:
-        """Lets it end what is open, for a short time; returns when it is gone."""
+        """Let it end what is open, for a short time; return when it is gone."""
         self._is_ending = True
         self.close_listener()
         process, life = self._process, self._life
@@ -144,7 +142,7 @@ class GatewayKeeper:
             life.cancel()
 
     def close(self) -> None:
-        """Closes its log and its socket."""
+        """Close its log and its socket."""
         self.close_listener()
         if self._log is not None:
             self._log.close()
@@ -188,13 +186,13 @@ class GatewayKeeper:
             key_file=str(self._keys.file),
             key_mark=str(self._keys.mark),
             has_had_keys=self._has_had_keys,
-            log_level=around.log_level,
+            log_level=around.log.level,
             rules=self._rules,
         )
         inherited = [listener.fileno(), beat_pipe]
         process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)
         self._process = process
-        write_record(around.log, lambda: around.record.add(RECORDED_AS, process.pid))
+        around.spawned(RECORDED_AS, process.pid)
         around.log.write("info", "gateway started", pid=process.pid)
         return process
 
@@ -223,32 +221,23 @@ class GatewayKeeper:
         loop.add_reader(beats, on_beat)
 
     async def _wait(self, number: int, process: WorkerProcess, output: ModelLog) -> None:
-        code = await process.exited
-        around = self._around
-        try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                await process.output_ended.wait()
-        except TimeoutError:  # somebody else holds the pipe
-            pass
+        around, end = self._around, await process.ended()
         await output.ended(LAST_WORDS_S)
-        write_record(around.log, lambda: around.record.remove(process.pid))
-        exit_code, _, name = describe_exit(code)
-        facts: dict[str, Any] = {"signal": name} if name else {"code": exit_code}
-        around.log.write(
-            "warning" if not self._is_ending else "info", "gateway exited", pid=process.pid, **facts
-        )
+        around.exited(process.pid)
+        level = "warning" if not self._is_ending else "info"
+        around.log.write(level, "gateway exited", pid=process.pid, **end.facts)
         if not self._is_ending:
-            cause = f"signal {name}" if name else f"exit code {exit_code}"
+            cause = f"signal {end.signal_name}" if end.signal_name else f"exit code {end.code}"
             self._post_end(number, f"it ended with {cause}", is_crash=True)
 
     def _post_end(self, number: int, cause: str, *, is_crash: bool) -> None:
         around = self._around
         ended = GatewayEnded(now=around.now(), number=number, cause=cause, is_crash=is_crash)
-        asyncio.get_running_loop().call_soon(around.post, ended)
+        around.post_soon(ended)
 
 
 def bind(address: Address) -> socket.socket:
-    """A socket that listens there.
+    """Return a socket that listens there.
 
     Raises:
         OSError: the address is taken, or there is no such address.
@@ -258,13 +247,13 @@ def bind(address: Address) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> Address:
-    """Where a socket listens."""
+    """Return where a socket listens."""
     host, port = listener.getsockname()[:2]
     return Address(host=host, port=port)
 
 
 def why_not(address: Address, error: OSError) -> str:
-    """Why it cannot listen there, and what helps."""
+    """Return why it cannot listen there, and what helps."""
     if error.errno == errno.EADDRINUSE:
         return (
             f"the address {address} is already in use; choose another one with gateway.listen or "

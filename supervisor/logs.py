@@ -80,7 +80,7 @@ class ModelLog:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of the current generation, oldest first."""
+        """Return the last lines of the current generation, oldest first."""
         *lines, rest = b"".join(self.tail).split(b"\n")
         latest = [*lines, rest] if rest else lines
         return tuple(_readable(line) for line in latest[-LAST_LINES:])
@@ -213,7 +213,7 @@ class DaemonLog:
 
     @property
     def level(self) -> str:
-        """The lowest level that is written."""
+        """Return the lowest level that is written."""
         return LOG_LEVELS[self._level]
 
     def change_level(self, level: str) -> None:

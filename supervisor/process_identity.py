@@ -14,7 +14,7 @@ _START_FIELD = 19
 
 
 def process_identity(pid: int) -> str | None:
-    """A text that no other process of this machine has had or will have; None for no process.
+    """Return a text that no other process of this machine has; None for no process.
 
     A zombie does not count as a process: it cannot be signalled. On Linux the wall clock plays no
     part, so that setting it does not make a process look like another one (P7).
@@ -30,8 +30,10 @@ def process_identity(pid: int) -> str | None:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, which tells it from all others that have had its pid since the boot;
-    None for no process, or a zombie."""
+    """Return when a process started, which tells it from others with its pid since the boot.
+
+    Return None for no process, or a zombie.
+    """
     if sys.platform == "linux":
         return _linux_start(pid)
     try:
@@ -44,7 +46,7 @@ def process_start(pid: int) -> str | None:
 
 
 def session_of(pid: int) -> str | None:
-    """The session of a process, which is that of its terminal if it has one: the pid of its leader,
+    """Return the session of a process, that of its terminal if it has one: the pid of its leader,
     and when that started; None for no process, or if the leader has ended."""
     try:
         leader = os.getsid(pid)

@@ -130,7 +130,7 @@ class RuntimeFolder:
 
     @classmethod
     def claim(cls, path: Path) -> RuntimeFolder:
-        """Creates the folder if it is missing, checks it, locks it, removes stale sockets (E6).
+        """Create the folder if it is missing, check it, lock it, remove stale sockets (E6).
 
         The lock comes before any bind: a second bind on a Unix socket's path would succeed and
         take over the clients (P19).
@@ -156,7 +156,7 @@ class RuntimeFolder:
 
     @property
     def client_socket(self) -> Path:
-        """Where clients connect."""
+        """Return where clients connect."""
         return self.path / CLIENT_SOCKET_NAME
 
     def worker_socket(self, spawn: int) -> Path:
@@ -170,17 +170,17 @@ class RuntimeFolder:
         return self.path / worker_socket_name(spawn)
 
     def learned_dir(self, model: ModelName) -> Path:
-        """Where the workers of a model keep what they learn of it."""
+        """Return where the workers of a model keep what they learn of it."""
         return self.path / LEARNED_NAME / model
 
     def release(self) -> None:
-        """Gives the folder to the next supervisor. The lock file stays: unlinking it could take
+        """Give the folder to the next supervisor. The lock file stays: unlinking it could take
         away the one that another process has just locked."""
         os.close(self._lock)
 
 
 def connections_within(open_files: int, models: int) -> int:
-    """How many connections a daemon may let in; fewer than MIN_CONNECTIONS are too few.
+    """Return how many connections a daemon may let in; fewer than MIN_CONNECTIONS are too few.
 
     Args:
         open_files: how many files the process may have open.
@@ -190,7 +190,7 @@ def connections_within(open_files: int, models: int) -> int:
 
 
 def room_for(models: int, open_files: int, connected: int) -> int:
-    """How many connections a daemon may let in with the models of a new configuration.
+    """Return how many connections a daemon may let in with the models of a new configuration.
 
     Raises:
         ConfigError: they are too few, or fewer than are in use.
@@ -207,12 +207,12 @@ def room_for(models: int, open_files: int, connected: int) -> int:
 
 
 def files_needed(models: int) -> int:
-    """How many open files a daemon with that many models needs."""
+    """Return how many open files a daemon with that many models needs."""
     return RESERVED_FILES + FILES_PER_MODEL * models + MIN_CONNECTIONS
 
 
 def raise_open_file_limit(models: int) -> int:
-    """Raises the soft limit of open files as far as is sensible, and returns it.
+    """Raise the soft limit of open files as far as is sensible, and return it.
 
     Raises:
         RuntimeFolderError: they are too few for that many models and for storms of connections.
@@ -303,7 +303,7 @@ def _check_private(path: Path, status: os.stat_result) -> None:
 
 
 def _mode_hint(path: Path) -> str:
-    """Never a command that could lock others out of a folder which is not ours alone."""
+    """Return a hint, with no command that could lock others out of a folder that they share."""
     own = "set runtime_dir to a new folder; mlxsup creates it with mode 0700"
     try:
         with os.scandir(path) as entries:
@@ -314,14 +314,14 @@ def _mode_hint(path: Path) -> str:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether mlxsup gives this name to what it keeps in a runtime folder."""
+    """Return whether mlxsup gives this name to what it keeps in a runtime folder."""
     return name in OWN_NAMES or name.removesuffix(BEAT_SUFFIX).endswith(".sock")
 
 
 def _take_lock(path: Path, gate_lock: int = fcntl.LOCK_EX) -> int:
-    """Locks the folder for life and records who holds it; returns the lock's descriptor.
+    """Lock the folder for life and record who holds it; return the lock's descriptor.
 
-    A lock on the folder itself, held only for these few calls, lets nobody read the holder's pid
+    A lock on the folder itself, held only for these few calls, keeps others from reading the pid
     before it is written: if many start at once, each loser can name the winner (P19).
     """
     try:

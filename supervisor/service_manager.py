@@ -89,8 +89,8 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
-        """The manager that the environment names, and removes its variables there: they are for
-        this process, and not for those that it starts."""
+        """Return the manager that the environment names, and remove its variables there: they are
+        for this process, and not for those that it starts."""
         address = environment.pop(SOCKET_VARIABLE, "")
         interval = environment.pop(WATCHDOG_VARIABLE, "")
         pid = environment.pop(WATCHDOG_PID_VARIABLE, str(os.getpid()))
@@ -100,11 +100,11 @@ class ServiceManager:
         return cls(address, int(interval) / 1e6 if is_fed else 0.0, trouble=trouble)
 
     def ready(self) -> None:
-        """The configuration has been read, and clients can connect."""
+        """Say that the configuration has been read, and clients can connect."""
         self._send("READY=1", "STATUS=ready")
 
     def pulse(self, outline: Outline) -> None:
-        """Every second, after what had happened by then was handled."""
+        """Say every second what is served, and feed the watchdog."""
         if outline.is_ending or self._is_stopping:
             self.stopping()
         else:
@@ -114,12 +114,12 @@ class ServiceManager:
             self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """The configuration is about to be read again."""
+        """Say that the configuration is about to be read again."""
         if not self._is_stopping:
             self._send("RELOADING=1", f"MONOTONIC_USEC={self._monotonic() * 1e6:.0f}")
 
     def reloaded(self, problems: int) -> None:
-        """It was read, and is in effect unless it has problems."""
+        """Say that it was read, and is in effect unless it has problems."""
         if self._is_stopping:
             return
         mistakes = f"{problems} mistake{'' if problems == 1 else 's'}"
@@ -128,14 +128,14 @@ class ServiceManager:
         self._send("READY=1", f"STATUS={self._status}")
 
     def stopping(self) -> None:
-        """The daemon was asked to end, which is said once, and may take longer."""
+        """Say once that the daemon was asked to end, and each time that it may take longer."""
         if not self._is_stopping:
             self._is_stopping = True
             self._send("STOPPING=1", "STATUS=stopping")
         self._send(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1e6:.0f}")
 
     def _say(self, text: str) -> None:
-        """One line for people, if it is another one than before."""
+        """Send a line for people, if it is another one than before."""
         said = "; ".join(filter(None, (text, self._refusal)))
         if said != self._status:
             self._status = said
@@ -151,7 +151,7 @@ class ServiceManager:
 
 
 def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:
-    """What is wrong with a watchdog; None if nothing is, or if there is none.
+    """Return what is wrong with a watchdog; None if nothing is, or if there is none.
 
     Args:
         address: of the manager's socket; empty if none is named.
@@ -192,7 +192,7 @@ def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:
 
 
 def summary(states: tuple[tuple[ModelName, State], ...]) -> str:
-    """How many models are in each state, and which have FAILED; one line."""
+    """Return how many models are in each state, and which have FAILED; one line."""
     names_in = {state: [name for name, its in states if its is state] for state in State}
     parts = [f"{len(names)} {state.value}" for state, names in names_in.items() if names]
     if failed := names_in[State.FAILED]:

@@ -13,7 +13,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Blocks signals that come before `Signals` listens, so that they do not end the process."""
+    """Block signals that come before `Signals` listens, so that they do not end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGHUP))
     try:
         yield
@@ -47,7 +47,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, signal.SIGHUP))
 
     def ignore(self) -> None:
-        """From now on nothing can hurry the end: what is left is bounded and short."""
+        """Ignore all signals from now on: what is left is bounded and short."""
         for number in (*ENDING, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
@@ -66,7 +66,7 @@ class Signals:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal that still exists."""
+    """Return whether this process has a controlling terminal that still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

@@ -1,4 +1,4 @@
-"""Keeps a Mac awake while somebody waits for an answer, a load or a download."""
+"""Keeps a Mac awake while a request, a load or a download is under way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT_LOOKS = 30
 
 
 def awake_argv(platform: str, pid: int) -> list[str]:
-    """The command that keeps the machine awake until it is ended, or the process `pid` has; empty
+    """Return the command that keeps the machine awake until it or the process `pid` ends; empty
     if mlxsup knows none for the platform (as in `sys.platform`)."""
     return [CAFFEINATE, "-i", "-w", str(pid)] if platform == "darwin" else []
 
@@ -43,9 +43,9 @@ class SleepGuard:
             self._refuse("only a Mac has caffeinate")
 
     def pulse(self, outline: Outline) -> None:
-        """Every second: begins or ends to keep the machine awake."""
+        """Begin or end to keep the machine awake; called every second."""
         if self._process is not None and self._process.poll() is not None:
-            self._process = None  # somebody has ended it
+            self._process = None  # a user has ended it
         self._idle_looks = 0 if outline.is_busy else self._idle_looks + 1
         if self._idle_looks > KEPT_LOOKS:
             self.close()
@@ -53,7 +53,7 @@ class SleepGuard:
             self._hold()
 
     def close(self) -> None:
-        """Lets the machine sleep."""
+        """Let the machine sleep."""
         if self._process is not None:
             self._process.kill()  # it has nothing to finish, so it ends at once
             self._process.wait()

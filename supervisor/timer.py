@@ -23,7 +23,7 @@ class Timer:
         self._wakes_at = 0.0
 
     def wake_at(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Asks for a call at this time; an earlier one stays.
+        """Ask for a call at this time; an earlier one stays.
 
         Args:
             when: monotonic seconds.

@@ -87,7 +87,7 @@ class Check:
 
     @property
     def problems(self) -> list[str]:
-        """The problems so far, in the order of the file."""
+        """Return the problems so far, in the order of the file."""
         return [text for _, text in sorted(self._problems, key=lambda problem: problem[0])]
 
     def tables(self) -> FileTable:

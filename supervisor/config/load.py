@@ -127,7 +127,7 @@ class ConfigText:
 
     @property
     def text(self) -> str:
-        """The content, with the line ends that TOML's reader takes."""
+        """Return the content, with the line ends that TOML's reader takes."""
         return normal_lines(self.raw)
 
 

@@ -11,7 +11,7 @@ from mlxsup.store.hub_cache import is_offline
 
 from ..core.settings import ModelSettings
 from ..memory.estimates import ask
-from ..memory.folder_reader import Answer, Question, place_of
+from ..memory.folder_reader import Look, Question, place_of
 from .lines import LineIndex
 from .load import ConfigError, DaemonConfig, read_text
 
@@ -60,7 +60,7 @@ def sentence(problem: FolderProblem) -> str:
     return f"{problem.text}; {problem.hint}" if problem.hint else problem.text
 
 
-def _problem(model: ModelSettings, answer: Answer | str) -> FolderProblem | None:
+def _problem(model: ModelSettings, answer: Look | str) -> FolderProblem | None:
     if isinstance(answer, str):
         return FolderProblem(text=answer)
     if answer.is_lacking and not is_offline():

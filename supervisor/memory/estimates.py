@@ -21,7 +21,7 @@ from mlxsup.protocol.estimate import ModelMemory, estimate_argv
 from mlxsup.protocol.launch import child_environment
 
 from .folder import UNASKED, Estimate, FolderError
-from .folder_reader import Answer, Place, Question, read_folder, reader_argv
+from .folder_reader import Look, Place, Question, read_folder, reader_argv
 
 QUIET_S = 5.0
 """Without an answer and without work for so long, the folders that are left do not answer."""
@@ -46,27 +46,6 @@ SILENT = "its folder does not respond; check its disk, then run `mlxsup reload`"
 FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
 ENGINE_SILENT = "mlx-lm takes too long to build it"
 ENGINE_FATAL = "the process that asked mlx-lm has ended ({cause})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The knowledge about a place.
-
-    Attributes:
-        path: the folder; empty if it did not answer and never has.
-        is_lacking: the cache does not have all files of the repository, or does not answer.
-        estimate: what its files say; None if they cannot be read.
-        problem: what is wrong with it, a sentence without a full stop; empty if nothing is.
-        hint: what to do about it; may be empty.
-        is_read: False if it did not answer: what is known of it is what was found before.
-    """
-
-    path: str
-    is_lacking: bool = False
-    estimate: Estimate | None = None
-    problem: str = ""
-    hint: str = ""
-    is_read: bool = True
 
 
 class Estimates:
@@ -161,23 +140,18 @@ def estimate_folders(
     return found
 
 
-def _look_of(place: Place, answer: Answer | str, known: Look | None) -> Look:
+def _look_of(place: Place, answer: Look | str, known: Look | None) -> Look:
     if isinstance(answer, str):
         before = known or Look(path=place.path, is_lacking=bool(place.repo))
         return replace(before, problem=answer, hint="", is_read=False)
-    estimate = known.estimate if known is not None and answer.is_same else answer.estimate
-    return Look(
-        path=answer.path,
-        is_lacking=answer.is_lacking,
-        estimate=estimate,
-        problem=answer.problem,
-        hint=answer.hint,
-    )
+    if answer.is_same and known is not None:
+        return replace(answer, estimate=known.estimate, is_same=False)
+    return answer
 
 
 async def ask(
     questions: Sequence[Question], *, argv: Sequence[str] | None = None, quiet_s: float = QUIET_S
-) -> dict[int, Answer | str]:
+) -> dict[int, Look | str]:
     """Ask a process about folders.
 
     If one of them ends the process, each of those that are left has another one.
@@ -192,11 +166,11 @@ async def ask(
     """
     if not questions:
         return {}
-    found: dict[int, Answer | str] = {}
+    found: dict[int, Look | str] = {}
 
     def take(line: bytes) -> None:
-        answer = Answer.of_line(line)
-        found[answer.number] = answer
+        number, answer = Look.of_line(line)
+        found[number] = answer
 
     lines = [question.to_line() for question in questions]
     cause = await _converse(_Program(argv or reader_argv(), quiet_s=quiet_s), lines, take)

@@ -87,7 +87,7 @@ class MemoryEstimator:
         return Figure(size_bytes=guess, source=Source.ESTIMATED)
 
     def _need_of_fake(self, launch: LaunchSettings) -> Need:
-        """The fake engine has no weights; its rows take what its options say."""
+        """Return the need of the fake engine: no weights, and rows as its options say."""
         declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
         asked = launch.context_length or declared
         context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH

@@ -16,7 +16,6 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.estimate import estimates_folder, find_kept
@@ -91,43 +90,44 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The content of a folder, as far as memory and loads depend on it.
+class Look:
+    """The knowledge about a place, as far as memory and loads depend on it.
 
     Attributes:
-        number: of the question.
-        path: the folder; for a repository that of its snapshot, or where the cache would have it.
-        is_lacking: the cache does not have all files of the repository.
+        path: the folder; for a repository that of its snapshot, or where the cache would have it;
+            empty if it did not answer and never has.
+        is_lacking: the cache does not have all files of the repository, or does not answer.
         is_same: what was known of it still holds.
         estimate: what its files say; None if that is known, or cannot be read.
         problem: what is wrong with it, a sentence without a full stop; empty if nothing is.
         hint: what to do about it; may be empty.
+        is_read: False if it did not answer: what is known of it is what was found before.
     """
 
-    number: int
     path: str
     is_lacking: bool = False
     is_same: bool = False
     estimate: Estimate | None = None
     problem: str = ""
     hint: str = ""
+    is_read: bool = True
 
-    def to_line(self) -> str:
-        """Return the line that gives it, without its newline."""
-        return json.dumps(asdict(self))
+    def to_line(self, number: int) -> str:
+        """Return the line that answers the question of that number, without its newline."""
+        return json.dumps([number, asdict(self)])
 
     @classmethod
-    def of_line(cls, line: bytes) -> Answer:
-        """Return the answer that a line gives.
+    def of_line(cls, line: bytes) -> tuple[int, Look]:
+        """Return the number of the question, and the answer that a line gives.
 
         Raises:
             ValueError, TypeError, LookupError: the line is something else.
         """
-        values: dict[str, Any] = json.loads(line)
+        number, values = json.loads(line)
         if (found := values["estimate"]) is not None:
             layers = tuple(CacheLayers.of_json(one) for one in found["layers"])
             values["estimate"] = Estimate(**{**found, "layers": layers})
-        return cls(**values)
+        return number, cls(**values)
 
 
 def reader_argv(python: str = sys.executable) -> list[str]:
@@ -158,7 +158,7 @@ def read_folder(path: Path) -> Estimate:
     return replace(found, weight_bytes=kept.weight_bytes, layers=kept.layers, remark="")
 
 
-def look(question: Question) -> Answer:
+def look(question: Question) -> Look:
     """Return what is found in a folder; this waits for its disk."""
     place, path, is_lacking, is_there = question.place, question.place.path, False, True
     if place.repo:
@@ -172,7 +172,7 @@ def look(question: Question) -> Answer:
             path = str(snapshot.path)
         is_there = snapshot is not None
         is_lacking = snapshot is None or not snapshot.is_complete
-    answer = Answer(number=question.number, path=path, is_lacking=is_lacking)
+    answer = Look(path=path, is_lacking=is_lacking)
     problem = folder_problem(Path(path)) if question.is_checked and is_there else None
     if not is_lacking:
         if question.known and question.known == _fingerprint(Path(path)):
@@ -211,27 +211,27 @@ def main() -> None:
     for line in sys.stdin.buffer:
         questions.put(Question.of_line(line))
         count += 1
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[str] = SimpleQueue()
     threading.stack_size(STACK_BYTES)
     for _ in range(min(count, THREADS)):
         threading.Thread(target=_work, args=(questions, answers), daemon=True).start()
     while count and os.getppid() == parent:
         try:
-            line_ = answers.get(timeout=PARENT_LOOK_S).to_line()
+            answer = answers.get(timeout=PARENT_LOOK_S)
         except Empty:
             continue
-        print(line_, flush=True)
+        print(answer, flush=True)
         count -= 1
     os._exit(0)  # whatever hangs, hangs in a daemonic thread
 
 
-def _work(questions: SimpleQueue[Question], answers: SimpleQueue[Answer]) -> None:
+def _work(questions: SimpleQueue[Question], answers: SimpleQueue[str]) -> None:
     while True:
         try:
             question = questions.get_nowait()
         except Empty:
             return
-        answers.put(look(question))
+        answers.put(look(question).to_line(question.number))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from ..core.memory.budget import Budget
 from ..core.memory.need import Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
-from .estimates import Estimates, Look
+from .estimates import Estimates
 from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs
-from .folder_reader import Place, place_of
+from .folder_reader import Look, Place, place_of
 from .machine import NoDeviceMemoryError, find_backend, find_budget
 from .measurements import Measurements, Raised
 from .watch import Watch, find_watch

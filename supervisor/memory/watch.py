@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -26,7 +24,8 @@ STALLED_PERCENT = 5.0
 """Memory is short if all processes waited for it for more of the last ten seconds."""
 
 MAC_LEVELS = {1: Strain.EASY, 2: Strain.UNSAID, 4: Strain.STALLED}
-"""What `kern.memorystatus_vm_pressure_level` says: normal, warning, critical."""
+"""What `kern.memorystatus_vm_pressure_level` says: normal, warning, critical; any other number says
+nothing."""
 
 FILE_CACHE = ("inactive_file", "active_file")
 """In `memory.stat`: what the system drops if the group needs memory; `total_` is version 1."""
@@ -35,20 +34,8 @@ FILE_CACHE = ("inactive_file", "active_file")
 Report = Callable[[str], None]
 
 
-class Watch(Protocol):
-    """Reads memory."""
-
-    def read(self) -> Reading | None:
-        """Return what is available now; None: nothing limits models, as far as is known."""
-
-
-class NoWatch:
-    """For memory that cannot be read cheaply: that of a CUDA GPU, which only `nvidia-smi`
-    knows."""
-
-    def read(self) -> Reading | None:
-        """Return None."""
-        return None
+Watch = Callable[[], Reading | None]
+"""Returns what is available now; None: nothing limits models, as far as is known."""
 
 
 class LinuxWatch:
@@ -68,15 +55,16 @@ class LinuxWatch:
         self._reported: set[Path] = set()
 
     def read(self) -> Reading | None:
-        """Return what is available, as `Watch.read` says."""
+        """Return what is available, as `Watch` says."""
         host = self._host()
         if host is None:
             return None
-        total_bytes, available_bytes, place = host.total_bytes, host.available_bytes, "machine"
+        machine_bytes, available_bytes = host
+        total_bytes, place = machine_bytes, "machine"
         stalls = self._proc / "pressure" / "memory"
         for limit_file in limit_files(self._root, self._proc / "self" / "cgroup"):
             limit_bytes = read_limit(limit_file)
-            if limit_bytes is None or limit_bytes >= host.total_bytes:
+            if limit_bytes is None or limit_bytes >= machine_bytes:
                 continue
             total_bytes = min(total_bytes, limit_bytes)
             left_bytes = self._left(limit_file, limit_bytes)
@@ -92,7 +80,7 @@ class LinuxWatch:
 
     # ------------------------------------------------------------ inside
 
-    def _host(self) -> HostMemory | None:
+    def _host(self) -> tuple[int, int] | None:
         path = self._proc / "meminfo"
         try:
             return host_memory(path.read_text())
@@ -112,7 +100,8 @@ class LinuxWatch:
 
     def _strain(self, path: Path) -> Strain:
         try:
-            return linux_strain(path.read_text())
+            is_stalled = stalled_percent(path.read_text()) > STALLED_PERCENT
+            return Strain.STALLED if is_stalled else Strain.UNSAID
         except FileNotFoundError:  # kernels without it
             return Strain.UNSAID
         except (OSError, ValueError) as error:
@@ -126,27 +115,20 @@ class LinuxWatch:
             self._report(f"{path}: {cause}")
 
 
-class MacWatch:
-    """Asks macOS for its level of memory pressure, and for what is available.
+def read_mac(level: int | None) -> Reading | None:
+    """Return what is available on a Mac, as `Watch` says.
 
     Args:
-        level: the level, or None if the system does not say it.
+        level: of memory pressure; None if the system does not say it.
     """
-
-    def __init__(self, level: Callable[[], int | None]) -> None:
-        self._level = level
-
-    def read(self) -> Reading | None:
-        """Return what is available, as `Watch.read` says."""
-        level = self._level()
-        if level is None:
-            return None
-        memory = psutil.virtual_memory()
-        return Reading(
-            available_bytes=memory.available,
-            kept_free_bytes=reserve_bytes(memory.total) // KEPT_FREE_SHARE,
-            strain=mac_strain(level),
-        )
+    if level is None:
+        return None
+    memory = psutil.virtual_memory()
+    return Reading(
+        available_bytes=memory.available,
+        kept_free_bytes=reserve_bytes(memory.total) // KEPT_FREE_SHARE,
+        strain=MAC_LEVELS.get(level, Strain.UNSAID),
+    )
 
 
 def mac_level() -> int | None:
@@ -168,32 +150,22 @@ def find_watch(backend: str, report: Report, proc: Path = PROC) -> Watch:
         report: called once for each file that cannot be used.
         proc: where the system's files are.
     """
-    if backend == "cuda":
-        return NoWatch()
-    return MacWatch(mac_level) if platform.system() == "Darwin" else LinuxWatch(report, proc)
+    if backend == "cuda":  # only nvidia-smi knows the memory of a GPU, and it takes too long
+        return lambda: None
+    if platform.system() == "Darwin":
+        return lambda: read_mac(mac_level())
+    return LinuxWatch(report, proc).read
 
 
 # ------------------------------------------------------------ the texts of the system
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """The content of `/proc/meminfo`.
-
-    Attributes:
-        total_bytes: RAM.
-        available_bytes: what could be allocated without swapping.
-    """
-
-    total_bytes: int
-    available_bytes: int
-
-
-def host_memory(text: str) -> HostMemory:
-    """Return the content of a `/proc/meminfo`.
+def host_memory(text: str) -> tuple[int, int]:
+    """Return the bytes that a `/proc/meminfo` says of the RAM: all, and those that could be
+    allocated without swapping.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it does not say them.
     """
     sizes = {}
     for line in text.splitlines():
@@ -202,7 +174,7 @@ def host_memory(text: str) -> HostMemory:
         if unit == "kB" and number.isdecimal():
             sizes[name] = int(number) * 1024
     try:
-        return HostMemory(total_bytes=sizes["MemTotal"], available_bytes=sizes["MemAvailable"])
+        return sizes["MemTotal"], sizes["MemAvailable"]
     except KeyError as missing:
         raise ValueError(f"no line {missing}") from None
 
@@ -245,18 +217,3 @@ def stalled_percent(text: str) -> float:
             if name == "avg10":
                 return float(number)
     raise ValueError("no line full with avg10")
-
-
-def linux_strain(stalls: str | None) -> Strain:
-    """Return what a text of stalls says; None: there is none.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    is_stalled = stalls is not None and stalled_percent(stalls) > STALLED_PERCENT
-    return Strain.STALLED if is_stalled else Strain.UNSAID
-
-
-def mac_strain(level: int) -> Strain:
-    """Return what a pressure level of macOS says; an unknown one says nothing."""
-    return MAC_LEVELS.get(level, Strain.UNSAID)

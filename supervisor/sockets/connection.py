@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 from mlxsup.protocol.client_messages import Cancel, Done, Failed, Reply, Subscribe
-from mlxsup.protocol.message import Message
+from mlxsup.protocol.message import Command, Message
 
 from ..core.events import ConnectionId
 from .outbox import Outbox, Tally
@@ -91,12 +90,8 @@ class Connection:
         """True if anything with this id has not ended."""
         return id in self.open or id == self.subscription
 
-    def note_said(self, message: Any) -> None:
-        """Record what a message opens; a second subscription replaces the first.
-
-        Args:
-            message: one of `CLIENT_MESSAGES`, all of which have an id.
-        """
+    def note_said(self, message: Command) -> None:
+        """Record what a message opens; a second subscription replaces the first."""
         id = message.id
         if isinstance(message, Subscribe):
             self.subscription = id

@@ -125,5 +125,5 @@ class Outbox:
 
 
 def _size_bytes(delta: ClientDelta) -> int:
-    """About how large a piece is, without encoding it."""
+    """Return about how large a piece is, without encoding it."""
     return MESSAGE_OVERHEAD_BYTES + len(delta.tokens) + len(delta.body)

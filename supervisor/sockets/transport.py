@@ -85,18 +85,18 @@ class LoopSocket:
         self.drain_soon()
 
     def drain_soon(self) -> None:
-        """Schedules a turn of receiving in the loop's next round."""
+        """Schedule a turn of receiving in the loop's next round."""
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
 
     def drain_now(self) -> None:
-        """Takes all messages that have arrived."""
+        """Take all messages that have arrived."""
         while self._receive_turn():
             pass
 
     def send(self, frames: list[bytes]) -> bool:
-        """Sends at once and returns True, or returns False if there is no room.
+        """Send at once and return True, or return False if there is no room.
 
         Raises:
             zmq.ZMQError: the peer is unreachable.
@@ -115,14 +115,14 @@ class LoopSocket:
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the socket; what was sent has this long to leave."""
+        """Close the socket; what was sent has this long to leave."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._descriptor)
             self.socket.close(linger_ms)
 
     def _look(self) -> None:
-        """Has what arrived while something was sent taken, if anything did."""
+        """Have what arrived while something was sent taken, if anything did."""
         self._is_look_due = False
         if not self._is_closed and self._has_arrived():
             self.drain_soon()
@@ -141,7 +141,7 @@ class LoopSocket:
                 self._on_drained()
 
     def _receive_turn(self) -> bool:
-        """Takes some messages; returns whether there may be more."""
+        """Take some messages; return whether there may be more."""
         left_bytes = TURN_BYTES
         for _ in range(TURN_MESSAGES):
             if self._is_closed:
@@ -216,7 +216,7 @@ class Monitor:
         self._pair = LoopSocket(pair, take_event)
 
     def close(self) -> None:
-        """Ends the events; must come before the socket is closed."""
+        """End the events; must come before the socket is closed."""
         self._socket.disable_monitor()
         self._pair.close()
 
@@ -224,7 +224,7 @@ class Monitor:
 def bound_socket(
     context: Context, kind: int, endpoint: str, options: dict[zmq.SocketOption, int]
 ) -> Socket:
-    """A socket that listens.
+    """Return a socket that listens.
 
     Raises:
         zmq.ZMQError: it cannot listen.

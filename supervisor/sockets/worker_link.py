@@ -153,11 +153,11 @@ class WorkerLink:
 
     @property
     def endpoint(self) -> str:
-        """What the worker connects to."""
+        """Return what the worker connects to."""
         return f"ipc://{self._path}"
 
     def send(self, message: MessageToWorker) -> None:
-        """Sends, or keeps what there is no room for, in order; sends nothing to a broken worker."""
+        """Send, or keep what there is no room for, in order; sends nothing to a broken worker."""
         if self._is_broken:
             return
         self._outbox.append(encode(message))
@@ -166,12 +166,12 @@ class WorkerLink:
             self._break("does not read its messages")
 
     def drain(self) -> None:
-        """Takes everything that has arrived; if `disconnected` is set, nothing more will come."""
+        """Take everything that has arrived; if `disconnected` is set, nothing more will come."""
         self._socket.drain_now()
         self._beats.drain_now()
 
     def close(self) -> None:
-        """Closes the sockets and removes their files; a second time does nothing.
+        """Close the sockets and removes their files; a second time does nothing.
 
         Raises:
             OSError: a file cannot be removed; the sockets are closed.
@@ -280,11 +280,11 @@ class WorkerLink:
         self._say(beat)
 
     def _has_token(self, hello: Hello) -> bool:
-        """Whether this is the HELLO of the process that was given the token."""
+        """Return whether this is the HELLO of the process that was given the token."""
         return hmac.compare_digest(hello.token.encode(), self._token.encode())
 
     def _check_greeting(self, message: Hello) -> str:
-        """What is wrong with a HELLO that carries the token; empty if nothing is."""
+        """Return what is wrong with a HELLO that carries the token; empty if nothing is."""
         if (message.model, message.generation) != (self._model, self._generation):
             return f"said HELLO as {message.model} generation {message.generation}"
         if self.pid is not None and message.pid != self.pid:
@@ -299,7 +299,7 @@ class WorkerLink:
         )
 
     def _break(self, detail: str, *, is_other_version: bool = False) -> None:
-        """Reports the worker once; whatever else it sends is ignored."""
+        """Report the worker once; whatever else it sends is ignored."""
         self._is_broken = True
         self._outbox.clear()
         self._post(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -24,16 +25,12 @@ from ..runtime_folder import RuntimeFolder
 from ..sockets.transport import Context
 from ..sockets.worker_link import WorkerLink
 from .leftovers import WorkerRecord
-from .process import WorkerProcess, describe_exit
-
-LAST_WORDS_S = 1.0
-"""How long after an exit the end of its output and messages may take to arrive. Only a grandchild
-that holds the pipe or the socket makes it take that long."""
+from .process import LAST_WORDS_S, Exit, WorkerProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every worker's life needs from the supervisor.
+    """The parts of the supervisor that each process of it needs.
 
     Attributes:
         context: makes the sockets.
@@ -53,22 +50,27 @@ class Surroundings:
     post: Callable[[Event], None]
     now: Callable[[], float]
 
-    @property
-    def log_level(self) -> str:
-        """The workers' log level: the daemon's own."""
-        return self.log.level
+    def post_soon(self, event: Event) -> None:
+        """Post an event in the loop's next round, so that a bug in the core ends no task here."""
+        asyncio.get_running_loop().call_soon(self.post, event)
 
+    def spawned(self, name: str, pid: int) -> None:
+        """Record a live process; a full disk does not stop the serving."""
+        self._write_record(lambda: self.record.add(name, pid))
 
-def write_record(log: DaemonLog, write: Callable[[], None]) -> None:
-    """Writes the record of live workers; a full disk does not stop the serving."""
-    try:
-        write()
-    except OSError as error:
-        log.write("warning", "workers not recorded", error=error.strerror)
+    def exited(self, pid: int) -> None:
+        """Record that a process is gone."""
+        self._write_record(lambda: self.record.remove(pid))
+
+    def _write_record(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.log.write("warning", "workers not recorded", error=error.strerror)
 
 
 TakePrewarmed = Callable[[bytes, Callable[[bytes], None]], WorkerProcess | None]
-"""Gives a prewarmed worker its launch spec and the reader of its output; None if it is gone."""
+"""Give a prewarmed worker its launch spec and the reader of its output; None if it is gone."""
 
 
 class WorkerUnit:
@@ -110,48 +112,48 @@ class WorkerUnit:
 
     @property
     def launch(self) -> LaunchSettings:
-        """What it was started with."""
+        """Return what it was started with."""
         return self._spawn.launch
 
     @property
     def model(self) -> ModelName:
-        """Whose."""
+        """Return the model that it serves."""
         return self._spawn.model
 
     @property
     def generation(self) -> Generation:
-        """Which life of its model's worker this is."""
+        """Return which life of its model's worker this is."""
         return self._spawn.generation
 
     @property
     def pid(self) -> int | None:
-        """The pid of the process, while it lives."""
+        """Return the pid of the process, while it lives."""
         process = self._process
         return process.pid if process is not None and not process.exited.done() else None
 
     def send(self, message: MessageToWorker) -> None:
-        """Sends a message; drops it before the sockets exist and after they are gone."""
+        """Send a message; drop it before the sockets exist and after they are gone."""
         if self._link is not None:
             self._link.send(message)
 
     def signal(self, worker_signal: WorkerSignal) -> None:
-        """Signals the process group."""
+        """Signal the process group."""
         if self._process is not None:
             self._process.signal(signal.Signals[worker_signal.value])
 
     def kill(self) -> None:
-        """Ends the process group at once, or as soon as there is one."""
+        """End the process group at once, or as soon as there is one."""
         self._is_killed = True
         self.signal(WorkerSignal.KILL)
 
     def abandon(self) -> None:
-        """The process cannot be ended: nothing is sent to it, or read from it, from now on."""
+        """Send nothing to it and read nothing from now on: the process cannot be ended."""
         assert self._process is not None
         self._process.close_pipes()
         self._close_link()
 
     async def live(self) -> None:
-        """Lives the whole life: posts `Spawned` and `Exited`, or `SpawnFailed`.
+        """Live the whole life: post `Spawned` and `Exited`, or `SpawnFailed`.
 
         If cancelled, it ends the process, if that can be ended at all.
         """
@@ -165,7 +167,7 @@ class WorkerUnit:
             self._close_link()
 
     def _start(self) -> bool:
-        """Makes the sockets, then the process; returns whether it is running."""
+        """Make the sockets, then the process; return whether it is running."""
         around = self._around
         token = secrets.token_hex(16)
         # Before the sockets' first read, which the loop was asked for when they were made: on a
@@ -196,7 +198,7 @@ class WorkerUnit:
             return False
         pid = self._link.pid = self._process.pid
         self._model_log.begin(self.generation, pid)
-        write_record(around.log, lambda: around.record.add(self.model, pid))
+        around.spawned(self.model, pid)
         around.log.write(
             "info",
             "worker spawned",
@@ -221,48 +223,40 @@ class WorkerUnit:
         self._around.post(self._start_news)
 
     async def _end(self) -> None:
-        """Waits for the exit, and for what the process sent and printed before it."""
+        """Wait for the exit, and for what the process sent and printed before it."""
         assert self._process is not None
         assert self._link is not None
         around = self._around
-        pid = self._process.pid
-        return_code = await self._process.exited
-        try:
+        process, link = self._process, self._link
+        code = await process.exited
+        with contextlib.suppress(TimeoutError):  # a grandchild holds the pipe or the socket
             async with asyncio.timeout(LAST_WORDS_S):
-                await self._process.output_ended.wait()
-                if self._link.has_peer:
-                    await self._link.disconnected.wait()
-        except TimeoutError:
-            pass
-        self._link.drain()
+                await process.output_ended.wait()
+                if link.has_peer:
+                    await link.disconnected.wait()
+        link.drain()
         self._close_link()
-        write_record(around.log, lambda: around.record.remove(pid))
-        # Whoever is notified of the death finds its last words in the file.
+        around.exited(process.pid)
+        # Who is notified of the death finds its last words in the file.
         await self._model_log.ended(LAST_WORDS_S)
-        exit_code, number, name = describe_exit(return_code)
-        around.log.write(
-            "info",
-            "worker exited",
-            model=self.model,
-            generation=self.generation,
-            pid=pid,
-            **({"signal": name} if name else {"code": exit_code}),
-        )
-        self._post(
+        end = Exit.of(code)
+        names = {"model": self.model, "generation": self.generation}
+        around.log.write("info", "worker exited", **names, pid=process.pid, **end.facts)
+        around.post_soon(
             Exited(
                 now=around.now(),
                 model=self.model,
                 generation=self.generation,
-                exit_code=exit_code,
-                signal=number,
-                signal_name=name,
+                exit_code=end.code,
+                signal=end.signal,
+                signal_name=end.signal_name,
                 last_lines=self._model_log.last_lines,
                 at=time.time(),
             )
         )
 
     def _close_link(self) -> None:
-        """Closes the sockets; a file that cannot be removed does no harm: each life has its own."""
+        """Close the sockets; a file that cannot be removed does no harm: each life has its own."""
         if self._link is None:
             return
         try:
@@ -280,8 +274,5 @@ class WorkerUnit:
             supervisor_pid=os.getpid(),
             known_batching=self._spawn.known_batching,
             learned_dir=str(self._around.folder.learned_dir(self.model)),
-            log_level=self._around.log_level,
+            log_level=self._around.log.level,
         )
-
-    def _post(self, event: Event) -> None:
-        asyncio.get_running_loop().call_soon(self._around.post, event)

@@ -75,7 +75,7 @@ class WorkerRecord:
             self._write()
 
     def write_again(self) -> bool:
-        """Tries once more if the file could not be written, or is gone; returns whether it is up to
+        """Try once more if the file could not be written, or is gone; return whether it is up to
         date."""
         if not self._is_written or (self._workers and not self._path.exists()):
             try:
@@ -85,7 +85,7 @@ class WorkerRecord:
         return True
 
     def sweep(self) -> list[Leftover]:
-        """Kills what is left of an earlier supervisor's workers, and nothing else.
+        """Kill what is left of an earlier supervisor's workers, and nothing else.
 
         A process is one of them only if both its pid and its start time are in the file.
 
@@ -126,7 +126,7 @@ class WorkerRecord:
 
 
 def live_workers(runtime_dir: Path) -> list[int]:
-    """The pids of the workers in the record of this folder that still live.
+    """Return the pids of the workers in the record of this folder that still live.
 
     Raises:
         OSError: there is a record, and it cannot be read.
@@ -149,7 +149,7 @@ def _read(path: Path) -> list[tuple[str, int, str]]:
 
 
 def kill_group(pid: int) -> None:
-    """Sends SIGKILL to the process and, because each worker leads its own group, to that group."""
+    """Send SIGKILL to the process and, because each worker leads its own group, to that group."""
     if os.getpgid(pid) == pid:
         os.killpg(pid, signal.SIGKILL)
     else:

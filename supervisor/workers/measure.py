@@ -47,7 +47,7 @@ class Sampler:
         self._executor = ThreadPoolExecutor(1, "mlxsup-monitor")
 
     async def measure(self, pids: Iterable[int]) -> None:
-        """Measures once; keeps the last values if that fails, such as without a free file."""
+        """Measure once; keeps the last values if that fails, such as without a free file."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             if not self.machine_bytes:
@@ -63,10 +63,10 @@ class Sampler:
     def _measure(self, pids: list[int]) -> tuple[dict[int, int], Reading | None]:
         """The machine comes last: what a process gives back in between then counts twice, and not
         as missing."""
-        return measure_footprints(pids), self._watch.read()
+        return measure_footprints(pids), self._watch()
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Let the thread end."""
         self._executor.shutdown(wait=False)
 
 
@@ -77,7 +77,7 @@ async def keep_measuring(
     now: Callable[[], float],
     on_sampled: Callable[[Sampled], None],
 ) -> None:
-    """Measures every second until it is cancelled, and then closes the sampler.
+    """Measure every second until it is cancelled, and then closes the sampler.
 
     Args:
         sampler: measures.
@@ -102,7 +102,7 @@ async def keep_measuring(
 
 
 def machine_bytes() -> int:
-    """Memory of the machine.
+    """Return memory of the machine.
 
     Raises:
         OSError: it cannot be read.
@@ -111,7 +111,7 @@ def machine_bytes() -> int:
 
 
 def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
-    """Resident bytes of each process, by pid; a process that is gone is left out.
+    """Return resident bytes of each process, by pid; a process that is gone is left out.
 
     Raises:
         OSError: it cannot be read, such as when too many files are open.
@@ -126,7 +126,7 @@ def measure_footprints(pids: Iterable[int]) -> dict[int, int]:
 
 
 def is_process_stopped(pid: int) -> bool:
-    """Whether a process was stopped, such as by SIGSTOP; False for one that is gone.
+    """Return whether a process was stopped, such as by SIGSTOP; False for one that is gone.
 
     Raises:
         OSError: it cannot be read, such as when too many files are open.

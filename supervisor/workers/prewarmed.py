@@ -14,8 +14,8 @@ from mlxsup.protocol.launch import prewarmed_argv
 
 from ..core.events import PrewarmedEnded, PrewarmedReady
 from ..file_threads import LIMIT_S, FileThreads
-from .incarnation import Surroundings, write_record
-from .process import WorkerProcess, describe_exit
+from .incarnation import Surroundings
+from .process import Exit, WorkerProcess
 
 RECORDED_AS = "(prewarmed worker)"
 """In the record of live workers, instead of a model: no model can have this name."""
@@ -63,14 +63,14 @@ class PrewarmedUnit:
 
     @property
     def pid(self) -> int | None:
-        """The pid of its process, while it lives and is nobody's."""
+        """Return the pid of its process, while it lives and no model has it."""
         process = self._process
         if process is None or process.exited.done() or self._taken.done():
             return None
         return process.pid
 
     def take(self, line: bytes, on_output: Callable[[bytes], None]) -> WorkerProcess | None:
-        """Gives it its launch spec; returns None if its process is gone or about to go.
+        """Give it its launch spec; return None if its process is gone or about to go.
 
         Args:
             line: the launch spec.
@@ -88,13 +88,13 @@ class PrewarmedUnit:
         return process
 
     def kill(self) -> None:
-        """Ends it at once, or as soon as it is there; it holds nothing that could be lost."""
+        """End it at once, or as soon as it is there; it holds nothing that could be lost."""
         self._is_killed = True
         if self._process is not None and not self._taken.done():
             self._process.signal(signal.SIGKILL)
 
     async def live(self) -> None:
-        """Posts `PrewarmedReady`, and `PrewarmedEnded` if it ends before it was taken over."""
+        """Post `PrewarmedReady`, and `PrewarmedEnded` if it ends before it was taken over."""
         try:
             if self._start():
                 await self._end()
@@ -119,28 +119,24 @@ class PrewarmedUnit:
             return False
         pid = self._process.pid
         asyncio.get_running_loop().add_reader(self._ready_pipe, self._on_ready, self._ready_pipe)
-        write_record(around.log, lambda: around.record.add(RECORDED_AS, pid))
+        around.spawned(RECORDED_AS, pid)
         around.log.write("info", "prewarmed worker started", pid=pid)
         if self._is_killed:
             self.kill()
         return True
 
     async def _end(self) -> None:
-        """Waits until it is taken over or gone."""
+        """Wait until it is taken over or gone."""
         assert self._process is not None
         around, process = self._around, self._process
         either: list[asyncio.Future[Any]] = [process.exited, self._taken]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._taken.done():
             return
-        write_record(around.log, lambda: around.record.remove(process.pid))
-        exit_code, _, name = describe_exit(process.exited.result())
-        around.log.write(
-            "warning" if not self._is_killed else "info",
-            "prewarmed worker exited",
-            pid=process.pid,
-            **({"signal": name} if name else {"code": exit_code}),
-        )
+        around.exited(process.pid)
+        level = "warning" if not self._is_killed else "info"
+        facts = Exit.of(process.exited.result()).facts
+        around.log.write(level, "prewarmed worker exited", pid=process.pid, **facts)
         if self._output and not self._is_killed:
             around.log.block(self._output.decode("utf-8", "replace"))
         self._post_end()
@@ -165,8 +161,7 @@ class PrewarmedUnit:
         self._output = (self._output + data)[-KEPT_BYTES:]
 
     def _post_end(self) -> None:
-        ended = PrewarmedEnded(now=self._around.now(), number=self._number)
-        asyncio.get_running_loop().call_soon(self._around.post, ended)
+        self._around.post_soon(PrewarmedEnded(now=self._around.now(), number=self._number))
 
 
 class PrewarmedUnits:
@@ -178,7 +173,7 @@ class PrewarmedUnits:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
-        # Bounded by the core, which counts them: one entry for each that lives and is nobody's.
+        # Bounded by the core, which counts them: one entry for each that lives and no model has.
         self._units: dict[int, PrewarmedUnit] = {}
         self._installations: dict[int, Installation | None] = {}
         self._threads = FileThreads()
@@ -186,18 +181,18 @@ class PrewarmedUnits:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of all that live and are nobody's."""
+        """Return the pids of all that live and no model has."""
         return [unit.pid for unit in self._units.values() if unit.pid is not None]
 
     def start(self, number: int, tasks: asyncio.TaskGroup) -> None:
-        """Begins the life of one."""
+        """Begin the life of one."""
         self._units[number] = PrewarmedUnit(self._around, number)
         life = tasks.create_task(self._live(number))
         self._lives.add(life)
         life.add_done_callback(self._lives.discard)
 
     def get(self, number: int | None) -> PrewarmedUnit | None:
-        """The one with this number; None once it is gone or taken over."""
+        """Return the one with this number; None once it is gone or taken over."""
         return self._units.get(number) if number is not None else None
 
     async def end_outdated(self, number: int | None) -> None:
@@ -212,20 +207,20 @@ class PrewarmedUnits:
             unit.kill()
 
     def kill(self, number: int) -> None:
-        """Ends one."""
+        """End one."""
         unit = self._units.get(number)
         if unit is not None:
             unit.kill()
 
     async def end(self) -> None:
-        """Kills all; returns when all are gone, or at the limit."""
+        """Kill all; return when all are gone, or at the limit."""
         for unit in self._units.values():
             unit.kill()
         if self._lives:
             await asyncio.wait(self._lives, timeout=END_LIMIT_S)
 
     def leave(self) -> int:
-        """Stops waiting for those that cannot be ended; returns how many there are."""
+        """Stop waiting for those that cannot be ended; return how many there are."""
         left = self.pids
         for pid in left:
             self._around.log.write("error", "prewarmed worker left behind", pid=pid)

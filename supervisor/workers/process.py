@@ -1,4 +1,8 @@
-"""One worker's process: spawned, read from, signalled, and waited for without polling."""
+"""A child process: spawned, read from, signalled, and waited for without polling.
+
+Its group is killed between its exit and its reaping, because only then is its id certain to be that
+of the group; asyncio's own transport reaps first.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,56 @@ import contextlib
 import errno
 import math
 import os
+import select
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from signal import SIGKILL, Signals
+from typing import NamedTuple
 
 from mlxsup.protocol.launch import child_environment
-
-from .exit_watch import watch_exit
 
 READ_BYTES = 64 * 1024
 READ_SLICE_S = 0.01
 READ_SLICE_BYTES = 1024 * 1024
 """A process that prints faster than this waits for the rest of the slice: reading one process's
 output must not take the event loop from the others."""
+
+LAST_WORDS_S = 1.0
+"""How long after an exit the end of its output may take to arrive. Only a grandchild that holds the
+pipe makes it take that long."""
+
+
+class Exit(NamedTuple):
+    """The end of a process.
+
+    Attributes:
+        code: the exit code; None after a signal.
+        signal: its number; None after an exit code.
+        signal_name: `SIGKILL`; empty after an exit code.
+    """
+
+    code: int | None
+    signal: int | None
+    signal_name: str
+
+    @classmethod
+    def of(cls, return_code: int) -> Exit:
+        """Return what a return code of `subprocess` says."""
+        if return_code >= 0:
+            return cls(return_code, None, "")
+        number = -return_code
+        try:
+            return cls(None, number, Signals(number).name)
+        except ValueError:
+            return cls(None, number, f"signal {number}")
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Return how a line of a log names it."""
+        return {"signal": self.signal_name} if self.signal_name else {"code": self.code}
 
 
 class WorkerProcess:
@@ -29,8 +70,8 @@ class WorkerProcess:
     has died. Processes that it started and left in its group are killed when it exits.
 
     Attributes:
-        exited: done with the return code as soon as the process has been reaped, whoever still
-            holds its pipes.
+        exited: done with the return code as soon as the process has been reaped, even if another
+            one holds its pipes.
         output_ended: set when the output was read to its end.
 
     Args:
@@ -64,7 +105,7 @@ class WorkerProcess:
         inherited: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
-        """Starts a process and writes one line to its standard input.
+        """Start a process and write one line to its standard input.
 
         Args:
             argv: its command.
@@ -99,11 +140,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its group's."""
+        """Return the process id, which is also its group's."""
         return self._process.pid
 
     def take_line(self, line: bytes, on_output: Callable[[bytes], None]) -> bool:
-        """Gives a process that was started without a line its line, and its output a new reader.
+        """Give a process that was started without a line its line, and its output a new reader.
 
         Returns:
             Whether it is there to read it; if not, nothing has changed.
@@ -117,17 +158,17 @@ class WorkerProcess:
         return True
 
     def signal(self, number: Signals) -> None:
-        """Signals the group; not after the exit, because the id may be another's by then."""
+        """Signal the group; not after the exit, because the id may be another's by then."""
         if self._process.returncode is None:
             self._signal_group(number)
 
     def close(self) -> None:
-        """Closes the pipes, whoever holds their other ends, and kills whatever still runs."""
+        """Close the pipes and kill what still runs."""
         self.signal(SIGKILL)
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Reads nothing from it from now on; its exit is still waited for."""
+        """Read nothing from it from now on; its exit is still waited for."""
         if self._resume is not None:
             self._resume.cancel()
         assert self._process.stdin is not None
@@ -138,8 +179,16 @@ class WorkerProcess:
             self._process.stdin.close()
         self.output_ended.set()
 
+    async def ended(self) -> Exit:
+        """Wait for its exit, and for the end of its output if no other process holds the pipe."""
+        code = await self.exited
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.output_ended.wait()
+        return Exit.of(code)
+
     def forget(self) -> None:
-        """Leaves a process that cannot be ended to the system, and no longer waits for it."""
+        """Leave a process that cannot be ended to the system, and wait for it no longer."""
         if self._process.returncode is None:
             self._stop_watching()
 
@@ -169,7 +218,7 @@ class WorkerProcess:
         self._loop.add_reader(self._output, self._read)
 
     def _on_exit(self) -> None:
-        """It has exited. Until it is reaped, its id belongs only to it and its group."""
+        """Kill its group and reap it: until then the id belongs to no other process or group."""
         self._signal_group(SIGKILL)
         code = self._process.wait()
         if not self.exited.done():
@@ -182,7 +231,7 @@ class WorkerProcess:
 
 
 def _give_line(process: subprocess.Popen[bytes], line: bytes) -> bool:
-    """Whether anybody was there to read it: a process may have ended, as is about to be seen."""
+    """Return whether the line could be written: a process may have ended, as is seen soon."""
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     try:
@@ -193,12 +242,64 @@ def _give_line(process: subprocess.Popen[bytes], line: bytes) -> bool:
     return True
 
 
-def describe_exit(return_code: int) -> tuple[int | None, int | None, str]:
-    """The exit code, or the number and the name of the signal, of a return code."""
-    if return_code >= 0:
-        return return_code, None, ""
-    number = -return_code
+def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
+    """Have the event loop call `on_exit` once, when a child has exited and is not reaped yet.
+
+    A thread waits for it, without reaping: a debugger may see the exit long before its parent does.
+
+    Returns:
+        A function that ends the watch early.
+
+    Raises:
+        OSError: no thread can be started, or on macOS no file be opened.
+    """
+    loop = asyncio.get_running_loop()
+    is_stopped = threading.Event()
+    wait_for_exit = _exit_waiter(pid)
+
+    def tell() -> None:
+        if not is_stopped.is_set():
+            on_exit()
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):  # it was forgotten, and then reaped
+            wait_for_exit()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell)
+
     try:
-        return None, number, Signals(number).name
-    except ValueError:
-        return None, number, f"signal {number}"
+        threading.Thread(target=wait, name=f"exit-of-{pid}", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
+    return is_stopped.set
+
+
+def _exit_waiter(pid: int) -> Callable[[], object]:
+    """Return a function that waits for the exit of a child, and does not reap it.
+
+    Raises:
+        OSError: macOS cannot watch it, because no file can be opened.
+    """
+    if sys.platform != "darwin":
+        return partial(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    queue = select.kqueue()  # Python has waitid on macOS since 3.13 only
+    change = select.kevent(
+        pid,
+        filter=select.KQ_FILTER_PROC,
+        flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT,
+        fflags=select.KQ_NOTE_EXIT,
+    )
+    try:
+        queue.control([change], 0)
+    except ProcessLookupError:  # a process that waits to be reaped does not exist there
+        queue.close()
+        return lambda: None
+    except OSError:
+        queue.close()
+        raise
+
+    def wait() -> None:
+        with contextlib.closing(queue):
+            queue.control(None, 1)
+
+    return wait

@@ -32,7 +32,7 @@ files that it has loaded."""
 
 
 class Workers:
-    """The workers' lives, each a task.
+    """The lives of all workers, each a task.
 
     Attributes:
         measurements: what they measured of their models, in this daemon and before.
@@ -72,33 +72,33 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of all live workers, those without a model included."""
+        """Return the pids of all live workers, those without a model included."""
         own = [unit.pid for unit in self._units.values() if unit.pid is not None]
         return [*own, *self.prewarmed.pids]
 
     @property
     def models(self) -> set[ModelName]:
-        """The models that have a process."""
+        """Return the models that have a process."""
         return {name for name, _ in self._units}
 
     def get(self, model: ModelName, generation: Generation) -> WorkerUnit | None:
-        """The worker of this life; None once it is over."""
+        """Return the worker of this life; None once it is over."""
         return self._units.get((model, generation))
 
     def send(self, model: ModelName, generation: Generation, message: MessageToWorker) -> None:
-        """Sends a message to the worker of this life, unless it is over."""
+        """Send a message to the worker of this life, unless it is over."""
         unit = self.get(model, generation)
         if unit is not None:
             unit.send(message)
 
     def signal(self, model: ModelName, generation: Generation, signal: WorkerSignal) -> None:
-        """Signals the worker of this life, unless it is over."""
+        """Signal the worker of this life, unless it is over."""
         unit = self.get(model, generation)
         if unit is not None:
             unit.signal(signal)
 
     def spawn(self, action: Spawn, tasks: asyncio.TaskGroup) -> None:
-        """Begins a worker's life."""
+        """Begin the life of a worker."""
         self._spawns += 1
         model_log = self._model_logs.get(action.model)
         if model_log is None:
@@ -141,17 +141,17 @@ class Workers:
             del self._lives[unit]
 
     def _cannot_live(self, unit: WorkerUnit, prewarmed: int | None) -> None:
-        """The folder of its model does not answer: a process would only hang, and keep its turn."""
+        """Post that the folder of its model does not answer: a process would only hang there."""
         if prewarmed is not None:
             self.prewarmed.kill(prewarmed)  # the core has given it to this life
         around = self._surroundings
         failed = SpawnFailed(
             now=around.now(), model=unit.model, generation=unit.generation, detail=SILENT
         )
-        asyncio.get_running_loop().call_soon(around.post, failed)
+        around.post_soon(failed)
 
     def look_at(self, model: ModelName, generation: Generation, delay_s: float) -> None:
-        """Posts `WorkerSeen` after that time, unless the state of its process cannot be known."""
+        """Post `WorkerSeen` after that time, unless the state of its process cannot be known."""
         is_stopped = self.is_stopped(model, generation)
         if is_stopped is None:
             return
@@ -167,7 +167,7 @@ class Workers:
         asyncio.get_running_loop().call_later(delay_s, tell)
 
     def is_stopped(self, model: ModelName, generation: Generation) -> bool | None:
-        """Whether the process's state is *stopped*; None if that cannot be known."""
+        """Return whether the state of the process is *stopped*; None if that cannot be known."""
         unit = self.get(model, generation)
         if unit is None or unit.pid is None:
             return None
@@ -182,7 +182,7 @@ class Workers:
     def look_at_files(
         self, model: ModelName, generation: Generation, tasks: asyncio.TaskGroup
     ) -> None:
-        """Posts `FilesSeen`, unless the worker's life is over."""
+        """Post `FilesSeen`, unless the worker's life is over."""
         unit = self.get(model, generation)
         if unit is not None:
             tasks.create_task(self._compare(unit))
@@ -193,30 +193,30 @@ class Workers:
         seen = FilesSeen(
             now=around.now(), model=unit.model, generation=unit.generation, change=change
         )
-        asyncio.get_running_loop().call_soon(around.post, seen)
+        around.post_soon(seen)
 
     def abandon(self, model: ModelName, generation: Generation) -> None:
-        """Its process cannot be ended; its exit is still waited for."""
+        """Give up a process that cannot be ended; its exit is still waited for."""
         unit = self._units[model, generation]
         self._log.write("error", "worker cannot be ended", model=model, pid=unit.pid)
         report(f"mlxsup: SIGKILL has no effect on process {unit.pid} of {model}")
         unit.abandon()
 
     def forget(self, model: ModelName) -> None:
-        """A model was removed, and none of its processes is left."""
+        """Close the log of a model that was removed, and of which no process is left."""
         model_log = self._model_logs.pop(model, None)
         if model_log is not None:
             model_log.close()
 
     async def end(self) -> None:
-        """Kills every process; returns when all are gone, or at the limit."""
+        """Kill every process; return when all are gone, or at the limit."""
         for unit in self._lives:
             unit.kill()
         if self._lives:
             await asyncio.wait(self._lives.values(), timeout=BROKEN_LIMIT_S)
 
     def leave(self) -> int:
-        """Stops waiting for processes that cannot be ended; returns how many there are."""
+        """Stop waiting for processes that cannot be ended; return how many there are."""
         left = [unit for unit in self._lives if unit.pid is not None]
         for unit in left:
             self._log.write("error", "worker left behind", model=unit.model, pid=unit.pid)
@@ -235,7 +235,7 @@ class Workers:
 
 
 def report(text: str) -> None:
-    """Reports on standard error what no log can; it does not matter if the terminal is gone."""
+    """Report on standard error what no log can; it does not matter if the terminal is gone."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

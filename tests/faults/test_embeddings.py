@@ -31,7 +31,7 @@ def daemon() -> Iterator[Daemon]:
 def test_no_vector_is_missing_or_comes_twice_whenever_the_worker_dies(daemon: Daemon) -> None:
     with daemon.client() as client:
         whole = client.embed("m", TEXTS).vectors
-        stream = client.stream_vectors("m", {"texts": TEXTS}, {})
+        stream = client._send("m", {"texts": TEXTS})
         numbers, kills = [], iter((1, 700, 1400))
         due: int | None = next(kills)
         for piece in stream:
@@ -63,7 +63,7 @@ def test_one_of_them_is_refused_and_the_model_serves_on(daemon: Daemon) -> None:
 def test_many_clients_get_their_own(daemon: Daemon) -> None:
     with daemon.client() as one, Client(one.endpoint) as other:
         streams = [
-            client.stream_vectors("m", {"texts": TEXTS[begin : begin + 300]}, {})
+            client._send("m", {"texts": TEXTS[begin : begin + 300]})
             for begin, client in ((0, one), (300, other), (600, one))
         ]
         streams[2].cancel()

@@ -6,12 +6,19 @@ import asyncio
 import threading
 from pathlib import Path
 
-from mlxsup.client import AsyncClient
+import pytest
+
+from mlxsup.client import AsyncClient, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
     Deltas,
+    Failed,
     Generate,
+    Ping,
+    Reply,
+    Restart,
 )
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
 from mlxsup.protocol.message import Message
 
@@ -91,3 +98,24 @@ def test_cancelled_task_cancels_its_stream_D4(path: Path) -> None:
         error = asyncio.run(read(supervisor.endpoint))
         assert isinstance(error, asyncio.CancelledError)
         assert {c.id for c in supervisor.got(Cancel)} == {g.id for g in supervisor.got(Generate)}
+
+
+def test_a_restart_that_is_not_waited_for_ends_with_its_acceptance_or_refusal(path: Path) -> None:
+    def script(peer: Peer, message: Message) -> None:
+        match message:
+            case Restart(model="bad"):
+                error = RemoteError(ErrorCode.UNKNOWN_MODEL, "there is no model 'bad'")
+                peer.send(Failed(id=message.id, error=error.to_wire()))
+            case Ping():
+                peer.send(Reply(id=message.id, value={}))
+            case _:  # the other restart takes its time
+                pass
+
+    async def run(endpoint: str) -> None:
+        async with AsyncClient(endpoint) as client, asyncio.timeout(60):
+            assert await client.restart("m", wait=False) == {}
+            with pytest.raises(RequestError, match="there is no model 'bad'"):
+                await client.restart("bad", wait=False)
+
+    with scripted_supervisor(path, script) as supervisor:
+        asyncio.run(run(supervisor.endpoint))

@@ -26,6 +26,8 @@ from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.core.actions import EndDownload, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid
 from mlxsup.supervisor.downloads import DownloadKeeper
+from mlxsup.supervisor.workers import process as process_module
+from mlxsup.supervisor.workers.incarnation import Surroundings
 
 from support.eventually_async import eventually_async
 from support.unwaited import collect_unwaited
@@ -75,10 +77,10 @@ class Played:
         self.logged: list[Line] = []
         self.pids: list[int] = []
         self.post: Callable[[object], None] = self.told.append
-        around: Any = SimpleNamespace(
-            log=SimpleNamespace(write=self._log, block=lambda text: self.logged.append((text,))),
-            post=lambda event: self.post(event),
-            now=lambda: 5.0,
+        log = SimpleNamespace(write=self._log, block=lambda text: self.logged.append((text,)))
+        unused: dict[str, Any] = {"context": None, "folder": None, "record": None, "log": log}
+        around = Surroundings(
+            **unused, argv=(), post=lambda event: self.post(event), now=lambda: 5.0
         )
         command = argv or (sys.executable, "-I", "-S", "-c", LISTENS + script)
         self.keeper = DownloadKeeper(around, self.found, command)
@@ -313,7 +315,7 @@ os._exit(0)
 def test_pipes_of_a_download_may_outlive_it(
     monkeypatch: pytest.MonkeyPatch, waits_s: float, does: str
 ) -> None:
-    monkeypatch.setattr(downloads_module, "LAST_WORDS_S", waits_s)
+    monkeypatch.setattr(process_module, "LAST_WORDS_S", waits_s)
     assert live(HEIR.format(does=does)).told == FOUND
 
 

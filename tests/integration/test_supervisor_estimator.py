@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from mlxsup.supervisor.memory import estimates as estimates_module
-from mlxsup.supervisor.memory.estimates import Estimates, Look, ask, ask_engine
+from mlxsup.supervisor.memory.estimates import Estimates, ask, ask_engine
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
-from mlxsup.supervisor.memory.folder_reader import Place, Question, reader_argv
+from mlxsup.supervisor.memory.folder_reader import Look, Place, Question, reader_argv
 
 from support.daemon.hub_caches import REPO, write_repository
 from support.daemon.hub_caches import write_folder as write_files

@@ -22,6 +22,8 @@ from mlxsup.supervisor.core.actions import StartGateway
 from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
 from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.workers import process as process_module
+from mlxsup.supervisor.workers.incarnation import Surroundings
 
 from support.daemon.played_daemon import short_folder
 from support.eventually_async import eventually_async
@@ -86,16 +88,15 @@ def live(
 
     async def play(folder: Path) -> None:
         writer = LogWriter(pytest.fail)
-        around: Any = SimpleNamespace(
-            folder=SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
-            record=SimpleNamespace(
+        parts: dict[str, Any] = {
+            "context": None,
+            "folder": SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
+            "record": SimpleNamespace(
                 add=lambda name, pid: recorded.update({pid: name}), remove=recorded.pop
             ),
-            log=SimpleNamespace(write=log),
-            log_level="info",
-            post=events.append,
-            now=lambda: 5.0,
-        )
+            "log": SimpleNamespace(write=log, level="info"),
+        }
+        around = Surroundings(**parts, argv=(), post=events.append, now=lambda: 5.0)
         command = argv or (sys.executable, "-c", script)
         keeper = GatewayKeeper(
             around, folder, writer, listens, GatewayRules(), place_in(folder), command
@@ -145,7 +146,7 @@ CRASHES = {
 def test_an_unexpected_end_is_a_crash_and_leaves_nothing_open(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_module, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(process_module, "LAST_WORDS_S", 0.01)
     argv, cause, said = CRASHES[name]
     open_files = psutil.Process().num_fds()
     events, logged = live(until_it_ended, argv=argv)

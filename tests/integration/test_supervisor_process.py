@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import subprocess
@@ -16,13 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxsup.supervisor.workers import exit_watch
 from mlxsup.supervisor.workers.process import (
     READ_BYTES,
     READ_SLICE_BYTES,
     READ_SLICE_S,
+    Exit,
     WorkerProcess,
-    describe_exit,
 )
 
 from support.daemon.daemon import is_alive
@@ -194,20 +192,6 @@ def is_dead(process: psutil.Process) -> bool:
     return not is_alive(process)
 
 
-def test_an_exit_is_seen_though_no_file_is_left_to_tell_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(pid: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(exit_watch, "pollable", fail)
-
-    async def body(process: WorkerProcess, output: bytearray) -> None:
-        assert await process.exited == 7
-
-    run_with("import sys; sys.exit(7)", body)
-
-
 def test_its_group_is_killed_while_its_id_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     killpg, reaped = os.killpg, []
 
@@ -274,13 +258,13 @@ def test_after_its_exit_nothing_is_signalled(monkeypatch: pytest.MonkeyPatch) ->
     run_with("pass", body)
 
 
-def test_describe_exit() -> None:
-    assert describe_exit(65) == (65, None, "")
-    assert describe_exit(0) == (0, None, "")
-    assert describe_exit(-1) == (None, 1, "SIGHUP")
-    assert describe_exit(-99) == (None, 99, "signal 99")
-    assert describe_exit(-9) == (None, 9, "SIGKILL")
-    assert describe_exit(-64) == (None, 64, describe_exit(-64)[2])
+def test_an_exit_is_read_from_a_return_code() -> None:
+    assert Exit.of(65) == (65, None, "")
+    assert Exit.of(0) == (0, None, "")
+    assert Exit.of(-1) == (None, 1, "SIGHUP")
+    assert Exit.of(-99) == (None, 99, "signal 99")
+    assert Exit.of(-9) == (None, 9, "SIGKILL")
+    assert Exit.of(-64) == (None, 64, Exit.of(-64)[2])
 
 
 TRACER = """

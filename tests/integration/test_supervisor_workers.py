@@ -44,7 +44,7 @@ from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers import prewarmed as prewarmed_module
 from mlxsup.supervisor.workers import registry as registry_module
-from mlxsup.supervisor.workers.incarnation import WorkerUnit
+from mlxsup.supervisor.workers.incarnation import Surroundings, WorkerUnit
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
 from mlxsup.supervisor.workers.process import WorkerProcess
 from mlxsup.supervisor.workers.registry import Workers
@@ -80,11 +80,15 @@ class Around:
             learned_dir=lambda model: folder / model,
         )
         self.record = SimpleNamespace(add=self._add, remove=self._remove)
-        self.log = SimpleNamespace(write=self.noted("log"), block=self.noted("block"))
-        self.log_level = "info"
+        self.log = SimpleNamespace(write=self.noted("log"), block=self.noted("block"), level="info")
         self.argv = argv
         self.post = self.noted("post")
         self.now = lambda: 5.0
+
+    post_soon = Surroundings.post_soon
+    spawned = Surroundings.spawned
+    exited = Surroundings.exited
+    _write_record = Surroundings._write_record
 
     def noted(self, name: str) -> Callable[..., None]:
         def note(*arguments: Any, **facts: Any) -> None:

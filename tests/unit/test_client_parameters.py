@@ -15,7 +15,7 @@ from mlxsup.client.async_client import AsyncClient
 from mlxsup.client.client import Client
 from mlxsup.client.connection import RequestIds
 from mlxsup.client.errors import RequestError
-from mlxsup.client.parameters import check_client, check_request, encode_generate, load
+from mlxsup.client.parameters import check_client, check_request, encode_generate
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder
 from mlxsup.protocol.errors import ErrorCode
@@ -107,8 +107,9 @@ COUNT = "context_length must be an integer from 0 to 2147483647, not "
 STAYS = "keep_alive must be a number of seconds, or -1 to keep the model loaded, not "
 
 
-def load_with(**changes: Any) -> Message:
-    return load(ID, "m", dry_run=False, **({"keep_alive": None, "context_length": None} | changes))
+def load_with(**changes: Any) -> None:
+    with Client("ipc:///x") as client:
+        client.load("m", **changes)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from mlxsup.protocol.client_messages import CLIENT_MESSAGES, Generate
 from mlxsup.protocol.codec import Decoder, decode_body, encode_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
 from mlxsup.protocol.ids import RequestId, RequestKey
+from mlxsup.protocol.message import Command
 from mlxsup.protocol.parameters import (
     NUMBERS,
     SAMPLING,
@@ -394,7 +395,7 @@ def test_defaults_of_a_model_stand_behind_the_request() -> None:
     assert zero.sampling.temperature == 0, "asked for explicitly"
 
 
-class EncodingClient(ClientBase[dict[str, Any]]):
+class EncodingClient(ClientBase[dict[str, Any], None]):
     """A client whose stream is what it would have sent."""
 
     def _open_stream(
@@ -403,6 +404,17 @@ class EncodingClient(ClientBase[dict[str, Any]]):
         message = Decoder(CLIENT_MESSAGES, is_strict=True).decode(frames)
         assert isinstance(message, Generate)
         return decode_body(message.body).to_wire()
+
+    def _call(self, message: Command, *, wait: bool = True) -> None:
+        raise AssertionError(message)
+
+
+def test_generate_takes_options_apart_and_refuses_unknown_parameters() -> None:
+    client = EncodingClient("ipc:///unused")
+    sent = client.generate("m", prompt="p", top_k=3, seed=None, priority="batch", resume=False)
+    assert sent == {"prompt": "p", "top_k": 3}
+    with pytest.raises(RequestError, match="unknown parameter 'promt'; known are "):
+        client.generate("m", promt="p")  # type: ignore[call-arg]
 
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -227,8 +227,17 @@ def frames_of(message: Message) -> list[str]:
 @pytest.mark.parametrize("link", LINKS)
 def test_messages_have_slots_and_share_their_methods(link: str) -> None:
     for cls in LINKS[link][0]:
-        assert cls.__slots__ == tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+        slots = [name for base in reversed(cls.__mro__) for name in vars(base).get("__slots__", ())]
+        assert slots == [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        assert "__dict__" not in dir(cls)
         assert not {"__eq__", "__repr__", "__hash__"} & vars(cls).keys()
+
+
+def test_messages_are_equal_by_all_their_fields() -> None:
+    one, other = (client_messages.Ping(id=RequestId(name)) for name in "ab")
+    assert one == client_messages.Ping(id=RequestId("a"))
+    assert one != other
+    assert repr(one) == "Ping(id='a', v=2)"
 
 
 @pytest.mark.parametrize("link", LINKS)

@@ -19,16 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.supervisor.core.memory.budget import Reading, Strain
+from mlxsup.supervisor.memory import watch as watch_module
 from mlxsup.supervisor.memory.watch import (
     LinuxWatch,
-    MacWatch,
-    NoWatch,
     find_watch,
     group_left_bytes,
     host_memory,
-    linux_strain,
     mac_level,
-    mac_strain,
+    read_mac,
     stalled_percent,
 )
 from mlxsup.supervisor.workers import measure as measure_module
@@ -87,13 +85,17 @@ def test_group_left_bytes_counts_droppable_files() -> None:
         group_left_bytes(8, "max", "")
 
 
-def test_strain_counts_full_stalls_only() -> None:
+def test_strain_counts_full_stalls_only(tmp_path: Path) -> None:
     assert stalled_percent(STALLS.format(some="99.00", full="4.75")) == 4.75
-    assert linux_strain(STALLS.format(some="99.00", full="5.00")) is Strain.UNSAID
-    assert linux_strain(STALLS.format(some="6.00", full="5.01")) is Strain.STALLED
-    assert linux_strain(None) is Strain.UNSAID
     with pytest.raises(ValueError, match="avg10"):
         stalled_percent("some avg10=1.00\nfull total=4\n")
+    watched = machine(tmp_path)
+    for full, strain in (("5.00", Strain.UNSAID), ("5.01", Strain.STALLED)):
+        stalls = STALLS.format(some="99.00", full=full)
+        (tmp_path / "proc" / "pressure" / "memory").write_text(stalls)
+        found = watched.read()
+        assert found is not None
+        assert found.strain is strain
 
 
 # ---------------------------------------------------------------- Linux
@@ -188,13 +190,13 @@ def test_no_text_whatever_raises_an_error(one: bytes, other: bytes, data: st.Dat
 def test_macos_says_its_level_and_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SimpleNamespace(total=32 * GIB, available=3 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    found = MacWatch(lambda: 4).read()
+    found = read_mac(4)
     expected = Reading(
         available_bytes=3 * GIB, kept_free_bytes=32 * GIB // 10 // 4, strain=Strain.STALLED
     )
     assert found == expected
-    assert MacWatch(lambda: None).read() is None
-    levels = [mac_strain(level) for level in (1, 2, 4, 0)]
+    assert read_mac(None) is None
+    levels = [reading.strain for level in (1, 2, 4, 0) if (reading := read_mac(level))]
     assert levels == [Strain.EASY, Strain.UNSAID, Strain.STALLED, Strain.UNSAID]
 
 
@@ -216,13 +218,23 @@ def test_the_level_of_macos_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyP
     assert asked == [b"kern.memorystatus_vm_pressure_level"]
 
 
-def test_the_memory_of_a_gpu_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(find_watch("cuda", print), NoWatch)
-    assert NoWatch().read() is None
+def test_each_system_is_asked_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(tmp_path)
+    memory = SimpleNamespace(total=32 * GIB, available=3 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(watch_module, "mac_level", lambda: 4)
+
+    def available(backend: str) -> int | None:
+        found = find_watch(backend, print, tmp_path / "proc")()
+        return found.available_bytes if found else None
+
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert isinstance(find_watch("metal", print), MacWatch)
+    assert available("metal") == 3 * GIB
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert isinstance(find_watch("cpu", print), LinuxWatch)
+    assert available("cpu") == AVAILABLE
+    assert available("cuda") is None
 
 
 @pytest.fixture
@@ -286,7 +298,7 @@ class Machine:
             self.reported.append((self.now, error.errno))
 
         async def main() -> None:
-            sampler = Sampler(report, NoWatch(), clock=lambda: self.now)
+            sampler = Sampler(report, lambda: None, clock=lambda: self.now)
             try:
                 await body(sampler)
             finally:
@@ -351,7 +363,7 @@ def test_close_ends_the_thread_without_waiting_for_a_measurement(
     kept: list[Sampler] = []
 
     async def main() -> None:
-        sampler = Sampler(lambda error: None, NoWatch())
+        sampler = Sampler(lambda error: None, lambda: None)
         kept.append(sampler)  # else its thread ends with it
         task = asyncio.create_task(sampler.measure([]))
         await asyncio.to_thread(began.wait, 60.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib.util
 import json
 import os
 import select
@@ -27,9 +26,9 @@ from mlxsup.supervisor.file_threads import FileLooks, FileThreads
 from mlxsup.supervisor.memory.folder import stamp
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.sockets.peer import credentials_of
-from mlxsup.supervisor.workers import exit_watch, leftovers
-from mlxsup.supervisor.workers.exit_watch import watch_exit, watch_with_thread
+from mlxsup.supervisor.workers import leftovers
 from mlxsup.supervisor.workers.leftovers import Leftover, WorkerRecord
+from mlxsup.supervisor.workers.process import watch_exit
 
 from support.eventually import eventually
 from support.eventually_async import eventually_async
@@ -66,17 +65,14 @@ def threads_of(child: Child) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == f"exit-of-{child.process.pid}"]
 
 
-@pytest.mark.parametrize("watch", [watch_exit, watch_with_thread])
-def test_a_watch_that_was_stopped_is_silent_and_leaves_no_file_open(
-    child: Child, watch: Callable[..., Callable[[], None]]
-) -> None:
+def test_a_watch_that_was_stopped_is_silent_and_leaves_no_file_open(child: Child) -> None:
     async def body() -> None:
         seen: list[str] = []
         before = len(os.listdir("/dev/fd"))
-        stop = watch(child.process.pid, lambda: seen.append("stopped"))
+        stop = watch_exit(child.process.pid, lambda: seen.append("stopped"))
         stop()
         assert len(os.listdir("/dev/fd")) == before
-        watch(child.process.pid, lambda: seen.append("watched"))
+        watch_exit(child.process.pid, lambda: seen.append("watched"))
         child.end()
         await eventually_async(lambda: seen and not threads_of(child))
         await asyncio.sleep(0)  # what the threads asked of the loop
@@ -93,7 +89,7 @@ def test_a_thread_that_waits_holds_up_no_end_of_the_process(
     monkeypatch.setattr(threading, "excepthook", raised.append)
 
     async def body() -> None:
-        watch_with_thread(child.process.pid, lambda: None)
+        watch_exit(child.process.pid, lambda: None)
 
     run(body)
     [thread] = threads_of(child)
@@ -106,30 +102,41 @@ def test_a_thread_that_waits_holds_up_no_end_of_the_process(
 # ---------------------------------------------------------------- macOS
 
 
+def test_a_process_without_a_free_thread_is_not_watched_and_says_so(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def body() -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(OSError, match="can't start new thread"):
+            watch_exit(child.process.pid, print)
+
+    run(body)
+
+
 class Queue:
     """A kqueue that writes down what is asked of it."""
 
     def __init__(self, error: OSError | None) -> None:
         self.asked: list[object] = []
-        self.file, self._writer = os.pipe()
+        self.has_exited = threading.Event()
         self._error = error
 
-    def control(self, changes: list[object], most: int) -> None:
-        self.asked += [*changes, most]
+    def control(self, changes: list[object] | None, most: int) -> None:
+        self.asked += [changes, most]
         if self._error is not None:
             raise self._error
-
-    def fileno(self) -> int:
-        return self.file
+        if most:
+            assert self.has_exited.wait(60.0)
 
     def close(self) -> None:
         self.asked.append("closed")
-        os.close(self.file)
-        os.close(self._writer)
 
 
-def on_macos(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> tuple[Any, Queue]:
-    """The module as macOS imports it, and the queue that it will use."""
+def on_macos(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> Queue:
+    """Return the queue that will be used, as on macOS."""
     queue = Queue(error)
     names = {"KQ_FILTER_PROC": -5, "KQ_EV_ADD": 1, "KQ_EV_ONESHOT": 16, "KQ_NOTE_EXIT": 2**31}
     for name, value in names.items():
@@ -137,47 +144,49 @@ def on_macos(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> t
     monkeypatch.setattr(select, "kqueue", lambda: queue, raising=False)
     monkeypatch.setattr(select, "kevent", lambda *a, **k: (*a, k), raising=False)
     monkeypatch.setattr(sys, "platform", "darwin")
-    spec = importlib.util.find_spec(exit_watch.__name__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, queue
+    return queue
+
+
+CHANGE = (77, {"filter": -5, "flags": 17, "fflags": 2**31})
 
 
 def test_macos_is_asked_once_for_the_exit_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, queue = on_macos(monkeypatch)
-    descriptor = module.pollable(77)
-    change = (77, {"filter": -5, "flags": 17, "fflags": 2**31})
-    assert queue.asked == [change, 0, "closed"]
-    os.close(descriptor)  # its own file, still open
-    assert module.can_be_reaped(77), "no debugger sees an exit first there"
-
-
-def test_macos_knows_no_process_that_waits_to_be_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, queue = on_macos(monkeypatch, ProcessLookupError(3, "No such process"))
+    queue = on_macos(monkeypatch)
     seen: list[str] = []
 
     async def body() -> None:
-        module.watch_exit(77, lambda: seen.append("watched"))
-        module.watch_exit(77, lambda: seen.append("stopped"))()
-        assert seen == [], "the caller comes first"
-        await asyncio.sleep(0)
+        watch_exit(77, lambda: seen.append("watched"))
+        assert queue.asked[:2] == [[CHANGE], 0], "before any thread runs"
+        assert seen == []
+        queue.has_exited.set()
+        await eventually_async(lambda: seen == ["watched"])
 
-    monkeypatch.setattr(queue, "close", lambda: None)
     run(body)
-    Queue.close(queue)
-    assert seen == ["watched"]
+    assert queue.asked == [[CHANGE], 0, None, 1, "closed"]
+
+
+def test_macos_knows_no_process_that_waits_to_be_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = on_macos(monkeypatch, ProcessLookupError(3, "No such process"))
+    seen: list[str] = []
+
+    async def body() -> None:
+        watch_exit(77, lambda: seen.append("watched"))
+        watch_exit(77, lambda: seen.append("stopped"))()
+        assert seen == [], "the caller comes first"
+        await eventually_async(lambda: seen == ["watched"])
+
+    run(body)
+    assert queue.asked == [[CHANGE], 0, "closed"] * 2
 
 
 def test_macos_without_a_free_file_watches_nothing_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, queue = on_macos(monkeypatch, OSError(24, "Too many open files"))
+    queue = on_macos(monkeypatch, OSError(24, "Too many open files"))
 
     async def body() -> None:
         with pytest.raises(OSError, match="Too many open files"):
-            module.watch_exit(os.getpid(), print)
+            watch_exit(77, print)
 
     run(body)
     assert queue.asked[-1] == "closed"

@@ -14,15 +14,15 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate, FolderError
-from mlxsup.supervisor.memory.folder_reader import Answer, Question, look
+from mlxsup.supervisor.memory.folder_reader import Look, Question, look
 
 UNSERVED = f"{UNASKED}: mlx-lm does not know its type"
 
 
-async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Answer | str]:
+async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Look | str]:
     """Answers as the process would, over the same lines."""
     asked = [Question.of_line(question.to_line()) for question in questions]
-    return {one.number: Answer.of_line(look(one).to_line().encode()) for one in asked}
+    return dict(Look.of_line(look(one).to_line(one.number).encode()) for one in asked)
 
 
 async def ask_engine_here(unasked: Mapping[str, Estimate], **_: object) -> dict[str, Estimate]:
