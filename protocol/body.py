@@ -21,7 +21,7 @@ from .parameters import (
     NUMBERS,
     SAMPLING,
 )
-from .pictures import check_pictures, pictures_of
+from .pictures import check_pictures
 from .states import AnswerForm
 from .tool_choice import ToolChoice, read_tool_choice
 
@@ -330,11 +330,6 @@ class RequestBody:
     def shows_prompt(self) -> bool:
         """True if something of the prompt is shown before the answer."""
         return self.echo is True or self.prompt_logprobs is not None or self.shows_ids
-
-    @property
-    def has_pictures(self) -> bool:
-        """True if a message has a picture."""
-        return any(pictures_of(self.messages or ()))
 
     @property
     def shows_ids(self) -> bool:

@@ -117,7 +117,8 @@ def test_an_answer_about_pictures_continues_after_any_token(
 
 def test_an_answer_does_not_continue_over_other_pictures(driver: LoopDriver) -> None:
     whole = driver.answer(messages=CHATS[0], max_tokens=4)
-    again = driver.answer(whole.resume_after(2), messages=[asked("what is it", picture(1, (64, 64)))])
+    other = [asked("what is it", picture(1), picture(2))]
+    again = driver.answer(whole.resume_after(2), messages=other)
     assert again.error is not None
     assert again.error["code"] == "worker_crashed"
     assert "pictures" in again.error["message"]

@@ -183,9 +183,7 @@ class PictureReader:
         for begin, one in zip(begins, pictures, strict=True):
             result += tokens[done:begin]
             placed.append(
-                Picture(
-                    begin=len(result), tokens=one.tokens, digest=one.digest, arrays=one.arrays
-                )
+                Picture(begin=len(result), tokens=one.tokens, digest=one.digest, arrays=one.arrays)
             )
             result += one.tokens
             done = begin + width
@@ -256,9 +254,7 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else value
 
 
-def _find_placeholder(
-    processor: Any, render: Callable[[list[dict[str, Any]]], str]
-) -> str:
+def _find_placeholder(processor: Any, render: Callable[[list[dict[str, Any]]], str]) -> str:
     """Return how a template shows a picture: what it puts before a text that follows one.
 
     A template that knows no parts leaves it to the processor.

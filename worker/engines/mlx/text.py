@@ -415,8 +415,10 @@ class MlxText:
                 f"the model's chat template shows {found} of the {count} pictures: send them in"
                 " messages of the user",
             )
-        return rendered if self.pictures is None else rendered.replace(
-            PICTURE, self.pictures.placeholder
+        return (
+            rendered
+            if self.pictures is None
+            else rendered.replace(PICTURE, self.pictures.placeholder)
         )
 
     def _opening_of_rest(self, fitted: Fitted, prompt: str, closed: str) -> str | None:

@@ -161,6 +161,7 @@ class VisionModel:
             layers, positions = cache[:-1], cache[-1].advance(tokens.shape[1])
             named.setdefault("position_ids", positions)
         logits: mx.array = self._language(tokens, cache=layers, **named).logits
+        cache[: len(layers)] = layers  # qwen3_5 puts others into the list for a batch of one row
         return logits
 
     def __getattr__(self, name: str) -> Any:
@@ -212,9 +213,7 @@ class VisionModel:
         embeddings: mx.array = found.inputs_embeds[0]
         return embeddings
 
-    def positions(
-        self, tokens: Sequence[int], pictures: Sequence[Picture]
-    ) -> tuple[mx.array, int]:
+    def positions(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> tuple[mx.array, int]:
         """Return the positions (3, 1, tokens) of a prompt's tokens, and how much further than their
         number the next token stands.
 
