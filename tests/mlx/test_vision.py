@@ -9,12 +9,13 @@ from unittest import mock
 
 import pytest
 
+from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx import engine as engine_module
 
 pytest.importorskip("mlx_vlm")
 
-from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture
+from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture, plain_answer
 from support.worker.loop_driver import Answer, LoopDriver
 from support.worker.mlx_rows import driven_engine
 
@@ -72,6 +73,16 @@ def test_rows_with_pictures_answer_in_company_as_alone(
     assert [one.error for one in together] == [None] * len(CHATS)
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert alone[0].tokens != alone[1].tokens, "the picture decides"
+
+
+def test_answers_are_those_of_mlx_vlm_that_reads_all_of_it_again_for_each_token(
+    folder: Path, alone: list[Answer]
+) -> None:
+    for chat, answer in zip(CHATS, alone, strict=True):
+        assert answer.acceptance is not None
+        ids, tokens = plain_answer(folder, chat, 8)
+        assert unpack_tokens(answer.acceptance.prompt_tokens) == ids
+        assert answer.tokens[:8] == tokens
 
 
 def test_a_prompt_that_is_read_in_pieces_is_answered_as_whole(

@@ -299,7 +299,7 @@ class PicturePrompt:
             named["inputs_embeds"] = mx.concatenate(embeddings)[None]
         if is_seen.any():
             named["visual_pos_masks"] = mx.array(is_seen[None])
-            layers = zip(*deep, strict=True)
+            layers = map(list, zip(*deep, strict=True))
             named["deepstack_visual_embeds"] = [mx.concatenate(layer) for layer in layers]
         if self._positions is not None:
             named["position_ids"] = self._positions[..., begin:end]
