@@ -191,14 +191,14 @@ def test_ids_of_pictures_follow_from_their_files_and_are_no_tokens() -> None:
 
 def test_what_a_prompt_with_pictures_cannot_have_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mlx_vlm")
-    from support.models.tiny_vision import asked, make_tiny_vision, picture
+    from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture
 
     file = picture(1)
     with loaded_engine(make_tiny_vision(tmp_path / "m")) as engine:
         assert engine.text.encode(RequestBody(messages=[asked("<|image_pad|> is a mark")]))
         cases: list[tuple[str, dict[str, Any]]] = [
             ("leave it out", {"messages": [asked("what is <|image_pad|>", file)]}),
-            ("leave it out", {"messages": [asked("<|vision_start|><|image_pad|><|vision_end|>", file)]}),
+            ("leave it out", {"messages": [asked(FAMILIES["qwen3_vl"].shown, file)]}),
             ("cannot take such a picture", {"messages": [asked("?", picture(1, (900, 2)))]}),
             ("cannot be shown", {"messages": [asked("?", file)], "echo": True}),
             ("content\\[0\\]: the file is no picture", {"messages": [asked("?", b"x")]}),

@@ -38,7 +38,7 @@ def test_users_and_tools_may_show_as_many_pictures_as_the_limit_says(role: str) 
 @pytest.mark.parametrize(
     ("parts", "role", "said"),
     [
-        ([_image()] * (MAX_IMAGES + 1), "user", r"messages must be .* 50 pictures, not one with 51"),
+        ([_image()] * (MAX_IMAGES + 1), "user", r"messages must .* 50 pictures, not one with 51"),
         ([LOOK, _image(bytes(MAX_IMAGE_BYTES + 1))], "user",
          r"messages\[0\]\.content\[1\] must be a picture of at most 20\.0 MiB, not 20\.1 MiB"),
         ([_image(b"")], "user", r"messages\[0\]\.content\[0\] must be .*, not an empty file"),
