@@ -112,6 +112,16 @@ def test_the_next_turn_reads_what_follows_alone(driver: LoopDriver, folder: Path
     assert strange.deltas[0].cached_tokens < later.deltas[0].cached_tokens - 8
 
 
+def test_text_that_begins_as_a_prompt_with_pictures_stands_where_it_did_alone(
+    driver: LoopDriver, folder: Path
+) -> None:
+    driver.answer(messages=CHATS[3], max_tokens=2)
+    ask: dict[str, Any] = {"messages": [SYSTEM, _said("a story")], "max_tokens": TOKENS, "seed": 5}
+    got = driver.answer(**ask)
+    with driven_engine(folder, rows=1) as fresh:
+        assert got.tokens == fresh.answer(**ask).tokens
+
+
 def test_an_answer_about_pictures_continues_after_any_token(
     driver: LoopDriver, folder: Path
 ) -> None:

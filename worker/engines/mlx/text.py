@@ -330,7 +330,8 @@ class MlxText:
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
-        said, files = list(body.messages or ()), []
+        said = list(body.messages or ())
+        files: list[tuple[str, bytes]] = []
         if self.pictures is not None:
             said, files = with_picture_marks(said)
         said, changes = without_media(said, self.picture_hint)
