@@ -153,7 +153,9 @@ class ClientBase(ABC, Generic[StreamType, Answer]):
             model: the model that must answer.
             prompt: text, tokenised as it is; exactly one of the three inputs must be given.
             prompt_tokens: token ids, used as they are.
-            messages: a chat, rendered with the model's template.
+            messages: a chat, rendered with the model's template; the content of a message is text,
+                or a list of `{"type": "text", "text": …}` and, for models that take pictures,
+                `{"type": "image", "data": bytes}`, the bytes of a file.
             messages_as_text: whether a model without a chat template continues the text of the
                 messages; otherwise it refuses them.
             max_tokens: how many tokens to generate at most; None for as many as fit; 0 for none.

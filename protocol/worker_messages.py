@@ -40,6 +40,7 @@ class Acceptance(Record):
         parameters: the effective ones, by name.
         seed: what sampling uses.
         fingerprint: of the engine that accepted it.
+        needs_body: whether another life needs the body, too: ids do not tell what pictures show.
     """
 
     prompt_tokens: bytes
@@ -47,6 +48,7 @@ class Acceptance(Record):
     parameters: dict[str, Any]
     seed: int
     fingerprint: str
+    needs_body: bool = False
 
 
 @record
@@ -224,6 +226,7 @@ class Ready(Message):
         warnings: what users should know about this model, a sentence each.
         task: `generate`, `embed` or `rerank`.
         dimensions: of its embeddings; 0 for a model without any.
+        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -239,6 +242,7 @@ class Ready(Message):
     warnings: list[str] = field(default_factory=list)
     task: Task = Task.GENERATE
     dimensions: int = 0
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])
 
 
 @record

@@ -71,6 +71,7 @@ class EngineFacts:
         sampling: how the model's makers sample, for requests that do not say.
         task: what the model is for.
         dimensions: of its embeddings; 0 for a model without any.
+        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
     """
 
     context_length: int
@@ -87,6 +88,29 @@ class EngineFacts:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     task: Task = Task.GENERATE
     dimensions: int = 0
+    input_modalities: tuple[str, ...] = ("text",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Picture:
+    """A picture in a prompt, as the model's tower takes it; no array of MLX.
+
+    Attributes:
+        begin: the place of its first token in the prompt.
+        tokens: the ids that stand for it.
+        digest: SHA-256 of its file.
+        arrays: what the processor made of it, by the name that the model gives it.
+    """
+
+    begin: int
+    tokens: tuple[int, ...]
+    digest: bytes
+    arrays: Mapping[str, Any]
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token."""
+        return self.begin + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +131,7 @@ class Prompt:
         text: what the client is shown of it, if it asks for that.
         lengths: of texts that are embedded or ranked, how many of the tokens each has, in order;
             empty for a prompt that is answered with text.
+        pictures: those that tokens stand for, in order.
     """
 
     tokens: list[int]
@@ -117,6 +142,7 @@ class Prompt:
     warnings: tuple[str, ...] = ()
     text: str | None = None
     lengths: tuple[int, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +177,7 @@ class Row:
             order, under the number of the text instead of a token; `max_tokens` is how many there
             are, and `delivered` has the numbers of those that are not computed again.
         dimensions: of each vector; 0: all that the model has.
+        pictures: see `Prompt.pictures`.
     """
 
     key: RequestKey
@@ -169,6 +196,7 @@ class Row:
     checkpoints: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     dimensions: int = 0
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ def plan_row(
         prompt_logprobs=None if shown == len(prompt.tokens) else body.prompt_logprobs,
         grammar=prompt.grammar,
         checkpoints=prompt.checkpoints,
+        pictures=prompt.pictures,
         sampling=Sampling(**{**(sampling or {}), **body.sampling}),
     )
 
@@ -168,6 +169,7 @@ def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) 
         parameters=body.parameters() | {"max_tokens": row.max_tokens, **asdict(row.sampling)},
         seed=row.seed,
         fingerprint=facts.fingerprint,
+        needs_body=bool(row.pictures),
     )
 
 

@@ -24,7 +24,7 @@ from mlxsup.protocol.states import AnswerForm
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import Resume
 
-from .engine import Prompt, TextCodec
+from .engine import Picture, Prompt, TextCodec
 from .memory_guard import MemoryGuard
 from .prompt_pieces import MAX_TEXT_BYTES
 
@@ -117,7 +117,7 @@ class TextThreads:
         """Asks for a prompt; the answer comes through `take`.
 
         A request that continues an answer has everything already: nothing is rendered or
-        tokenised again, which might give another prompt.
+        tokenised again, which might give another prompt. Only pictures are read again.
         """
         lane = self._long if len(body) > LONG_BODY_BYTES else self._short
         lane.submit(key, body, resume)
@@ -273,6 +273,8 @@ class Lane:
             body, prompt = _from_acceptance(job.resume)
             if isinstance(body, PoolingBody):
                 return body, prompt
+            if job.resume.acceptance.needs_body:
+                prompt = replace(prompt, pictures=self._pictures_again(job, prompt))
         if body.shows_ids:
             _check_count(prompt)
         has_form = body.form is not AnswerForm.TEXT or body.strict_tools
@@ -281,6 +283,22 @@ class Lane:
         if body.echo and (job.resume is None or not job.resume.shown):
             prompt = replace(prompt, text=self._shown_text(body, prompt))
         return body, prompt
+
+    def _pictures_again(self, job: _Job, prompt: Prompt) -> tuple[Picture, ...]:
+        """The pictures of a prompt that an earlier life has read.
+
+        Raises:
+            RemoteError: `worker_crashed`; they are read otherwise now.
+        """
+        body = decode_body(job.body)
+        again = self._own_codec().encode(body) if isinstance(body, RequestBody) else None
+        if again is None or again.tokens != prompt.tokens:
+            raise RemoteError(
+                ErrorCode.WORKER_CRASHED,
+                "the pictures of the prompt are read otherwise since its worker was restarted, so"
+                " the answer cannot continue",
+            )
+        return again.pictures
 
     def _shown_text(self, body: RequestBody, prompt: Prompt) -> str:
         """The text of a prompt that is shown before the answer.

@@ -375,11 +375,10 @@ class Serving:
 
 
 def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
-    body, resume = request.body, None
+    resume = None
     if not request.has_begun:
         request.started_at = now
     if request.acceptance is not None:
-        body = b""
         resume = Resume(
             acceptance=request.acceptance,
             delivered=bytes(request.sent_tokens),
@@ -390,7 +389,7 @@ def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
         resume=resume,
         priority=request.standing,
         may_leave=may_leave(model, request),
-        body=body,
+        body=request.body,
     )
 
 

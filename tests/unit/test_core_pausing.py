@@ -140,6 +140,19 @@ def test_a_crash_before_the_worker_confirms_interrupts() -> None:
     assert (driver.result_of().resumed, driver.result_of().paused) == (1, 1)
 
 
+@pytest.mark.parametrize(("needs_body", "sent"), [(True, b"body"), (False, b"")])
+def test_a_body_is_sent_again_if_its_ids_do_not_tell_all(*, needs_body: bool, sent: bytes) -> None:
+    driver = play(Driver(), "load; up; ask")
+    driver.accept(1, needs_body=needs_body)
+    play(driver, "token 1; pause; row_left 1")
+    driver.resume()
+    [dispatch] = driver.told(Dispatch)
+    assert dispatch.resume is not None
+    assert (dispatch.resume.delivered, dispatch.body) == (pack_tokens([9]), sent)
+    play(driver, "accept 1; token 1 finish=stop")
+    assert driver.core.ledger.held_bytes == 0
+
+
 def test_a_request_that_was_not_accepted_is_new_again() -> None:
     driver = play(Driver(), "load; up; ask notices=True; pause; row_left 1")
     assert notices(driver, "paused") == [told(0)]

@@ -567,10 +567,10 @@ def test_what_is_no_text_is_marked_but_in_the_clients_last_message(kind: str, ma
     assert said[1:3] == [answered, asked]
     assert without_media([answered, picture, result])[1] == changes, "an agent goes on"
     for end in ([], [answered], [{"role": "system", "content": "s"}]):
-        with pytest.raises(RemoteError, match=r"messages\[1\]\.content\[1\]: no model here ta"):
+        with pytest.raises(RemoteError, match=r"messages\[1\]\.content\[1\]: this model does "):
             without_media([answered, picture, *end])
     picture["content"][1] = part | {"at": "input[7]"}
-    with pytest.raises(RemoteError, match=r"^input\[7\]: no model here takes ") as caught:
+    with pytest.raises(RemoteError, match=r"^input\[7\]: this model does not take ") as caught:
         without_media([picture])
     assert caught.value.detail == {"parameter": "input[7]"}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.pictures import is_picture, pictures_of
 
 from .tool_calls import CallIds
 
@@ -24,17 +25,41 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 _SYSTEM = ("system", "developer")
 
+PICTURE = "\ue002picture\ue003"
+"""Stands for each picture in the text of a message that a template gets."""
+
 _MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?")
 _PLURALS = {"audio": "audio"}
 
 
-def without_media(
+def with_picture_marks(
     messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[tuple[str, bytes]]]:
+    """Return the messages with `PICTURE` as the text of each picture, and the place and the file of
+    each."""
+    found = [(at, part["data"]) for at, _, part in pictures_of(messages)]
+    marked = []
+    for message in messages:
+        parts = message.get("content")
+        if isinstance(parts, list) and any(map(is_picture, parts)):
+            mark = {"type": "text", "text": PICTURE}
+            parts = [mark if is_picture(part) else part for part in parts]
+            message = message | {"content": parts}
+        marked.append(message)
+    return marked, found
+
+
+def without_media(
+    messages: Sequence[dict[str, Any]], hint: str = "send text"
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return the messages with a mark for each image, file and the like, and what was changed.
 
     In the client's last message such a part is what the request is about; in earlier ones and in
     results of tools it comes again with every turn, and the client cannot take it back.
+
+    Args:
+        messages: of the client.
+        hint: what the client may do about an image.
 
     Raises:
         RemoteError: `invalid_request`; the last message is the user's, and has one.
@@ -55,7 +80,8 @@ def without_media(
                     path = part.get("at") or f"messages[{place}].content[{number}]"
                     raise RemoteError(
                         ErrorCode.INVALID_REQUEST,
-                        f"{path}: no model here takes {_PLURALS.get(kind, kind + 's')}; send text",
+                        f"{path}: this model does not take {_PLURALS.get(kind, kind + 's')}; "
+                        + (hint if kind == "image" else "send text"),
                         detail={"parameter": path},
                     )
                 mark = f"[{kind}: not shown]"

@@ -365,11 +365,12 @@ class Ledger:
             self._count_waiting(request, 1 if request.is_counted else -1)
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
-        """The worker accepted it: the acceptance replaces the body."""
+        """The worker accepted it: the acceptance replaces the body, unless it has pictures."""
         self._held_bytes -= request.held_bytes
         request.acceptance = acceptance
         request.acceptance_bytes = len(acceptance.prompt_tokens) + len(repr(acceptance.parameters))
-        request.body = b""
+        if not acceptance.needs_body:
+            request.body = b""
         self._held_bytes += request.held_bytes
 
     def deliver(self, request: Request, tokens: bytes) -> None:

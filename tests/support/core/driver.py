@@ -383,7 +383,9 @@ class Driver(Looks):
             )
         )
 
-    def accept(self, key: int, model: str = "m", **parameters: Any) -> list[Action]:
+    def accept(
+        self, key: int, model: str = "m", *, needs_body: bool = False, **parameters: Any
+    ) -> list[Action]:
         """The worker accepts a request of three prompt tokens."""
         acceptance = Acceptance(
             prompt_tokens=pack_tokens([1, 2, 3]),
@@ -391,6 +393,7 @@ class Driver(Looks):
             parameters=parameters,
             seed=5,
             fingerprint="f",
+            needs_body=needs_body,
         )
         return self.worker(
             Accepted(key=RequestKey(key), acceptance=acceptance, tokenize_s=0.1), model

@@ -196,10 +196,15 @@ class LoopDriver:
         as_class: Priority = Priority.NORMAL,
         **parameters: Any,
     ) -> int:
-        """Send a request, or resume one, and return its key."""
+        """Send a request, or resume one, and return its key.
+
+        One with pictures resumes with its body, which the parameters are then.
+        """
         self._last_key += 1
         key = RequestKey(self._last_key)
-        body = b"" if resume is not None else encode_body(RequestBody.from_wire(parameters))
+        body = b""
+        if resume is None or resume.acceptance.needs_body:
+            body = encode_body(RequestBody.from_wire(parameters))
         self._link.post(Dispatch(key=key, resume=resume, priority=as_class, body=body))
         self.answers[self._last_key] = Answer()
         return self._last_key
@@ -226,12 +231,14 @@ class LoopDriver:
             self.turn()
         raise AssertionError("its row does not leave")
 
-    def come_back(self, key: int) -> None:
-        """Dispatch a paused request again, as a supervisor does."""
+    def come_back(self, key: int, **parameters: Any) -> None:
+        """Dispatch a paused request again, as a supervisor does; the parameters are those of one
+        with pictures."""
         answer = self.answers[key]
         assert answer.is_paused
         resume = answer.resume_after(len(answer.tokens))
-        self._link.post(Dispatch(key=RequestKey(key), resume=resume, body=b""))
+        body = encode_body(RequestBody.from_wire(parameters)) if parameters else b""
+        self._link.post(Dispatch(key=RequestKey(key), resume=resume, body=body))
         answer.deltas[-1].paused = None
 
     def set_budget(self, rows_bytes: int) -> None:

@@ -21,6 +21,7 @@ from ...text.grammar import RowGrammar
 from .batch_modes import BatchMode
 from .loader import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
+from .pictures import prefix_ids
 from .prefill import CostModel, PrefillScheduler
 from .prefix_cache import Found, KeptRows, PrefixCache
 from .prefix_index import Tokens, as_tokens, shared_length
@@ -166,7 +167,7 @@ class MlxBatch:
         if row.key in self._uids:
             raise ValueError(f"request {row.key} is in the batch already")
         self.settle()
-        tokens = row.tokens + row.delivered
+        tokens = prefix_ids(row.tokens, row.pictures) + row.delivered
         ids = as_tokens(tokens)
         with mx.stream(self._stream):
             prompt = None
@@ -188,6 +189,7 @@ class MlxBatch:
                     draws=make_draws(row, ending=ending, spared=self._spared),
                     stops=StopSequences([(token,) for token in ending]),
                     prompt=prompt,
+                    pictures=row.pictures,
                 )
             )
         if prompt is not None:

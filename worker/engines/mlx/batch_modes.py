@@ -264,7 +264,7 @@ class SerialMode:
         self._next_uid += 1
         with mx.stream(self._stream):
             cache = make_prompt_cache(self._model) if row.cache is None else row.cache
-            self.waiting[uid] = WaitingPrompt(row, cache)
+            self.waiting[uid] = WaitingPrompt(row, cache, self._model)
         return uid
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
@@ -290,7 +290,9 @@ class SerialMode:
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
         """See `BatchMode.restart`."""
-        self.waiting[uid] = WaitingPrompt(self.waiting[uid].row.after(known, cache), cache)
+        row = self.waiting[uid].row.after(known, cache)
+        with mx.stream(self._stream):
+            self.waiting[uid] = WaitingPrompt(row, cache, self._model)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `BatchMode.ahead`."""
@@ -305,7 +307,7 @@ class SerialMode:
     def _read(self, uid: int, size: int) -> PromptRead:
         prompt = self.waiting[uid]
         started = time.perf_counter()
-        prompt.read(self._model, size)
+        prompt.read(size)
         took_s = time.perf_counter() - started
         is_over = prompt.is_read
         if prompt.is_at_checkpoint:
@@ -391,24 +393,36 @@ class WaitingPrompt(PromptPlace):
     Args:
         row: of the prompt.
         cache: holds what is known of the prompt.
+        model: reads it.
     """
 
-    def __init__(self, row: NewRow, cache: list[Any]) -> None:
+    def __init__(self, row: NewRow, cache: list[Any], model: Any) -> None:
         super().__init__(row)
         self.cache = cache
+        self._model = model
+        self._pictures: Any = None
+        if row.pictures:
+            self._pictures = model.prompt(row.known + row.tokens, row.pictures)
+            self._pictures.seat(cache)
 
-    def read(self, model: Any, size: int) -> None:
-        """One pass over that many tokens, never over the last one; computed when it returns."""
+    def read(self, size: int) -> None:
+        """One pass over that many tokens, never over the last one, or one in which the tower sees a
+        picture among them; computed when it returns."""
+        begin = len(self.row.known) + self.done
+        if self._pictures is not None and self._pictures.look(begin, begin + size):
+            return
         chunk = self.take(size)
         if not chunk:
             return
-        if self.row.prompt is None:
-            model(mx.array([chunk]), cache=self.cache)
+        if self._pictures is not None:
+            self._pictures.read(begin, begin + len(chunk), self.cache)
+        elif self.row.prompt is None:
+            self._model(mx.array([chunk]), cache=self.cache)
         else:
-            most = pass_tokens(model, rows=1)
+            most = pass_tokens(self._model, rows=1)
             for begin in range(0, len(chunk), most):
                 tokens = mx.array([chunk[begin : begin + most]])
-                self.row.prompt.read(model(tokens, cache=self.cache)[0])
+                self.row.prompt.read(self._model(tokens, cache=self.cache)[0])
         mx.eval([layer.state for layer in self.cache])
         mx.clear_cache()
 

@@ -340,6 +340,7 @@ class CapabilityProbe:
         context_length: how many tokens a row may have.
         vocabulary_size: valid ids are below it.
         report: called after each step, because the load progresses.
+        takes_pictures: whether prompts may have pictures, which are read one by one.
     """
 
     def __init__(
@@ -353,7 +354,9 @@ class CapabilityProbe:
         context_length: int,
         vocabulary_size: int,
         report: Callable[[], None],
+        takes_pictures: bool = False,
     ) -> None:
+        self._takes_pictures = takes_pictures
         self._model = model
         self._model_type = model_type
         self._stream = stream
@@ -388,6 +391,9 @@ class CapabilityProbe:
         """The ways to try, and why the fastest is not among them."""
         if self._model_type in UNSEEN:
             return [], f"{UNSEEN[self._model_type]} ({self._model_type})"
+        if self._takes_pictures:
+            reason = f"prompts may have pictures, which are read one by one ({self._model_type})"
+            return [Batching.SERIAL_PREFILL], reason
         if has_state(make_prompt_cache(self._model)):
             reason = f"its layers keep a state, which padding may change ({self._model_type})"
             return [Batching.SERIAL_PREFILL], reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
+    from .vision import VisionModel
     from .warm_up import WarmUp
 
 HALF = 200
@@ -180,6 +181,8 @@ class MlxEngine:
         self.batch: MlxBatch | None = None
         self.prefixes: PrefixCache | None = None
         self._text: MlxText | None = None
+        self._vision: VisionModel | None = None
+        self._picture_warnings: tuple[str, ...] = ()
         self._facts: EngineFacts | None = None
         self._limits: MemoryLimits | None = None
         self._warm_up_work: WarmUp | None = None
@@ -194,9 +197,10 @@ class MlxEngine:
         folder = find_folder(self._spec, report)
         with reading_ahead(folder.shards):
             backend, self.stream, self._limits = open_device(self._spec)
-            versions = {name: version(name) for name in ("mlx", "mlx-lm")}
             report(LoadPhase.IMPORT, IMPORTED)
             self._load_model(folder, report)
+        libraries = ("mlx", "mlx-lm", "mlx-vlm") if self._vision is not None else ("mlx", "mlx-lm")
+        versions = {name: version(name) for name in libraries}
         self._facts = self._find_facts(folder, backend, versions)
         steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), MATERIALISED)
         steps()  # the phase begins
@@ -219,25 +223,19 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .loader import iterate_arrays, load_lazily, materialise
+        from .loader import iterate_arrays, materialise
         from .logits import FloatLogits
-        from .text import load_text
 
         report(LoadPhase.WEIGHTS, IMPORTED)
         with mx.stream(self.stream):
             width = WEIGHTS_FOUND - IMPORTED
-            model, config = load_lazily(
+            model = self._open_model(
                 folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
             report(LoadPhase.WEIGHTS, WEIGHTS_FOUND)
-            self._text = load_text(
-                folder.path,
-                eos_token_ids=config.get("eos_token_id"),
-                vocabulary_size=folder.number("vocab_size"),
-            )
             width = MATERIALISED - WEIGHTS_FOUND
             materialise(
                 model,
@@ -246,6 +244,60 @@ class MlxEngine:
             )
         self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
+
+    def _open_model(self, folder: ModelFolder, report: Callable[[float], None]) -> Any:
+        """Return the model, whose arrays are still to be read, and open its text side."""
+        from .loader import load_lazily, shorten
+        from .pictures import NO_EXTRA, has_vision_tower, is_installed
+
+        hint = None
+        if has_vision_tower(folder):
+            if is_installed():
+                try:
+                    return self._open_vision(folder, report)
+                except MemoryError:
+                    raise
+                except Exception as error:  # noqa: BLE001
+                    # Two libraries' own code on what the files say: text can be served in any case.
+                    said = f"{type(error).__name__}: {shorten(error)}"
+                    warning = f"it takes no pictures, because its tower cannot be used: {said}"
+                    self._picture_warnings = (warning,)
+            else:
+                hint = NO_EXTRA
+        model, config = load_lazily(folder, report)
+        self._text = self._open_text(folder, config)
+        self._text.picture_hint = hint or self._text.picture_hint
+        return model
+
+    def _open_text(self, folder: ModelFolder, config: Mapping[str, Any]) -> MlxText:
+        from .text import load_text
+
+        return load_text(
+            folder.path,
+            eos_token_ids=config.get("eos_token_id"),
+            vocabulary_size=folder.number("vocab_size"),
+        )
+
+    def _open_vision(self, folder: ModelFolder, report: Callable[[float], None]) -> VisionModel:
+        """The same for a model with a vision tower, which has seen a picture then.
+
+        Raises:
+            Exception: of the libraries; it cannot.
+        """
+        from .loader import load_lazily
+        from .pictures import load_processor, probe_picture
+        from .vision import VisionModel, load_vision
+
+        processor = load_processor(folder)
+        inner, config = load_lazily(folder, report, load_vision)
+        model, text = VisionModel(inner), self._open_text(folder, config)
+        text.read_pictures(processor)
+        assert text.pictures is not None
+        model.look(text.pictures.alone(probe_picture()))
+        model.make_cache()
+        model.forget()
+        self._text, self._vision = text, model
+        return model
 
     def _choose_way(self, steps: LoadSteps) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
@@ -278,6 +330,7 @@ class MlxEngine:
             context_length=self.facts.context_length,
             vocabulary_size=self.facts.vocabulary_size,
             report=steps,
+            takes_pictures=self._vision is not None,
         )
         with blaming_the_model(self._spec.path):
             return finder.find()
@@ -329,7 +382,12 @@ class MlxEngine:
             fingerprint=fingerprint(folder, versions | ours),
             backend=backend,
             versions=versions,
-            warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),
+            warnings=(
+                *context.warnings,
+                *find_warnings(folder.path, folder.config),
+                *self._picture_warnings,
+            ),
+            input_modalities=("text",) if self._vision is None else ("text", "image"),
             sampling=makers_sampling(folder.generation_config),
         )
 
@@ -453,6 +511,8 @@ class MlxEngine:
 
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """Frees what is only kept for speed: known prompts, and memory for reuse."""
+        if self._vision is not None:
+            self._vision.forget()
         self._ready().give_back(keeps_prefixes=keeps_prefixes)
 
     def bound_rows(self, rows_bytes: int) -> None:
@@ -478,7 +538,7 @@ class MlxEngine:
         limits.restore()
         # The batch runs the model: while it is held, so are the weights.
         del batch
-        self.model = None
+        self.model = self._vision = None
         import mlx.core as mx
 
         mx.clear_cache()

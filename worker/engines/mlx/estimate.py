@@ -86,6 +86,7 @@ def estimate(path: Path) -> ModelMemory:
     from .embedding import pass_memory
     from .folder import check_folder
     from .loader import iterate_arrays, load_lazily
+    from .pictures import has_vision_tower, is_installed
 
     if not mx.metal.is_available():
         mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU
@@ -99,7 +100,13 @@ def estimate(path: Path) -> ModelMemory:
             weight_bytes=sum(array.nbytes for array in iterate_arrays(pooled)),
             layers=pass_memory(folder.config, backend),
         )
-    model, _ = load_lazily(folder)
+    model: Any
+    if has_vision_tower(folder) and is_installed():
+        from .vision import VisionModel, load_vision
+
+        model = VisionModel(load_lazily(folder, load=load_vision)[0])
+    else:
+        model, _ = load_lazily(folder)
     # Before the pass, which may leave masks and tables of positions in the model.
     weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
     return ModelMemory(weight_bytes=weight_bytes, layers=measure_layers(model))

@@ -197,7 +197,10 @@ def open_stream() -> tuple[str, mx.Stream]:
 
 
 def load_lazily(
-    folder: ModelFolder, report: Callable[[float], None] = lambda share: None, **options: Any
+    folder: ModelFolder,
+    report: Callable[[float], None] = lambda share: None,
+    load: Callable[..., tuple[Any, dict[str, Any]]] = load_model,
+    **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and its configuration; arrays are still to be read, unless there are more
     than `MOST_LAZY` files.
@@ -205,7 +208,8 @@ def load_lazily(
     Args:
         folder: of the model.
         report: called with the share of the files that were read, if they are read now.
-        options: of mlx-lm's `load_model`.
+        load: mlx-lm's `load_model`, or another one that takes and returns the same.
+        options: of `load`.
 
     Raises:
         BadModelError: mlx-lm cannot make a model of the folder; names the file and the cause.
@@ -215,7 +219,7 @@ def load_lazily(
         with _loadable(folder) as path:
             streams = min(READERS, os.cpu_count() or 1)
             with reading_side_by_side(len(folder.shards), streams, report):
-                model, config = load_model(path, lazy=True, **options)
+                model, config = load(path, lazy=True, **options)
     except MemoryError:
         raise
     except SystemExit as error:

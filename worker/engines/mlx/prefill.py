@@ -544,7 +544,8 @@ class PrefillScheduler(ABC):
             self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s, width=width)
         elif decode_rows and not reads:
             self._costs.saw_decode(rows=decode_rows, took_s=took_s)
-        self._account(decode_rows=decode_rows, took_s=took_s, has_read=has_read)
+        is_reading = any(not read.is_over for read in reads)  # a picture may be all that was read
+        self._account(decode_rows=decode_rows, took_s=took_s, has_read=has_read or is_reading)
         return progress
 
     def _pass_over(self, sizes: Mapping[int, int]) -> None:

@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
+from ...engine import Picture
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -43,6 +44,7 @@ class NewRow:
         stops: what ends its answer.
         checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
         prompt: collects how likely the tokens are, if that is asked for.
+        pictures: see `Prompt.pictures`; their places count from the first of `known`.
     """
 
     tokens: list[int]
@@ -53,6 +55,7 @@ class NewRow:
     stops: StopSequences
     checkpoints: tuple[int, ...] = ()
     prompt: PromptLogprobs | None = None
+    pictures: tuple[Picture, ...] = ()
 
     def after(self, known: list[int], cache: list[Any]) -> NewRow:
         """Return the same row, these first tokens of which `cache` holds."""

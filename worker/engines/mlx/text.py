@@ -15,16 +15,22 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CHANGED
-from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.pooling import PoolingBody, Task
 from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.text import log_line
 
-from ...engine import BadModelError, Detokenizer, Prompt
+from ...engine import BadModelError, Detokenizer, Picture, Prompt
 from ...pooling import other_task
 from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
 from ...text.channels import TOOL, ChannelParser, ChannelRules
-from ...text.chat_messages import plain_messages, text_of_messages, without_media
+from ...text.chat_messages import (
+    PICTURE,
+    plain_messages,
+    text_of_messages,
+    with_picture_marks,
+    without_media,
+)
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from ...text.fitting import Fitted, Form, Message, find_form, fit
 from ...text.grammar import (
@@ -40,6 +46,7 @@ from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
 from .channels import chat_format
 from .checkpoints import find_checkpoints
+from .pictures import NO_TOWER, PictureReader
 from .tokenizer import load_tokenizer, tokenizer_error
 
 BYTE_LEVEL = "ByteLevel"
@@ -65,6 +72,8 @@ class MlxText:
         token_bytes: the bytes of each id; None if only the tokenizer can say.
         decoding_tokenizer: the owner thread's, if the tokenizer is needed to decode.
         grammars: the compiled ones.
+        pictures: reads those of prompts; None: the model takes text only.
+        picture_hint: what the client may do instead of sending a picture.
 
     Args:
         tokenizer: becomes this one's own.
@@ -79,6 +88,8 @@ class MlxText:
         self.in_use = threading.Lock()
         self.vocabulary_size = vocabulary_size
         self.wants_checkpoints = False
+        self.pictures: PictureReader | None = None
+        self.picture_hint = NO_TOWER
         self.token_bytes: list[bytes] | None = None
         self._strips_first_space = False
         if decoder.get("type") == BYTE_LEVEL:
@@ -319,7 +330,14 @@ class MlxText:
 
         Only what the template adds opens a part: markers in the messages are their authors' text.
         """
-        said, changes = without_media(body.messages or ())
+        said = list(body.messages or ())
+        files: list[tuple[str, bytes]] = []
+        if self.pictures is not None:
+            said, files = with_picture_marks(said)
+        said, changes = without_media(said, self.picture_hint)
+        if files and body.shows_prompt and body.tokenize is None:
+            raise unfit("messages", "a prompt with pictures cannot be shown: leave out echo and"
+                        " prompt_logprobs")  # fmt: skip
         if not self.tokenizer.has_chat_template:
             tokens = self._encode_text(text_of_messages(replace(body, messages=said)))
             begins = self._raw_opening(tokens)
@@ -356,6 +374,9 @@ class MlxText:
             opening = self._opening_of_rest(fitted, rendered, closed)
         elif not body.tokenizes("add_generation_prompt"):
             rendered = closed
+        pictures: tuple[Picture, ...] = ()
+        if files:
+            rendered = self._shown(rendered, len(files))
         tokens = self._encode_rendered(rendered)
         checkpoints: tuple[int, ...] = ()
         if self.wants_checkpoints and body.tokenize is None:
@@ -363,15 +384,42 @@ class MlxText:
                 fitted.messages,
                 rendered,
                 tokens,
-                render=lambda messages: render(messages, opens=True),
+                render=lambda messages: self._shown(render(messages, opens=True)),
                 encode=self._encode_rendered,
                 special_tokens=list(self.tokenizer.get_added_vocab()),
             )
+        if files and self.pictures is not None:
+            read = [self.pictures.read(at, data) for at, data in files]
+            tokens, pictures, moved = self.pictures.place(tokens, read)
+            checkpoints = tuple(map(moved, checkpoints))
         return Prompt(
             tokens=tokens,
             opening=self._raw_opening(tokens) if opening is None else opening[-MAX_OPENING:],
             checkpoints=checkpoints,
             warnings=self._told((*changes, *fitted.changes)),
+            pictures=pictures,
+        )
+
+    def _shown(self, rendered: str, count: int | None = None) -> str:
+        """Return a rendered chat with its pictures as the model marks them.
+
+        Args:
+            rendered: with `PICTURE` for each.
+            count: how many there must be.
+
+        Raises:
+            RemoteError: `invalid_request`; the template has left some out, or shows one twice.
+        """
+        if count is not None and (found := rendered.count(PICTURE)) != count:
+            raise unfit(
+                "messages",
+                f"the model's chat template shows {found} of the {count} pictures: send them in"
+                " messages of the user",
+            )
+        return (
+            rendered
+            if self.pictures is None
+            else rendered.replace(PICTURE, self.pictures.placeholder)
         )
 
     def _opening_of_rest(self, fitted: Fitted, prompt: str, closed: str) -> str | None:
@@ -413,6 +461,14 @@ class MlxText:
                 self._logged.add(change)
                 logger.warning(log_line("chat changed for the model's template", change=change))
         return tuple(CHANGED + change for change in changes)
+
+    def read_pictures(self, processor: Any) -> None:
+        """Take pictures from now on, with the model's processor."""
+        self.pictures = PictureReader(
+            processor,
+            self._encode_rendered,
+            lambda messages: self._render(messages, {}, opens=False),
+        )
 
     def _encode_rendered(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,158 @@
+"""Pictures in prompts, with tiny towers of every family that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from mlxsup.protocol.ids import unpack_tokens
+from mlxsup.protocol.states import Batching
+from mlxsup.worker.engines.mlx import engine as engine_module
+
+pytest.importorskip("mlx_vlm")
+
+from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture, plain_answer
+from support.worker.loop_driver import Answer, LoopDriver
+from support.worker.mlx_rows import driven_engine
+
+pytestmark = [pytest.mark.mlx, pytest.mark.bits]
+
+TOKENS = 24
+SYSTEM = {"role": "system", "content": "you are a guide to pictures, and you say what they show"}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+CHATS: tuple[list[dict[str, Any]], ...] = (
+    [asked("what is it", picture(1))],
+    [asked("what is it", picture(2))],
+    [_said("tell me a story of the sea")],
+    [SYSTEM, asked("which one is it of these two", picture(1), picture(3, (32, 64)))],
+    [_said("hello")],
+)
+"""Two that differ in the picture alone, two of text, and one with two pictures."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_vision(tmp_path_factory.mktemp("vision"), request.param)
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> Iterator[LoopDriver]:
+    with driven_engine(folder, rows=len(CHATS), prefix_cache_bytes=None) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[Answer]:
+    """Return each chat's answer by a worker that has read nothing else."""
+    with driven_engine(folder, rows=1) as driver:
+        return [driver.answer(messages=chat, max_tokens=TOKENS, seed=5) for chat in CHATS]
+
+
+def test_a_model_with_a_tower_says_that_it_takes_pictures(driver: LoopDriver) -> None:
+    facts = driver.facts
+    assert facts.input_modalities == ("text", "image")
+    assert facts.batching is Batching.SERIAL_PREFILL
+    assert facts.warnings == ()
+    assert facts.versions.keys() == {"mlx", "mlx-lm", "mlx-vlm"}
+
+
+def test_rows_with_pictures_answer_in_company_as_alone(
+    driver: LoopDriver, alone: list[Answer]
+) -> None:
+    asks = [{"messages": chat, "max_tokens": TOKENS, "seed": 5} for chat in CHATS]
+    together = driver.finish(*driver.dispatch_together(*asks))
+    assert [one.error for one in together] == [None] * len(CHATS)
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert alone[0].tokens != alone[1].tokens, "the picture decides"
+
+
+def test_answers_are_those_of_mlx_vlm_that_reads_all_of_it_again_for_each_token(
+    folder: Path, alone: list[Answer]
+) -> None:
+    for chat, answer in zip(CHATS, alone, strict=True):
+        assert answer.acceptance is not None
+        ids, tokens = plain_answer(folder, chat, 8)
+        assert unpack_tokens(answer.acceptance.prompt_tokens) == ids
+        assert answer.tokens[:8] == tokens
+
+
+def test_a_prompt_that_is_read_in_pieces_is_answered_as_whole(
+    folder: Path, alone: list[Answer]
+) -> None:
+    with (
+        mock.patch.object(engine_module, "LARGEST_CPU_CHUNK", 7),
+        driven_engine(folder, rows=len(CHATS)) as driver,
+    ):
+        keys = [driver.dispatch(messages=chat, max_tokens=TOKENS, seed=5) for chat in CHATS]
+        assert [one.tokens for one in driver.finish(*keys)] == [one.tokens for one in alone]
+
+
+def test_the_next_turn_reads_what_follows_alone(driver: LoopDriver, folder: Path) -> None:
+    first = driver.answer(messages=CHATS[3], max_tokens=TOKENS, seed=5)
+    turn = [*CHATS[3], {"role": "assistant", "content": first.text}, _said("and then")]
+    other = [SYSTEM, asked("which one is it of these two", picture(1), picture(4, (32, 64)))]
+    later = driver.answer(messages=turn, max_tokens=TOKENS, seed=5)
+    with driven_engine(folder, rows=1) as fresh:
+        assert later.tokens == fresh.answer(messages=turn, max_tokens=TOKENS, seed=5).tokens
+        lone = fresh.answer(messages=other, max_tokens=TOKENS, seed=5)
+    assert first.acceptance is not None
+    length = len(first.acceptance.prompt_tokens) // 4
+    assert later.deltas[0].cached_tokens > length - 20, "pictures and all"
+    strange = driver.answer(messages=other, max_tokens=TOKENS, seed=5)
+    assert strange.tokens == lone.tokens != first.tokens
+    assert strange.deltas[0].cached_tokens < later.deltas[0].cached_tokens - 8
+
+
+def test_text_that_begins_as_a_prompt_with_pictures_stands_where_it_did_alone(
+    driver: LoopDriver, folder: Path
+) -> None:
+    driver.answer(messages=CHATS[3], max_tokens=2)
+    ask: dict[str, Any] = {"messages": [SYSTEM, _said("a story")], "max_tokens": TOKENS, "seed": 5}
+    got = driver.answer(**ask)
+    with driven_engine(folder, rows=1) as fresh:
+        assert got.tokens == fresh.answer(**ask).tokens
+
+
+def test_an_answer_about_pictures_continues_after_any_token(
+    driver: LoopDriver, folder: Path
+) -> None:
+    ask: dict[str, Any] = {"messages": CHATS[3], "max_tokens": TOKENS, "seed": 5}
+    whole = driver.answer(**ask, temperature=0.7)
+    assert whole.acceptance is not None
+    assert whole.acceptance.needs_body
+    with driven_engine(folder, rows=4) as fresh:
+        points = (0, 1, 7, TOKENS - 1)
+        keys = [fresh.dispatch(whole.resume_after(point), **ask) for point in points]
+        for point, rest in zip(points, fresh.finish(*keys), strict=True):
+            assert whole.tokens[:point] + rest.tokens == whole.tokens, point
+
+
+def test_an_answer_does_not_continue_over_other_pictures(driver: LoopDriver) -> None:
+    whole = driver.answer(messages=CHATS[0], max_tokens=4)
+    other = [asked("what is it", picture(1), picture(2))]
+    again = driver.answer(whole.resume_after(2), messages=other)
+    assert again.error is not None
+    assert again.error["code"] == "worker_crashed"
+    assert "pictures" in again.error["message"]
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "read again"])
+def test_a_paused_answer_about_a_picture_goes_on(driver: LoopDriver, *, keep: bool) -> None:
+    ask: dict[str, Any] = {"messages": CHATS[0], "max_tokens": TOKENS, "seed": 5}
+    whole = driver.answer(**ask)
+    key = driver.dispatch(**ask)
+    answer = driver.answers[key]
+    while len(answer.tokens) < 5:
+        driver.turn()
+    driver.pause(key, keep=keep)
+    driver.come_back(key, **ask)
+    assert driver.finish(key)[0].tokens == whole.tokens

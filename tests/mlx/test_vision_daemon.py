@@ -1,0 +1,47 @@
+"""Pictures through a whole daemon: client, supervisor, worker, and a worker that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.client import RequestError
+
+pytest.importorskip("mlx_vlm")
+
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, row
+from support.models.tiny_vision import asked, make_tiny_vision, picture
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(900)]
+
+TOKENS = 40
+
+
+def test_pictures_are_answered_and_an_answer_outlives_its_worker(tmp_path: Path) -> None:
+    folder = make_tiny_vision(tmp_path / "sight")
+    chats = [[asked("what is it", picture(seed))] for seed in (1, 2)]
+    with Daemon({"sight": {"path": str(folder)}}) as daemon, daemon.client() as client:
+        client.load("sight")
+        assert row(client, "sight")["input_modalities"] == ["text", "image"]
+        one, two = (
+            client.complete("sight", messages=chat, max_tokens=TOKENS).token_ids for chat in chats
+        )
+        assert one != two
+        whole = client.complete("sight", messages=chats[0], max_tokens=1000)
+        reader = Reader(client, "sight", messages=chats[0], max_tokens=1000)
+        reader.started()
+        os.kill(row(client, "sight")["pid"], signal.SIGKILL)
+        resumed = reader.finished(600)
+        assert resumed.token_ids == whole.token_ids
+        assert resumed.token_ids[:TOKENS] == one
+        assert row(client, "sight")["generation"] == 2
+        bad: list[dict[str, Any]] = [asked("what is it", b"no picture")]
+        with pytest.raises(RequestError, match="no picture that can be opened"):
+            client.complete("sight", messages=bad, max_tokens=2)
+        text = daemon.log_text()
+        assert "IHDR" not in text
