@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Pooling:
         task: `embed` or `rerank`.
         mode: which vectors count.
         normalises: whether the result has length 1.
-        max_tokens: of a text, as the folder says; None: as many as the model takes.
+        max_tokens: of a text, as the folder says; None: as many as config.json declares.
         dense: folders of layers after the pooling, in order, by their names.
         prompts: what stands before a text, by the kind of text.
         default_prompt: the kind of a text without one; empty: nothing stands before it.
@@ -105,17 +105,31 @@ def find_pooling(folder: Path, config: Mapping[str, Any], asked: str = "") -> Po
         count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
         problem = "" if count == 1 else f"it sorts texts into {count} classes, and ranks none"
         mode = Mode.MEAN if config.get("classifier_pooling") == "mean" else Mode.CLS
-        return Pooling(task=Task.RERANK, mode=mode, normalises=False, problem=problem)
+        return Pooling(
+            task=Task.RERANK,
+            mode=mode,
+            normalises=False,
+            max_tokens=_places(config),
+            problem=problem,
+        )
     modules = _json(folder / "modules.json")
     has_modules = isinstance(modules, list) and bool(modules)
     if not (is_encoder or has_modules or asked):
         return None
     found = _of_modules(folder, modules if has_modules else [])
-    return found if not asked else Pooling(**{**_values(found), "mode": Mode(asked), "problem": ""})
+    lengths = [length for length in (found.max_tokens, _places(config)) if length is not None]
+    found = replace(found, max_tokens=min(lengths, default=None))
+    return found if not asked else replace(found, mode=Mode(asked), problem="")
 
 
-def _values(pooling: Pooling) -> dict[str, Any]:
-    return {name: getattr(pooling, name) for name in Pooling.__dataclass_fields__}
+def _places(config: Mapping[str, Any]) -> int | None:
+    """Return how many places for tokens RoBERTa uses of those that it declares: it leaves out the
+    first ones. None: of other types, all."""
+    if config.get("model_type") not in ("roberta", "xlm-roberta"):
+        return None
+    places, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
+    first = (padding if type(padding) is int else 1) + 1
+    return places - first if type(places) is int and places > first else None
 
 
 def _of_modules(folder: Path, modules: Sequence[Any]) -> Pooling:

@@ -10,6 +10,7 @@ import click
 from mlxsup.protocol.download import FoundRepository
 from mlxsup.store.references import SHORT_NAMES, short_repository
 
+from ..configuration import optional_configuration
 from ..connection import output_options
 from ..downloading import find_repositories
 from ..exit_status import CliError
@@ -66,11 +67,13 @@ def search(words: tuple[str, ...], output: Output) -> None:
 
 
 def _budget_bytes() -> int | None:
-    """Return what all models may take on this machine; None if the system does not say it."""
+    """Return the memory budget; None if neither the configuration nor the system says it."""
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_backend, find_budget
 
+    configuration = optional_configuration(None)
+    given_bytes = configuration.memory_budget if configuration is not None else None
     try:
-        return find_budget(None, find_backend()).size_bytes
+        return find_budget(given_bytes, find_backend()).size_bytes
     except NoDeviceMemoryError:
         return None
 

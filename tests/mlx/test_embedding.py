@@ -194,7 +194,7 @@ def test_damaged_weights_are_the_model_s_fault(tmp_path: Path) -> None:
         ([[64]], {}, "below this model's vocabulary of 64"),
         (["tide"], {"dimensions": 33}, "at most the 32 of this model"),
         (["tide"], {"input_type": "poem"}, "input_type must be one of document, query"),
-        (["tide"], {"query": "moss"}, "makes embeddings, and no rankings"),
+        (["tide"], {"query": "moss"}, "makes embeddings, not rankings"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.text import size_text
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Need:
         context_tokens: a row has at most this many tokens.
         least_tokens: memory is reserved for a row of at least this many tokens.
         max_rows: rows that run at the same time, at most.
+        task: what it is for, as its files say.
         given_bytes: what the entry's `memory` allows it; None: what it needs is up to the planner.
         raised_bytes: how much more is reserved for it, because its processes ran out of memory.
         most_bytes: being raised takes it no further than that; None: nothing limits it.
@@ -71,6 +73,7 @@ class Need:
     context_tokens: int
     least_tokens: int
     max_rows: int
+    task: Task = Task.GENERATE
     remark: str = ""
     given_bytes: int | None = None
     raised_bytes: int = 0
