@@ -200,8 +200,7 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
     if not url:
         message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
         raise CliError(message, code="no_gateway", hint=hint)
-    # A gateway that listens everywhere is reached at loopback.
-    return str(url).replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+    return str(url)
 
 
 def is_key_missing(target: Target, given: str | None) -> bool:

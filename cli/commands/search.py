@@ -13,7 +13,7 @@ from mlxsup.store.references import SHORT_NAMES, short_repository
 from ..configuration import optional_configuration
 from ..connection import output_options
 from ..downloading import find_repositories
-from ..exit_status import CliError
+from ..exit_status import CliError, misuse
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
@@ -34,6 +34,8 @@ def search(words: tuple[str, ...], output: Output) -> None:
     machine's memory, and how often they were downloaded last month. Without WORDS, lists the short
     names that `add`, `run` and `pull` take.
     """
+    if words and not any(word.strip() for word in words):
+        raise misuse("WORDS must not be empty", "mlxsup search")
     names = {short_repository(name): name for name in SHORT_NAMES}
     if not words:
         rows = [{"name": name, "repo": short_repository(name)} for name in SHORT_NAMES]
