@@ -301,7 +301,7 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
         "STOPPED": "is STOPPED; the next request loads it",
     }.get(state, f"is {state}")
     if state in ("PENDING", "LOADING"):
-        words = f"is {state}: {progress_text(row.get('progress')) or 'it begins'}"
+        words = f"is {state}: {progress_text(row.get('progress')) or 'starting'}"
     story.say(f"{name} {words}")
     if state in ("PENDING", "LOADING") and (wait := row.get("memory_wait")):
         story.add(f"it waits for memory, because it {wait['reason']}")

@@ -314,7 +314,7 @@ def test_idle_models_give_way_to_other_programs_and_come_back(tmp_path: Path) ->
         assert (memory["effective_budget_bytes"], memory["shortage"]) == (2 * GIB, "")
         log = daemon.log_text()
         assert "WARNING memory budget lowered" in log
-        assert "INFO memory budget whole again" in log
+        assert "INFO memory budget restored" in log
 
         has_available(0)
         eventually(lambda: client.status()["memory"]["shortage"])
