@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.ids import LAST_REQUEST, MAX_ID_CHARACTERS
+from mlxsup.protocol.pooling import NOUNS, Task
 
 from .connection import Target, read_toml, unknown_model
 from .exit_status import CliError, ExitStatus
@@ -34,10 +36,31 @@ def complete_model(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the names that begin so, each with the model's state if a daemon answers."""
+    return _complete(context, incomplete, writes_text=None)
+
+
+def complete_writer(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the same of models that write text."""
+    return _complete(context, incomplete, writes_text=True)
+
+
+def complete_embedder(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the same of models that embed or rank."""
+    return _complete(context, incomplete, writes_text=False)
+
+
+def _complete(
+    context: click.Context, incomplete: str, *, writes_text: bool | None
+) -> list[CompletionItem]:
     target = target_of(context)
-    states = {row["name"]: str(row["state"]) for row in ask_status(target)}
-    names = states or _read_configuration(target)
-    return completions(names.items(), incomplete)
+    rows = ask_status(target)
+    wanted = [row for row in rows if writes_text in (None, is_writer(row))]
+    states = {row["name"]: str(row["state"]) for row in wanted}
+    return completions((states if rows else _read_configuration(target)).items(), incomplete)
 
 
 def completions(words: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
@@ -60,10 +83,47 @@ def completions(words: Iterable[tuple[str, str]], incomplete: str) -> list[Compl
 
 
 model_argument = click.argument("model", shell_complete=complete_model)
+embedder_argument = click.argument("model", shell_complete=complete_embedder)
 optional_model_argument = click.argument(
     "model", required=False, metavar="[MODEL]", shell_complete=complete_model
 )
 """MODEL of the commands that do without it if only one is configured."""
+optional_writer_argument = click.argument(
+    "model", required=False, metavar="[MODEL]", shell_complete=complete_writer
+)
+"""The same of commands that only models that write text answer."""
+
+
+def is_writer(row: Mapping[str, Any]) -> bool:
+    """True if a model of the status writes text, as far as that is known."""
+    return row.get("task") in (None, Task.GENERATE)
+
+
+def use_of(row: Mapping[str, Any]) -> str:
+    """Return the command that uses a model, up to what it is sent: `chat qwen`."""
+    name = shlex.quote(str(row["name"]))
+    match row.get("task"):
+        case Task.EMBED:
+            return f"embed {name} TEXT"
+        case Task.RERANK:
+            return f"embed {name} --rank QUERY TEXT"
+        case _:
+            return f"chat {name}"
+
+
+def check_makes(row: Mapping[str, Any], asked: Task, target: Target) -> None:
+    """Raise if a model is known to make something else than it is asked for.
+
+    Raises:
+        CliError: names what the model makes, and the command that has it make that.
+    """
+    if row.get("task") not in (None, asked):
+        makes = NOUNS[Task(row["task"])]
+        raise CliError(
+            f"{row['name']} makes {makes}, not {NOUNS[asked]}",
+            code="invalid_request",
+            hint=target.repeat_in(f"for {makes}: `mlxsup {use_of(row)}`"),
+        )
 
 
 def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -136,7 +196,7 @@ def model_meant(
 
 
 def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
-    """Return the name of the only model that is configured.
+    """Return the name of the only model that writes text.
 
     Args:
         status: of the daemon.
@@ -146,7 +206,7 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
     Raises:
         CliError: usage; there is none, or more than one.
     """
-    names = sorted(str(row["name"]) for row in status["models"])
+    names = sorted(str(row["name"]) for row in status["models"] if is_writer(row))
     if len(names) == 1:
         return names[0]
     message = f"name a model: {', '.join(names) or 'none'}"
@@ -173,6 +233,16 @@ def complete_model_or_repository(
     """Return the configured models, then the repositories in the cache."""
     return [
         *complete_model(context, parameter, incomplete),
+        *complete_repository(context, parameter, incomplete),
+    ]
+
+
+def complete_writer_or_repository(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the same without the models that write no text."""
+    return [
+        *complete_writer(context, parameter, incomplete),
         *complete_repository(context, parameter, incomplete),
     ]
 

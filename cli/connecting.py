@@ -15,7 +15,7 @@ from typing import Any
 
 from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
 
-from .arguments import row_called
+from .arguments import is_writer, row_called
 from .connection import Target, unknown_model
 from .exit_status import CliError
 from .keys import usable_keys
@@ -155,15 +155,16 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
         key: of the gateway; None for none.
 
     Raises:
-        CliError: it has no gateway, no models, or none of this name.
+        CliError: it has no gateway, no model that writes text, or none of this name.
     """
     url = gateway_url(status, ", which other programs need")
-    rows = status["models"]
+    rows = [row for row in status["models"] if is_writer(row)]
     if name is not None and row_meant(status, name) is None:
         presets = [f"{row['name']}:{preset}" for row in rows for preset in row["presets"]]
         raise unknown_model(name, [*(row["name"] for row in rows), *presets])
     if not rows:
-        raise CliError("the daemon has no models", code="no_models", hint="`mlxsup add MODEL`")
+        message = "the daemon has no model that writes text"
+        raise CliError(message, code="no_models", hint="`mlxsup add MODEL`")
     ready = [row["name"] for row in rows if row["state"] == "READY"]
     first = name or (ready or [row["name"] for row in rows])[0]
     meant = row_meant(status, first) or rows[0]
@@ -199,8 +200,7 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
     if not url:
         message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
         raise CliError(message, code="no_gateway", hint=hint)
-    # A gateway that listens everywhere is reached at loopback.
-    return str(url).replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+    return str(url)
 
 
 def is_key_missing(target: Target, given: str | None) -> bool:

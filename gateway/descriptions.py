@@ -22,7 +22,7 @@ from mlxsup.store.description import Description, describe
 
 from . import limits
 from .names import Names
-from .openai.models import no_model
+from .openai.models import input_modalities, no_model
 
 THINKS = ("enable_thinking", "<think>", "thinking", "reasoning_effort")
 """Words in the chat template of a model that reasons."""
@@ -107,14 +107,25 @@ class Described:
         return Task(known) if known else self.said.task if self.said else Task.GENERATE
 
     @property
+    def sees_images(self) -> bool:
+        """True if it takes images."""
+        return "image" in input_modalities(self.row)
+
+    @property
     def takes_tools(self) -> bool:
         """True if its chat template shows tools to it."""
-        return self.said is not None and "tools" in self.said.template
+        return self._template is not None and "tools" in self._template
 
     @property
     def thinks(self) -> bool:
         """True if its chat template knows of reasoning."""
-        return self.said is not None and any(word in self.said.template for word in THINKS)
+        return self._template is not None and any(word in self._template for word in THINKS)
+
+    @property
+    def _template(self) -> str | None:
+        """Return the chat template of a model that writes; None if it is not known."""
+        is_writer = self.task is Task.GENERATE
+        return self.said.template if self.said is not None and is_writer else None
 
 
 Known = tuple[float, Description]

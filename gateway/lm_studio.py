@@ -40,7 +40,7 @@ def _older(model: Described) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
-        "type": _TYPES[model.task],
+        "type": "vlm" if model.sees_images else _TYPES[model.task],
         "publisher": model.publisher,
         "arch": model.family,
         "compatibility_type": "mlx",
@@ -66,6 +66,6 @@ def _newer(model: Described) -> dict[str, Any]:
         "loaded_instances": [instance] if model.is_loaded else [],
         "max_context_length": model.context_length,
         "format": "mlx",
-        "capabilities": {"vision": False, "trained_for_tool_use": model.takes_tools},
+        "capabilities": {"vision": model.sees_images, "trained_for_tool_use": model.takes_tools},
         "description": None,
     }

@@ -94,8 +94,8 @@ PREFILL = _histogram(
 RESPONSES = _counter("mlxsup_http_responses_total", "responses by their status, refusals included",
                      "status")  # fmt: skip
 
-EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were ended to make room, "
-                     "or because nobody used them", "model", "reason")  # fmt: skip
+EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were ended to make room "
+                     "or after their idle time", "model", "reason")  # fmt: skip
 
 OF_REQUESTS = (
     EVICTIONS, REQUESTS, ERRORS, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS,

@@ -220,12 +220,17 @@ class RequestContinued(Entry):
     tokens: int = 0
 
 
+PROMPT_ONLY = "prompt_only"
+"""The outcome of a request that asked for no token: it has its prompt counted or judged."""
+
+
 @record
 class RequestEnded(Entry):
     """A request has its end.
 
     Attributes:
-        outcome: its finish reason, the code of its error, or `gone` if its client is.
+        outcome: its finish reason, the code of its error, `gone` if its client is, or
+            `prompt_only`.
         usage, timings: what it took, and where its time went.
         resumed, paused: how many times it has continued after a crash, and after a pause.
         warnings: sentences of its result.

@@ -50,8 +50,12 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Return what people type into a program that asks for a server."""
-        return f"http://{self}"
+        """Return what people type into a program of this machine that asks for a server.
+
+        An address that stands for all of the machine's opens in no browser.
+        """
+        here = {"0.0.0.0": LOCAL_HOST, "::": "::1"}.get(self.host, self.host)
+        return f"http://{Address(host=here, port=self.port)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:

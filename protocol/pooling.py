@@ -71,7 +71,7 @@ class Pooling:
         task: `embed` or `rerank`.
         mode: which vectors count.
         normalises: whether the result has length 1.
-        max_tokens: of a text, as the folder says; None: as many as the model takes.
+        max_tokens: of a text, as the folder says; None: as many as config.json declares.
         dense: folders of layers after the pooling, in order, by their names.
         prompts: what stands before a text, by the kind of text.
         default_prompt: the kind of a text without one; empty: nothing stands before it.
@@ -118,7 +118,13 @@ def find_pooling(folder: Path, config: Mapping[str, Any], asked: str = "") -> Po
         mode = Mode.MEAN if config.get("classifier_pooling") == "mean" else Mode.CLS
         if not is_encoder:
             mode = Mode.LAST
-        return Pooling(task=Task.RERANK, mode=mode, normalises=False, problem=problem)
+        return Pooling(
+            task=Task.RERANK,
+            mode=mode,
+            normalises=False,
+            max_tokens=_places(config),
+            problem=problem,
+        )
     if not asked and (place := _place_of("LogitScore", modules)) is not None:
         return _by_answers(folder, _answers_in(_object(folder / place / "config.json")))
     if not asked and not modules and _is_qwen_reranker(folder, config):
@@ -126,6 +132,8 @@ def find_pooling(folder: Path, config: Mapping[str, Any], asked: str = "") -> Po
     if not (is_encoder or modules or asked):
         return None
     found = _of_modules(folder, modules)
+    lengths = [length for length in (found.max_tokens, _places(config)) if length is not None]
+    found = replace(found, max_tokens=min(lengths, default=None))
     return replace(found, mode=Mode(asked), problem="") if asked else found
 
 
@@ -166,6 +174,16 @@ def _place_of(kind: str, modules: Sequence[Any]) -> str | None:
     """Return the folder of the first module of a kind, within that of the model."""
     found = (str(one.get("path", "")) for one in modules if _kind_of(one) == kind)
     return next((place for place in found if "/" not in place and ".." not in place), None)
+
+
+def _places(config: Mapping[str, Any]) -> int | None:
+    """Return how many places for tokens RoBERTa uses of those that it declares: it leaves out the
+    first ones. None: of other types, all."""
+    if config.get("model_type") not in ("roberta", "xlm-roberta"):
+        return None
+    places, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
+    first = (padding if type(padding) is int else 1) + 1
+    return places - first if type(places) is int and places > first else None
 
 
 def _of_modules(folder: Path, modules: Sequence[Any]) -> Pooling:

@@ -114,11 +114,14 @@ def describe(folder: Path) -> Description:
     config = _json_object(folder / CONFIG)
     context = find_context_length(config, 0)
     pooling = find_pooling(folder, config)
+    lengths = [] if context.warnings else [context.tokens]
+    if pooling is not None and pooling.max_tokens is not None:
+        lengths.append(pooling.max_tokens)
     return Description(
         architecture=_architecture(config),
         model_type=model_type_of(config),
         quantization=_quantization(config),
-        context_length=None if context.warnings else context.tokens,
+        context_length=min(lengths, default=None),
         parameter_count=_parameter_count(folder),
         template=_template(folder),
         licence=_licence(folder),

@@ -22,13 +22,13 @@ NO_NUMBERS = (
 def other_task(task: Task, asked: Task) -> RemoteError:
     """Return the error of a request that a model is not for."""
     ways = {
-        Task.GENERATE: "send it chats",
-        Task.EMBED: "send it texts to embed (POST /v1/embeddings)",
-        Task.RERANK: "send it a query and documents (POST /v1/rerank)",
+        Task.GENERATE: "send a chat to /v1/chat/completions",
+        Task.EMBED: "send texts to /v1/embeddings",
+        Task.RERANK: "send a query and documents to /v1/rerank",
     }
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
-        f"this model makes {NOUNS[task]}, and no {NOUNS[asked]}: {ways[task]}, or ask a model that"
+        f"this model makes {NOUNS[task]}, not {NOUNS[asked]}: {ways[task]}, or use a model that"
         f" makes {NOUNS[asked]}",
         detail={"parameter": "model", "task": task.value},
     )

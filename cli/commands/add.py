@@ -15,6 +15,7 @@ import click
 
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
+from mlxsup.protocol.pooling import Task
 from mlxsup.store.references import (
     RefusedModelError,
     Source,
@@ -23,7 +24,7 @@ from mlxsup.store.references import (
     servable,
 )
 
-from ..arguments import complete_repository, model_meant, row_called
+from ..arguments import check_makes, complete_repository, model_meant, row_called, use_of
 from ..changes import progress_shown
 from ..configuration import configuration_errors, make_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon, unknown_model
@@ -85,7 +86,9 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
     }  # fmt: skip
     output.result(value, added.sentence)
     if added.is_served:
-        output.note(target.repeat_in(f"hint: `mlxsup chat {added.name}`"))
+        with connect(target) as client:
+            row = row_called(client.status(), added.name) or {"name": added.name}
+        output.note(target.repeat_in(f"hint: `mlxsup {use_of(row)}`"))
     else:
         output.note(target.repeat_in("hint: `mlxsup start --detach` serves it"))
 
@@ -181,6 +184,20 @@ def served_name(
     added = serve_also(model, None, target, output)
     output.note(added.sentence)
     return added.name, {}
+
+
+def writer_name(
+    model: str, client: Client, target: Target, output: Output, *, is_sure: bool
+) -> tuple[str, Mapping[str, Any]]:
+    """Return the same as `served_name` of a model that writes text.
+
+    Raises:
+        CliError: as of `served_name`, or it makes something else.
+    """
+    name, preset = served_name(model, client, target, output, is_sure=is_sure)
+    if (row := row_called(client.status(), name)) is not None:
+        check_makes(row, Task.GENERATE, target)
+    return name, preset
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
+from mlxsup.protocol.pooling import Task
 
-from ..arguments import check_known, model_meant, only_model, optional_model_argument
+from ..arguments import (
+    check_known,
+    check_makes,
+    is_writer,
+    model_meant,
+    only_model,
+    optional_writer_argument,
+)
 from ..connection import (
     Target,
     connect,
@@ -38,7 +46,7 @@ from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remark
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
-from .add import add_option, served_name
+from .add import add_option, writer_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -80,7 +88,7 @@ NARROW = 60
 
 
 @click.command()
-@optional_model_argument
+@optional_writer_argument
 @answer_options
 @priority_options
 @keep_alive_option
@@ -107,7 +115,7 @@ def chat(
         check_text("--system", system, COMMAND)
     with connect(target) as client:
         model = model or only_model(client.status(), COMMAND)
-        model, preset = served_name(model, client, target, output, is_sure=is_sure)
+        model, preset = writer_name(model, client, target, output, is_sure=is_sure)
         parameters = below(preset, parameters)
         talk = Conversation(model=model, system=system, parameters=parameters)
         is_typed = sys.stdin.isatty()
@@ -294,11 +302,13 @@ class Chat:
                     return self._obey("/system", value.strip())
                 self._set(name, value)
             case "/model" if not argument:
-                names = ", ".join(sorted(row["name"] for row in self._client.status()["models"]))
+                rows = filter(is_writer, self._client.status()["models"])
+                names = ", ".join(sorted(row["name"] for row in rows))
                 note(f"Model: {talk.model}. Available: {names}.")
             case "/model":
                 status = self._client.status()
                 row, preset = model_meant(status, argument) or (check_known(status, argument), {})
+                check_makes(row, Task.GENERATE, Target())
                 talk.model, talk.parameters = row["name"], {**talk.parameters, **preset}
                 self._confirm(f"Model: {argument}.")
             case "/retry":

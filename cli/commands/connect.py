@@ -22,7 +22,7 @@ import click
 
 from mlxsup.protocol.folders import CONNECTED_DIR
 
-from ..arguments import complete_model
+from ..arguments import complete_writer
 from ..connecting import PROGRAMS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
@@ -41,7 +41,7 @@ BY_HAND = "correct the file, or copy the settings that `mlxsup connect` prints w
     "--model",
     "model",
     metavar="MODEL",
-    shell_complete=complete_model,
+    shell_complete=complete_writer,
     help="The default model of the program; otherwise the first one that is READY.",
 )
 @click.option(

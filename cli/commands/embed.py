@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ..arguments import model_argument
+from mlxsup.protocol.pooling import Task
+
+from ..arguments import check_makes, embedder_argument, row_called
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration, keep_alive_option, priority_options
@@ -23,7 +25,7 @@ COMMAND = "mlxsup embed"
 
 
 @click.command()
-@model_argument
+@embedder_argument
 @click.argument("texts", nargs=-1, metavar="TEXT...")
 @click.option("--rank", "query", metavar="QUERY", help="Rank the texts for QUERY instead.")
 @click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Only the N best.")
@@ -57,6 +59,8 @@ def embed(
         raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
     given = list(texts) if texts and texts != ("-",) else _lines()
     with connect(target) as client:
+        if (row := row_called(client.status(), model)) is not None:
+            check_makes(row, Task.EMBED if query is None else Task.RERANK, target)
         if query is None:
             _embed(client, model, given, output, dimensions, input_type, truncate, options)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arguments import model_meant, only_model, optional_model_argument
+from ..arguments import model_meant, only_model, optional_writer_argument
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, interrupt_says, misuse
 from ..options import (
@@ -36,7 +36,7 @@ from ..terminal.answer import (
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
-from .add import add_option, served_name
+from .add import add_option, writer_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -46,7 +46,7 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 
 
 @click.command()
-@optional_model_argument
+@optional_writer_argument
 @click.argument("prompt", required=False, metavar="PROMPT")
 @click.option(
     "--raw", is_flag=True, help="Continue PROMPT as plain text, without the chat template."
@@ -104,7 +104,7 @@ def generate(
             model, prompt = _only_model(client, model), model
         text = read_stdin() if prompt == "-" else prompt
         given = _input(text, system, is_raw=raw)
-        model, preset = served_name(model, client, target, output, is_sure=is_sure)
+        model, preset = writer_name(model, client, target, output, is_sure=is_sure)
         asked = {**below(preset, parameters), **given}
         if raw:
             asked[TEMPLATE] = None

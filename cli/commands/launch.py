@@ -24,7 +24,7 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
-from ..arguments import complete_model
+from ..arguments import complete_writer, is_writer
 from ..changes import progress_shown
 from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
@@ -56,7 +56,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 @click.option(
     "--model",
     metavar="MODEL",
-    shell_complete=complete_model,
+    shell_complete=complete_writer,
     help="The model it uses; by default the only one, or the one with the longest context.",
 )
 @click.option(
@@ -248,7 +248,7 @@ def _choose(
     Raises:
         CliError: there is no such model.
     """
-    rows = status["models"]
+    rows = [row for row in status["models"] if is_writer(row)]
     site_of(status, model, None)  # refuses what is unknown
     if model is None:
         # Instructions, tools and files fill a context before anything else goes wrong.

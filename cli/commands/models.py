@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.pooling import NOUNS, Task
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
@@ -100,7 +101,7 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     is 1 if the model cannot be served.
     """
     configuration = optional_configuration(config_path)
-    row = _find(model, configuration)
+    row = find_row(model, configuration)
     needs = _needs(row, configuration, output)
     output.result(row | {"needs": needs}, listing((), _facts(row, needs)))
     if row["hint"]:
@@ -108,7 +109,7 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
 
 
-def _find(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
+def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
     """Return the row of a model, by its name, alias, repository or folder.
 
     Raises:
@@ -138,15 +139,11 @@ def _needs(
 ) -> dict[str, Any] | None:
     """Return what the model needs in memory, as the plan has it for this one alone; None if it
     cannot be loaded."""
-    from .plan import plan_of, plan_of_folders
+    from .plan import plan_of_row
 
     if row["engine"] != "mlx" or row["problem"]:
         return None
-    if configuration is not None and row["name"]:
-        alone = tuple(one for one in configuration.models if one.name == row["name"])
-        plan = plan_of(replace(configuration, models=alone), output)
-    else:
-        plan = plan_of_folders({"model": Path(row["path"])}, output)
+    plan = plan_of_row(row, configuration, output)
     [planned] = plan["models"]
     if planned["problem"]:
         return None
@@ -212,7 +209,7 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
     used = set()
     for entry in configuration.models if configuration is not None else ():
         if entry.launch.engine != "mlx":
-            rows.append(_row(str(entry.name), entry.aliases, None))
+            rows.append(_row(entry, None))
             continue
         path = Path(entry.launch.path)
         folder = os.path.realpath(path)
@@ -222,8 +219,8 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
             title = entry.repo or str(path)
             model = look_at(path, title, Origin.CONFIGURED, served_types())
         model = replace(model, repo=entry.repo, revision=entry.revision)
-        rows.append(_row(str(entry.name), entry.aliases, model))
-    return rows + [_row(None, (), m) for m in found if os.path.realpath(m.path) not in used]
+        rows.append(_row(entry, model))
+    return rows + [_row(None, m) for m in found if os.path.realpath(m.path) not in used]
 
 
 def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
@@ -245,15 +242,21 @@ def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None
 
 def row_of_path(path: Path) -> dict[str, Any]:
     """Return the row of a folder that is named by its path."""
-    return _row(None, (), look_at(path, str(path), Origin.NAMED, served_types()))
+    return _row(None, look_at(path, str(path), Origin.NAMED, served_types()))
 
 
-def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> dict[str, Any]:
+def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any]:
     """Return a row as `--json` prints it; the fake engine has no model and no files."""
-    row: dict[str, Any] = {"name": name, "aliases": list(aliases), "title": name, "engine": "fake"}
+    name = str(entry.name) if entry else None
+    aliases = list(entry.aliases) if entry else []
+    row: dict[str, Any] = {"name": name, "aliases": aliases, "title": name, "engine": "fake"}
     if model is None:
         return row | dict.fromkeys(FACTS)
     said, problem = model.description, model.problem
+    context, task = said.context_length, said.task
+    if entry is not None:
+        context = limited_context_length(context, entry.launch.context_length)
+        task = Task.EMBED if entry.launch.pooling and task is Task.GENERATE else task
     return row | {
         "title": model.title,
         "engine": "mlx",
@@ -265,8 +268,8 @@ def _row(name: str | None, aliases: Sequence[str], model: FoundModel | None) -> 
         "architecture": said.architecture or None,
         "model_type": said.model_type or None,
         "quantization": said.quantization or None,
-        "context_length": said.context_length,
-        "task": said.task.value,
+        "context_length": context,
+        "task": task.value,
         "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": said.sampling,

@@ -14,6 +14,7 @@ import click
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR, absolute
 from mlxsup.protocol.ids import ModelName
 
+from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Line, Output, width_of
@@ -30,16 +31,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.argument("model", required=False, shell_complete=complete_model_or_repository)
 @config_option
 @output_options
-def plan(config_path: Path | None, output: Output) -> None:
+def plan(model: str | None, config_path: Path | None, output: Output) -> None:
     """Example: mlxsup plan --config mlxsup.toml
 
     Shows how much memory each configured model needs, which models fit together and with how much
-    context, and what to change so that all of them fit. No daemon is needed.
+    context, and what to change so that all of them fit. With MODEL, shows the same of one alone: a
+    configured name, OWNER/NAME or a folder. No daemon is needed.
     """
-    from ..configuration import find_configuration, read_configuration
+    from ..configuration import find_configuration, optional_configuration, read_configuration
 
+    if model is not None:
+        from .models import find_row
+
+        configuration = optional_configuration(config_path)
+        row = find_row(model, configuration)
+        value = plan_of_row(row, configuration, output)
+        output.result(value, plan_lines(value, width_of(sys.stdout)))
+        return
     path = find_configuration(config_path)
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(path) and not output.is_json:
@@ -60,6 +71,16 @@ def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[s
         swap=configuration.core.swap,
         output=output,
     )
+
+
+def plan_of_row(
+    row: Mapping[str, Any], configuration: DaemonConfig | None, output: Output | None = None
+) -> dict[str, Any]:
+    """Return the plan of one model alone, as `mlxsup models` lists it."""
+    if configuration is not None and row["name"]:
+        alone = tuple(one for one in configuration.models if one.name == row["name"])
+        return plan_of(replace(configuration, models=alone), output)
+    return plan_of_folders({row["title"]: Path(row["path"])}, output)
 
 
 def plan_of_folders(folders: Mapping[str, Path], output: Output | None = None) -> dict[str, Any]:
@@ -300,6 +321,8 @@ def _conclusion(value: Mapping[str, Any]) -> str:
     if not value["fits"]:
         wrong = ", ".join(model["name"] for model in value["models"] if model["problem"])
         return f"the other models fit; these cannot be loaded: {wrong}"
+    if len(value["models"]) == 1:
+        return "it fits into memory"
     if not loaded:
         return "each model fits on its own and is loaded on request"
     return f"all of these fit together: {', '.join(loaded)} ({format_bytes(value['needed_bytes'])})"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..arguments import complete_model_or_repository
+from ..arguments import complete_writer_or_repository
 from ..configuration import read_configuration
 from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..downloading import download
@@ -24,7 +24,7 @@ COMMAND = "mlxsup run"
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model_or_repository)
+@click.argument("model", shell_complete=complete_writer_or_repository)
 @click.argument("prompt", nargs=-1, metavar="[PROMPT]")
 @answer_options
 @priority_options

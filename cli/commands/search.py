@@ -10,9 +10,10 @@ import click
 from mlxsup.protocol.download import FoundRepository
 from mlxsup.store.references import SHORT_NAMES, short_repository
 
+from ..configuration import optional_configuration
 from ..connection import output_options
 from ..downloading import find_repositories
-from ..exit_status import CliError
+from ..exit_status import CliError, misuse
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
@@ -33,6 +34,8 @@ def search(words: tuple[str, ...], output: Output) -> None:
     machine's memory, and how often they were downloaded last month. Without WORDS, lists the short
     names that `add`, `run` and `pull` take.
     """
+    if words and not any(word.strip() for word in words):
+        raise misuse("WORDS must not be empty", "mlxsup search")
     names = {short_repository(name): name for name in SHORT_NAMES}
     if not words:
         rows = [{"name": name, "repo": short_repository(name)} for name in SHORT_NAMES]
@@ -66,11 +69,13 @@ def search(words: tuple[str, ...], output: Output) -> None:
 
 
 def _budget_bytes() -> int | None:
-    """Return what all models may take on this machine; None if the system does not say it."""
+    """Return the memory budget; None if neither the configuration nor the system says it."""
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_backend, find_budget
 
+    configuration = optional_configuration(None)
+    given_bytes = configuration.memory_budget if configuration is not None else None
     try:
-        return find_budget(None, find_backend()).size_bytes
+        return find_budget(given_bytes, find_backend()).size_bytes
     except NoDeviceMemoryError:
         return None
 

@@ -37,6 +37,8 @@ NO_MODELS = (
     " what is on this machine"
 )
 
+HTTP_HINT = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
+
 SHOW_DRAIN_TIMEOUT_S = 1.0
 """Lets a demonstration that is given up end soon."""
 
@@ -130,6 +132,8 @@ def start(
         wrong = "--wait needs --detach; or use `mlxsup wait`"
     if wrong:
         raise misuse(wrong, "mlxsup start")
+    if http is not None:
+        _check_address(http)  # before a first configuration is written
     if saved_path is not None:
         configuration, text = read_models(models)
         if http is not None:
@@ -220,7 +224,7 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
         raise CliError(
             f"HTTP cannot be served at {address}: {refused.strerror or refused}",
             code="address",
-            hint=f"for example `mlxsup start --http {DEFAULT_LISTEN}`",
+            hint=HTTP_HINT,
             status=ExitStatus.USAGE,
         )
     free = port.free_address(address)
@@ -389,9 +393,21 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
             f"{'--http' if setting == 'listen' else f'gateway.{setting}'} {target.repeat_in(text)}"
             for setting, text in problems
         )
-        hint = f"for example `mlxsup start --http {DEFAULT_LISTEN}`"
-        raise CliError(message, hint=hint, status=ExitStatus.USAGE)
+        raise CliError(message, hint=HTTP_HINT, status=ExitStatus.USAGE)
     return replace(configuration, http=Address.parse(listen))
+
+
+def _check_address(listen: str) -> None:
+    """Raise if that is no address.
+
+    Raises:
+        CliError: usage.
+    """
+    try:
+        Address.parse(listen)
+    except ValueError as error:
+        message = f"--http {listen!r} {error}"
+        raise CliError(message, hint=HTTP_HINT, status=ExitStatus.USAGE) from None
 
 
 def refuse_wrong_folders(configuration: DaemonConfig) -> None:

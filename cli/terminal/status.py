@@ -146,23 +146,17 @@ def amounts(value: Mapping[str, Any]) -> str:
     """Return `3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`: what the processes of models take,
     what is set aside for them, and the budget; without a budget, the memory of the machine."""
     memory = value.get("memory") or {}
-    used, reserved = used_bytes(value), reserved_bytes(value)
-    whole = memory.get("budget_bytes")
-    parts = [f"{format_bytes(used)} used" if used or reserved else "none used"]
-    if whole is not None and reserved:
-        parts.append(f"may grow to {format_bytes(reserved)}")
-    return f"{', '.join(parts)} of {format_bytes(whole or memory.get('machine_bytes') or 0)}"
+    used, grown = memory.get("used_bytes") or 0, memory.get("may_grow_to_bytes") or 0
+    parts = [f"{format_bytes(used)} used" if grown else "none used"]
+    if memory.get("budget_bytes") is not None and grown:
+        parts.append(f"may grow to {format_bytes(grown)}")
+    return f"{', '.join(parts)} of {format_bytes(whole_bytes(value))}"
 
 
-def used_bytes(value: Mapping[str, Any]) -> int:
-    """Return the resident bytes of all models' processes, as they were measured last."""
-    return sum(int(model.get("footprint_bytes") or 0) for model in value["models"])
-
-
-def reserved_bytes(value: Mapping[str, Any]) -> int:
-    """Return what is set aside for models; prewarmed workers go before any model does."""
-    reserved = (value.get("memory") or {}).get("reserved_bytes") or 0
-    return max(0, int(reserved) - _pool_bytes(value))
+def whole_bytes(value: Mapping[str, Any]) -> int:
+    """Return the budget; without one, the memory of the machine."""
+    memory = value.get("memory") or {}
+    return int(memory.get("budget_bytes") or memory.get("machine_bytes") or 0)
 
 
 def _memory_line(value: Mapping[str, Any]) -> str:

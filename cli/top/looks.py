@@ -13,7 +13,7 @@ from ..changes import Changes, change_line, is_step
 from ..connection import Target, connect
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status import amounts, reserved_bytes, used_bytes
+from ..terminal.status import amounts, whole_bytes
 from ..terminal.text import clock, format_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def looks(client: Client, interval_s: float, has_ended: threading.Event) -> Iter
 
 
 MIN_BAR_WIDTH = 8
-USED, RESERVED, FREE = "#", "=", "."
+USED, GROWN, FREE = "#", "=", "."
 TITLE = "memory"
 
 
@@ -64,8 +64,8 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
 
     A terminal that is too narrow for a bar gets none.
 
-    The bar is as long as the budget, or as what is used or set aside if that is more. A `#` is
-    used, an `=` is what that may grow to, and a dot is neither. Without a budget it is as long as
+    The bar is as long as the budget, or as what models may grow to if that is more. A `#` is used,
+    an `=` is what that may grow to, and a dot is neither. Without a budget it is as long as
     the memory of the machine.
 
     Args:
@@ -73,21 +73,17 @@ def memory_bar(value: Mapping[str, Any], width: int) -> str:
         width: columns of the terminal.
     """
     memory = value.get("memory") or {}
-    used = used_bytes(value)
-    reserved = reserved_bytes(value)
-    budget = memory.get("budget_bytes")
-    whole = budget if budget is not None else memory.get("machine_bytes") or 0
-    text = amounts(value)
+    used, grown = memory.get("used_bytes") or 0, memory.get("may_grow_to_bytes") or 0
+    whole, text = whole_bytes(value), amounts(value)
     room = width - len(f"{TITLE} [] {text}")
     if room < MIN_BAR_WIDTH:
-        text = f"{format_bytes(max(used, reserved))} of {format_bytes(whole)}"
+        text = f"{format_bytes(used)} used of {format_bytes(whole)}"
         room = width - len(f"{TITLE} [] {text}")
     if room < MIN_BAR_WIDTH:
         return f"{TITLE} {text}"[:width]
-    longest = max(whole, used, reserved, 1)
+    longest = max(whole, grown, 1)
     used_signs = round(used / longest * room)
-    reserved_signs = max(round(reserved / longest * room), used_signs) - used_signs
-    bar = USED * used_signs + RESERVED * reserved_signs
+    bar = USED * used_signs + GROWN * (round(grown / longest * room) - used_signs)
     return f"{TITLE} [{bar.ljust(room, FREE)}] {text}"
 
 

@@ -13,6 +13,7 @@ from mlxsup.protocol.flight import (
     GIVEN_UP,
     OF_REQUESTS,
     PAUSED,
+    PROMPT_ONLY,
     DaemonEnded,
     Entry,
     LostRow,
@@ -74,7 +75,18 @@ ADVICE = {
 }
 """Advice about the errors of requests, by their codes."""
 
+WHY_WORDS = {
+    "user": "by command",
+    "request": "for a request",
+    "evict": "for another model",
+    "swap": "for another model",
+    "memory": "memory is short",
+    "shutdown": "the daemon stops",
+}
+"""The reasons of changes whose own word does not say it."""
+
 OUTCOMES = {
+    PROMPT_ONLY: "its prompt was read, and it asked for no answer",
     "stop": "its answer is complete (stop)",
     "length": "its answer reached the token limit (length)",
     "tool_calls": "its answer is a tool call (tool_calls)",
@@ -205,7 +217,9 @@ def lines_of(entries: Sequence[Recorded]) -> list[str]:
 def _words_of(entry: Entry) -> str:
     match entry:
         case ModelChanged(model=model, before=before, after=after, why=why, note=note):
-            said = ", ".join(dict.fromkeys(part for part in (why, note) if part))
+            # Why a model is wanted is old news once its process has died, or another one begins.
+            is_news = before in ("STOPPED", "FAILED") or after in ("DRAINING", "STOPPED")
+            said = note or (WHY_WORDS.get(why, why) if is_news else "")
             return f"{model}: {before} → {after}" + (f" ({said})" if said else "")
         case WorkerDied(model=model, generation=generation):
             return f"{model}: generation {generation} died: {explain(entry).what}"
@@ -284,10 +298,10 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
         "BACKOFF": f"is in BACKOFF and restarts in {format_duration(row.get('retry_in_s'))}",
         "FAILED": "has FAILED and will not restart automatically: "
         f"{row.get('cause') or 'see below'}",
-        "STOPPED": f"is STOPPED ({row.get('why')}); the next request loads it",
-    }.get(state, f"is {state} ({row.get('why')})")
+        "STOPPED": "is STOPPED; the next request loads it",
+    }.get(state, f"is {state}")
     if state in ("PENDING", "LOADING"):
-        words = f"is {state}: {progress_text(row.get('progress')) or 'it begins'}"
+        words = f"is {state}: {progress_text(row.get('progress')) or 'starting'}"
     story.say(f"{name} {words}")
     if state in ("PENDING", "LOADING") and (wait := row.get("memory_wait")):
         story.add(f"it waits for memory, because it {wait['reason']}")
@@ -465,9 +479,11 @@ def _tell_times(story: Story, ended: RequestEnded) -> None:
         f"its prompt: {counted(usage.prompt_tokens, 'token')}{cached}, prepared in"
         f" {seconds(timings.tokenize_s)}, read in {seconds(timings.prefill_s)}"
     )
-    rate = f", {ended.tokens_per_s:.1f} tokens/s" if ended.tokens_per_s else ""
-    first = f", the first after {seconds(timings.first_token_s)}" if timings.first_token_s else ""
-    story.add(f"its answer: {counted(usage.completion_tokens, 'token')}{first}{rate}")
+    if ended.outcome != PROMPT_ONLY:
+        rate = f", {ended.tokens_per_s:.1f} tokens/s" if ended.tokens_per_s else ""
+        first_s = timings.first_token_s
+        first = f", the first after {seconds(first_s)}" if first_s else ""
+        story.add(f"its answer: {counted(usage.completion_tokens, 'token')}{first}{rate}")
     paused = f", {seconds(timings.paused_s)} of it paused" if timings.paused_s else ""
     whole, engine = seconds(timings.total_s), seconds(usage.engine_s)
     story.add(f"total {whole}{paused}; {engine} of engine time")

@@ -79,12 +79,7 @@ def shown(model: Described, began: float) -> dict[str, Any]:
         "template": model.said.template if model.said else "",
         "details": _details(model),
         "model_info": info,
-        "capabilities": [
-            *(["embedding"] if model.task is Task.EMBED else []),
-            *(["completion"] if model.task is Task.GENERATE else []),
-            *(["tools"] if model.takes_tools else []),
-            *(["thinking"] if model.thinks else []),
-        ],
+        "capabilities": _capabilities(model),
         **_modified(model, began),
     }
 
@@ -105,7 +100,19 @@ def _listed(model: Described) -> dict[str, Any]:
         "size": model.size_bytes,
         "digest": model.digest,
         "details": _details(model),
+        "capabilities": _capabilities(model),
     }
+
+
+def _capabilities(model: Described) -> list[str]:
+    """Return them by Ollama's words, which has none for rankings."""
+    return [
+        *(["embedding"] if model.task is Task.EMBED else []),
+        *(["completion"] if model.task is Task.GENERATE else []),
+        *(["vision"] if model.sees_images else []),
+        *(["tools"] if model.takes_tools else []),
+        *(["thinking"] if model.thinks else []),
+    ]
 
 
 def _details(model: Described) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from mlxsup.protocol.pooling import Task
+
 from ..errors import HOW_TO_ADD, advice_of
 from ..failure import Failure
 from ..names import Meant, row_of
@@ -24,6 +26,10 @@ STATES = {
     "FAILED": "unloaded",
 }
 """What programs that know several models call the states of one, after llama.cpp's router."""
+
+
+OUTPUTS = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "scores"}
+"""What a model makes, in OpenRouter's form of a list."""
 
 
 def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
@@ -104,6 +110,11 @@ def check_ready(status: Mapping[str, Any], name: str, meant: Meant) -> str:
     )
 
 
+def input_modalities(row: Mapping[str, Any]) -> list[str]:
+    """Return what a model of the status reads: `text`, maybe `image`."""
+    return list(row.get("input_modalities") or ["text"])
+
+
 def readiness(status: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     """Return whether any model could answer, and the state of each."""
     states = {row["name"]: row["state"] for row in status["models"]}
@@ -136,6 +147,10 @@ def _model(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
         "owned_by": OWNER,
         "aliases": row["aliases"],
         "status": status_of(row["state"]),
+        "architecture": {
+            "input_modalities": input_modalities(row),
+            "output_modalities": [OUTPUTS[Task(row.get("task") or Task.GENERATE)]],
+        },
         "max_model_len": row["context_length"],
         "meta": {"n_ctx": row["context_length"]},
     }

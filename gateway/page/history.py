@@ -51,7 +51,7 @@ def sample_of(status: Mapping[str, Any]) -> dict[str, Any]:
     living = [row for row in status["models"] if row["footprint_bytes"]]
     living.sort(key=lambda row: -row["footprint_bytes"])
     return {
-        "budget": status["memory"]["effective_budget_bytes"],
+        "budget": status["memory"]["budget_bytes"],
         "running": sum(len(row["running"]) for row in status["models"]),
         "waiting": sum(row["queued"] for row in status["models"]),
         "models": {

@@ -160,7 +160,7 @@ class SupervisorTable(Table):
     prevent_sleep: Literal["off", "busy"] = key(
         "off",
         '"busy": a Mac stays awake while something runs or loads',
-        ": requests that nobody has paused, loads and downloads. It sleeps again after its own idle"
+        ": requests that are not paused, loads and downloads. It sleeps again after its own idle"
         " time. Elsewhere it has no effect, and a line of `mlxsup.log` says so",
         unit="word",
         description='"off" or "busy"',

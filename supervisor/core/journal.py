@@ -18,6 +18,7 @@ from mlxsup.protocol.flight import (
     CONTINUES,
     GIVEN_UP,
     PAUSED,
+    PROMPT_ONLY,
     Entry,
     LostRow,
     ModelChanged,
@@ -28,7 +29,7 @@ from mlxsup.protocol.flight import (
     WorkerDied,
 )
 from mlxsup.protocol.plain import to_map
-from mlxsup.protocol.states import ExitReason, State
+from mlxsup.protocol.states import ExitReason, FinishReason, State
 
 from .health.blame import Verdict
 from .lifecycle.exits import ending_of, ready_for_s
@@ -241,6 +242,8 @@ def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings
         outcome: its finish reason, the code of its error, or `gone`.
         usage, timings: its last ones.
     """
+    if outcome == FinishReason.LENGTH and not usage.completion_tokens:
+        outcome = PROMPT_ONLY
     return RequestEnded(
         id=request.id,
         number=request.key,

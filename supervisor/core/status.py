@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat
 
@@ -21,6 +22,9 @@ from .requests.ledger import Ledger, Request, Stage
 from .requests.queue import URGENT
 
 SCHEMA_VERSION = 1
+
+CAPABILITIES = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rerank"}
+"""What the status calls what a model is for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +68,7 @@ def status_map(
         "uptime_s": now - daemon.started_at,
         "stopping": _stopping_map(fleet, now) if is_ending else None,
         "memory": {
+            **_amounts_map(rows),
             "budget_bytes": budget.whole_bytes if budget else None,
             "effective_budget_bytes": budget.size_bytes if budget else None,
             "shortage": budget.shortage if budget else "",
@@ -78,6 +83,16 @@ def status_map(
         "queue": queue_map(fleet, ledger),
         "models": rows,
     }
+
+
+def _amounts_map(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """What the processes of models take, and what they may grow to: the one place where either is
+    added up. Prewarmed workers are in neither: they go before any model does."""
+    used_bytes = reserved_bytes = 0
+    for row in rows:
+        used_bytes += row["footprint_bytes"]
+        reserved_bytes += max(row["reserved_bytes"], row["footprint_bytes"])
+    return {"used_bytes": used_bytes, "may_grow_to_bytes": reserved_bytes}
 
 
 def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
@@ -95,6 +110,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     model.queue.age(now)
     model.settle()
     life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
+    task = _task(model)
     return {
         **_names_map(model),
         "state": life.state.value,
@@ -145,7 +161,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": model.ready.backend if model.ready else None,
         "context_length": _context_length(model),
-        "task": model.ready.task.value if model.ready else None,
+        "task": task.value if task else None,
+        "capabilities": [CAPABILITIES[task]] if task else [],
         "dimensions": (model.ready.dimensions or None) if model.ready else None,
         "input_modalities": model.ready.input_modalities if model.ready else None,
         "batching": batching_map(model),
@@ -205,6 +222,14 @@ def _context_length(model: Model) -> int | None:
     if model.ready is not None:
         return model.ready.context_length
     return model.life.need.context_tokens if model.life.need else None
+
+
+def _task(model: Model) -> Task | None:
+    """What it is for: what its worker has said, or else what its files say; None if they cannot be
+    read."""
+    if model.ready is not None:
+        return model.ready.task
+    return model.life.need.task if model.life.need else None
 
 
 def _planned_map(model: Model) -> dict[str, int | None]:

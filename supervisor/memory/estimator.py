@@ -9,6 +9,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.pooling import Task
 
 from ..config.load import ConfigError, DaemonConfig
 from ..core.memory.budget import Budget
@@ -60,6 +61,9 @@ class MemoryEstimator:
         measured = self._measurements.find(launch.path, self._backend, estimate.fingerprint)
         layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
         weights = Figure(size_bytes=estimate.weight_bytes, source=Source.ESTIMATED)
+        task = estimate.task
+        if launch.pooling and task is Task.GENERATE:
+            task = Task.EMBED
         if measured is not None:
             weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
             if measured.layers:
@@ -73,6 +77,7 @@ class MemoryEstimator:
             context_tokens=context,
             least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
             max_rows=launch.max_concurrency,
+            task=task,
             given_bytes=launch.memory_limit_bytes,
             raised_bytes=self._measurements.raised_bytes(
                 launch.path, self._backend, estimate.fingerprint
@@ -94,6 +99,7 @@ class MemoryEstimator:
         token_bytes = launch.fake.get("token_bytes", 0)
         is_size = type(token_bytes) is int and token_bytes > 0
         layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
+        task = launch.fake.get("task")
         return Need(
             weights=Figure(size_bytes=0, source=Source.MEASURED),
             own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.GIVEN),
@@ -102,6 +108,7 @@ class MemoryEstimator:
             context_tokens=context,
             least_tokens=context,
             max_rows=launch.max_concurrency,
+            task=Task(task) if task in list(Task) else Task.GENERATE,
             given_bytes=launch.memory_limit_bytes,
         )
 

@@ -26,6 +26,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import declared_context_length
 from mlxsup.protocol.estimate import MAX_BYTES
 from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file, weights_among
+from mlxsup.protocol.pooling import Pooling, Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
 
@@ -62,7 +63,8 @@ class Estimate:
         weight_bytes: the arrays, once they are loaded.
         layers: what the layers keep for each row; empty if that is not known.
         remark: why the layers are not known; empty if mlx-lm has said it.
-        context_length: tokens that config.json declares; None if it does not.
+        context_length: tokens that the folder declares; None if it does not.
+        task: what the model is for.
     """
 
     fingerprint: str
@@ -71,6 +73,7 @@ class Estimate:
     layers: tuple[CacheLayers, ...]
     remark: str
     context_length: int | None
+    task: Task = Task.GENERATE
 
 
 UNASKED = "the caches of its rows are measured at its first load"
@@ -86,6 +89,7 @@ class FolderBytes:
         names: of its files, in order.
         config: config.json.
         index: the index of the shards; None if there is none.
+        pooling: how the model pools; None if it writes text.
         quantization: the file of that name; empty if there is none.
         headers: of each weight file its name, its size in bytes, and its header.
     """
@@ -95,6 +99,7 @@ class FolderBytes:
     names: list[str]
     config: bytes
     index: bytes | None
+    pooling: Pooling | None
     quantization: bytes
     headers: list[tuple[str, int, bytes]]
 
@@ -171,13 +176,18 @@ def estimate(read: FolderBytes) -> Estimate:
     )
     if weight_bytes > MAX_BYTES:
         raise FolderError(f"{read.path}: a header has impossible sizes")
+    declared = declared_context_length(config)
+    most = read.pooling.max_tokens if read.pooling else None
     return Estimate(
         fingerprint=fingerprint(read.stamp),
         key=_key(read),
         weight_bytes=weight_bytes,
         layers=(),
         remark=UNASKED,
-        context_length=declared_context_length(config),
+        context_length=min(
+            (length for length in (declared, most) if length is not None), default=None
+        ),
+        task=read.pooling.task if read.pooling else Task.GENERATE,
     )
 
 
@@ -201,9 +211,18 @@ def _read_bytes(path: Path) -> FolderBytes:
         names=names,
         config=config,
         index=index,
+        pooling=_pooling(path, config),
         quantization=read_regular(path / QUANTIZATION, MAX_CONFIG_BYTES) if is_packed else b"",
         headers=headers,
     )
+
+
+def _pooling(path: Path, config: bytes) -> Pooling | None:
+    try:
+        value = json.loads(config)
+    except (ValueError, RecursionError):  # `estimate` says so
+        return None
+    return find_pooling(path, value) if isinstance(value, dict) else None
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.estimate import estimates_folder, find_kept
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.pooling import Task
 from mlxsup.store.folder_problems import FolderProblem, folder_problem
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 
@@ -126,7 +127,8 @@ class Look:
         number, values = json.loads(line)
         if (found := values["estimate"]) is not None:
             layers = tuple(CacheLayers.of_json(one) for one in found["layers"])
-            values["estimate"] = Estimate(**{**found, "layers": layers})
+            task = Task(found["task"])
+            values["estimate"] = Estimate(**{**found, "layers": layers, "task": task})
         return number, cls(**values)
 
 

@@ -83,7 +83,7 @@ class MemorySnapshot:
         """Log what is left of the budget: memory is short, or no longer."""
         size = size_text(budget.size_bytes)
         if budget.lowered_from_bytes is None:
-            self._log.write("info", "memory budget whole again", size=size)
+            self._log.write("info", "memory budget restored", size=size)
             return
         whole, cause = size_text(budget.whole_bytes), budget.shortage
         # Any desktop's programs lower it; only models that have to give some back lose by it.

@@ -48,7 +48,7 @@ def test_no_vector_is_missing_or_comes_twice_whenever_the_worker_dies(daemon: Da
 
 def test_one_of_them_is_refused_and_the_model_serves_on(daemon: Daemon) -> None:
     with daemon.client() as client:
-        with pytest.raises(RequestError, match="no text"):
+        with pytest.raises(RequestError, match="not text"):
             client.complete("m", prompt="hello")
         with pytest.raises(RequestError, match="texts\\[1\\] has 5000 tokens"):
             client.embed("m", ["a", "x" * 5000])

@@ -20,6 +20,7 @@ from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
 from support.daemon.hub_caches import MODEL, write_folder, write_repository
 from support.models.safetensors_files import llama_arrays, llama_config
 from support.models.safetensors_files import write_folder as write_weights
+from support.models.tiny_encoder import make_tiny_encoder
 from support.models.tiny_model import make_tiny_model
 
 T5 = {**MODEL, "config.json": b'{"model_type": "t5"}'}
@@ -244,6 +245,43 @@ def test_plan_names_what_fits_and_the_budget_that_would_do(tmp_path: Path) -> No
     assert plan["change"] == 'set memory_budget to at least "400.0 MiB"'
     # Whoever follows the advice gets a plan that fits.
     assert planned(write_config(tmp_path, models, memory_budget="400.0 MiB"))["fits"]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", TITLE])
+def test_plan_of_one_model_has_the_numbers_of_show(stocked: Path, name: str) -> None:
+    plan = json_of(stocked, "plan", name)
+    [model], needs = plan["models"], json_of(stocked, "show", name)["needs"]
+    assert model["name"] == "tiny-llama"
+    assert (model["needed"]["bytes"], model["memory_bytes"], plan["budget"]["bytes"]) == (
+        needs["bytes"], needs["memory_bytes"], needs["budget_bytes"],
+    )  # fmt: skip
+
+
+@pytest.mark.mlx
+def test_context_and_kind_are_the_same_in_models_plan_and_status_before_and_after_a_load(
+    home: Path,
+) -> None:
+    """An encoder reads fewer tokens than its config.json declares: RoBERTa leaves out places, and
+    sentence_bert_config.json may say less."""
+    folders = {name: make_tiny_encoder(home / name, name) for name in ("bert", "xlm-roberta")}
+    (folders["bert"] / "modules.json").write_text("[]")
+    (folders["bert"] / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    models = {name: {"path": str(folder), "preload": False} for name, folder in folders.items()}
+    models["short"] = {"path": str(make_tiny_model(home / "m")), "context_length": 100}
+    with Daemon(models) as daemon, daemon.client() as client:
+        config = str(daemon.config)
+
+        def seen() -> list[list[tuple[int, str]]]:
+            listed = json.loads(run_cli("models", "--json", "--config", config).stdout)["models"]
+            rows = [row for row in listed if row["name"]]
+            status = client.status()["models"]
+            return [[(row["context_length"], row["task"]) for row in of] for of in (rows, status)]
+
+        expected = [(64, "embed"), (158, "embed"), (100, "generate")]
+        assert seen() == [expected, expected]
+        for name in models:
+            client.load(name)
+        assert seen() == [expected, expected]
 
 
 def test_plan_says_what_running_out_of_memory_has_raised(tmp_path: Path) -> None:

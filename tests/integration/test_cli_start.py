@@ -223,6 +223,12 @@ def test_start_without_a_file_prints_what_it_amounts_to_and_how_to_reach_it(home
     assert run_cli("config", "check", str(kept), **cache).returncode == 0
 
 
+def test_a_wrong_address_is_refused_before_a_first_configuration_is_written(home: Path) -> None:
+    done = run_cli("start", "--http", "99999", HOME=str(home))
+    assert (done.returncode, "--http '99999' is not" in done.stderr) == (64, True)
+    assert not (home / ".mlxsup").exists()
+
+
 def test_what_start_saves_is_what_it_runs_with(home: Path) -> None:
     write_folder(home / "m")
     save = ("start", "--model", "m", "--save")

@@ -20,6 +20,7 @@ from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.daemon.played_daemon import write_config
 from support.eventually import eventually
+from support.models.tiny_model import make_tiny_model
 
 MIB = 2**20
 GIB = 2**30
@@ -85,6 +86,19 @@ def test_a_configuration_that_memory_makes_impossible_is_refused(tmp_path: Path,
     said = run_cli("config", "check", str(config))
     assert (said.returncode, said.stdout) == (78, f"checking {config}\n")
     assert words in said.stderr
+
+
+@pytest.mark.mlx
+def test_the_memory_that_a_refusal_names_loads_the_model_when_typed(tmp_path: Path) -> None:
+    """At the check of the file, and at the load, which measures the process."""
+    folder = make_tiny_model(tmp_path / "model")
+    models = {"a": {"path": str(folder), "memory": "1MiB", "preload": False}}
+    config = write_config(tmp_path, models, {})
+    said = run_cli("config", "check", str(config)).stderr
+    models["a"]["memory"] = said.partition('set memory to "')[2].partition('"')[0]
+    with Daemon(models) as daemon, daemon.client() as client:
+        client.load("a")
+        assert wait_for_state(client, "a", "READY")
 
 
 def states(client: Client) -> dict[str, str]:
@@ -300,7 +314,7 @@ def test_idle_models_give_way_to_other_programs_and_come_back(tmp_path: Path) ->
         assert (memory["effective_budget_bytes"], memory["shortage"]) == (2 * GIB, "")
         log = daemon.log_text()
         assert "WARNING memory budget lowered" in log
-        assert "INFO memory budget whole again" in log
+        assert "INFO memory budget restored" in log
 
         has_available(0)
         eventually(lambda: client.status()["memory"]["shortage"])

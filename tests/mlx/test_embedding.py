@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.pooling import PoolingBody, Task, unpack_vector
 from mlxsup.worker.engine import BadModelError, EngineFacts, Row
+from mlxsup.worker.engines.mlx import embedding
 from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine
 
 from support.model_types.build import make_model
@@ -293,6 +295,28 @@ def test_first_long_text_is_given_more_time_for_each_of_its_tokens(tmp_path: Pat
     assert loaded.engine.predict_step_s() > 2 * short_s
 
 
+def test_short_texts_do_not_lower_what_a_long_one_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine where a token takes as long as its text has tokens."""
+    loaded = Loaded(make_tiny_encoder(tmp_path / "m", "bert"), max_concurrency=8)
+    now, compute = [0.0], loaded.engine._compute
+
+    def slow(texts: Sequence[Sequence[int]], size: int) -> Any:
+        now[0] += len(texts) * size * size / 1000
+        return compute(texts, size)
+
+    monkeypatch.setattr(embedding, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loaded.engine, "_compute", slow)
+    for key in range(40):
+        loaded.insert(key, [[5] * (4 if key else 120)])
+        loaded.run()
+    loaded.insert(50, [[5] * 120])
+    predicted_s, began = loaded.engine.predict_step_s(), now[0]
+    loaded.run()
+    assert predicted_s > now[0] - began
+
+
 def test_16_bits_that_overflow_are_computed_in_32(tmp_path: Path) -> None:
     folder = make_tiny_encoder(tmp_path / "m", "bert", dtype=mx.float16, scale=60000.0)
     loaded = Loaded(folder)
@@ -320,7 +344,7 @@ def test_damaged_weights_are_the_model_s_fault(tmp_path: Path) -> None:
         ([[64]], {}, "below this model's vocabulary of 64"),
         (["tide"], {"dimensions": 33}, "at most the 32 of this model"),
         (["tide"], {"input_type": "poem"}, "input_type must be one of document, query"),
-        (["tide"], {"query": "moss"}, "makes embeddings, and no rankings"),
+        (["tide"], {"query": "moss"}, "makes embeddings, not rankings"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -328,7 +352,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(RemoteError, match=words):
         bert.insert(1, texts, **asked)
-    with pytest.raises(RemoteError, match="no text"):
+    with pytest.raises(RemoteError, match="not text"):
         bert.engine.text.encode(RequestBody(prompt="hello"))
 
 

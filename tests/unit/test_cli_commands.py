@@ -293,6 +293,8 @@ USAGE = {
     "bench m --fail-if-slower 5": "--fail-if-slower needs --compare FILE",
     "bench m --compare x --repeats 2": "--compare needs at least 3 repeats to tell",
     "bench m --key k": "--key only works with --through http",
+    "search ''": "WORDS must not be empty",
+    "search '' ' '": "WORDS must not be empty",
 }
 WITHOUT_HINT = ("events", "bench m --output", "bench m --compare")
 

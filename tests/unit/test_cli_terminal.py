@@ -240,7 +240,9 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
     worker = {"state": "starting", "reserved_bytes": gib}
     value = {
         "models": models,
-        "memory": {"budget_bytes": 8 * gib, "reserved_bytes": 6 * gib, **short},
+        "memory": {
+            "budget_bytes": 8 * gib, "used_bytes": 4 * gib, "may_grow_to_bytes": 6 * gib, **short,
+        },
         "queue": {"clients": clients},
         "warm_pool": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
         "gateway": {
@@ -258,7 +260,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_memory_is_short_once_a_model_loses_something(*, is_short: bool) -> None:
-    memory = {"budget_bytes": 2**31, "reserved_bytes": 0, "shortage": "why",
+    memory = {"budget_bytes": 2**31, "used_bytes": 0, "may_grow_to_bytes": 0, "shortage": "why",
               "effective_budget_bytes": 2**30, "is_short": is_short}  # fmt: skip
     first, *more = lines_below({"models": [{"name": "a"}], "memory": memory})
     assert first == "memory: none used of 2.00 GiB; other programs leave 1.00 GiB"

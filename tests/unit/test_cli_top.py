@@ -92,7 +92,12 @@ class PlayedClient:
         self.ping()
         kept = {"kind": "model_changed", "n": 1, "ago_s": 0.0, "model": "cold", "generation": 1,
                 "before": "READY", "after": "STOPPED"}  # fmt: skip
-        memory = {"budget_bytes": 8 * GIB, "reserved_bytes": 6 * GIB, "machine_bytes": 64 * GIB}
+        memory = {
+            "budget_bytes": 8 * GIB,
+            "used_bytes": 4 * GIB,
+            "may_grow_to_bytes": 6 * GIB,
+            "machine_bytes": 64 * GIB,
+        }
         return {
             "version": "0.1.0", "pid": self.daemon.pid, "endpoint": "ipc:///tmp/run/client.sock",
             "uptime_s": 125.0, "memory": memory, "models": [dict(m) for m in self.daemon.models],

@@ -22,6 +22,7 @@ from mlxsup.protocol.flight import (
     REQUESTS_FILE_NAME,
     DaemonStarted,
     Entry,
+    ModelChanged,
     Recorded,
     RequestEnded,
     WorkerDied,
@@ -285,6 +286,30 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     ]
     lines = lines_of(run.entries)
     assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+
+
+def test_changes_after_a_death_do_not_repeat_why_the_model_was_wanted() -> None:
+    lines = [
+        lines_of([Recorded(number=1, at=NOW, entry=entry)])[0].split(" ", 1)[1]
+        for entry in (
+            changed("STOPPED", "PENDING", "user"),
+            changed("READY", "PENDING", "user", "SIGKILL"),
+            changed("PENDING", "LOADING", "user"),
+            changed("LOADING", "READY", "user"),
+            changed("READY", "DRAINING", "idle"),
+        )
+    ]
+    assert lines == [
+        "m: STOPPED → PENDING (by command)",
+        "m: READY → PENDING (SIGKILL)",
+        "m: PENDING → LOADING",
+        "m: LOADING → READY",
+        "m: READY → DRAINING (idle)",
+    ]
+
+
+def changed(before: str, after: str, why: str, note: str = "") -> ModelChanged:
+    return ModelChanged(model="m", generation=1, before=before, after=after, why=why, note=note)
 
 
 def test_a_request_whose_daemon_s_start_was_rotated_away_belongs_to_the_daemon_of_its_time(

@@ -19,7 +19,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.flight import RequestEnded
+from mlxsup.protocol.flight import PROMPT_ONLY, RequestEnded
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
@@ -627,6 +627,15 @@ def test_report_of_a_finished_request() -> None:
         "engine_s": 6.0,
         "tokens_per_s": 0.5,
     }
+
+
+def test_a_request_that_asked_for_no_token_is_not_called_cut_short() -> None:
+    driver = idle()
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.worker(Step(step=1, rows=[RowDelta(key=key, finish=FinishReason.LENGTH)]))
+    [ended] = driver.of(RequestEnded)
+    assert (ended.outcome, ended.usage.completion_tokens) == (PROMPT_ONLY, 0)
 
 
 def test_every_way_to_end_is_one_line_with_its_outcome() -> None:

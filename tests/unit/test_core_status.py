@@ -48,9 +48,23 @@ from mlxsup.supervisor.core.status import wait_reason, waiting_news
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.flight import Recorder
 from support.core.looks import BOB
+from support.core.needs import GIB
+from support.core.rows import FIXED, RowsDriver
 from support.core.states import in_state
 
 # Status
+
+
+def test_models_may_grow_to_what_is_reserved_and_never_to_less_than_they_use() -> None:
+    driver = RowsDriver("ab", 10 * FIXED * GIB)
+    driver.bring_up("a")
+    driver.bring_up("b")
+    reserved = [driver.row(name)["reserved_bytes"] for name in "ab"]
+    pids = [driver.row(name)["pid"] for name in "ab"]
+    driver.do(Sampled(now=driver.now, footprint_bytes={pids[0]: 1, pids[1]: GIB}, machine_bytes=1))
+    memory = driver.core.status(driver.now)["memory"]
+    assert 1 < reserved[0] < GIB > reserved[1]
+    assert (memory["used_bytes"], memory["may_grow_to_bytes"]) == (1 + GIB, reserved[0] + GIB)
 
 
 def text(fields: dict[str, Any]) -> str:

@@ -75,7 +75,7 @@ def test_load_dry_run_names_swaps() -> None:
     answer = driver.foresees("b")
     assert (answer["outcome"], answer["swaps"], answer["evicts"]) == ("swaps", ["a"], [])
     assert answer["reason"] == (
-        "needs 4.00 GiB; 0.0 MiB is free: a is busy, and goes when its turn is over"
+        "needs 4.00 GiB; 0.0 MiB is free: a is busy and makes room when its turn ends"
     )
     off = rivals(swap=False)
     off.stream("a", "r1")
@@ -93,7 +93,7 @@ def test_load_dry_run_names_swaps() -> None:
     two.stream("b", "r2")
     answer = two.foresees("c")
     assert answer["swaps"] == ["a", "b"]
-    assert answer["reason"].endswith(": a and b are busy, and go when their turns are over")
+    assert answer["reason"].endswith(": a and b are busy and make room when their turns end")
 
 
 TURNS = {

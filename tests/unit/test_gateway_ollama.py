@@ -299,6 +299,7 @@ def test_tags_list_models_and_presets(daemon: PlayedDaemon) -> None:
     assert one["size"] == len(MODEL["model.safetensors"])
     assert (len(one["digest"]), int(one["digest"], 16) > 0) == (64, True)
     assert one["modified_at"] == "2001-09-09T01:46:40Z"
+    assert one["capabilities"] == ["completion", "tools", "thinking"]
     daemon.presets = {"latest": {}}
     listed = got("/api/tags", daemon)["models"]
     assert [row["name"] for row in listed] == ["m", "m:latest"], "each name is that of one"
@@ -335,6 +336,38 @@ def test_ps_lists_what_is_loaded(left_s: float | None, days: int, daemon: Played
     assert left.days <= days
     daemon.state = "LOADING"
     assert got("/api/ps", daemon) == {"models": []}
+
+
+@pytest.mark.parametrize(
+    ("task", "reads", "made", "said", "kind", "newer"),
+    [
+        ("generate", None, "text", ["completion"], "llm", "llm"),
+        ("generate", ["text", "image"], "text", ["completion", "vision"], "vlm", "llm"),
+        ("embed", None, "embeddings", ["embedding"], "embeddings", "embedding"),
+        ("rerank", None, "scores", [], "rerank", "rerank"),
+    ],
+)
+def test_each_list_says_what_a_model_reads_and_makes(
+    task: str,
+    reads: list[str] | None,
+    made: str,
+    said: list[str],
+    kind: str,
+    newer: str,
+    daemon: PlayedDaemon,
+) -> None:
+    daemon.row |= {"task": task, "folder": None, "context_length": 9}
+    if reads:
+        daemon.row["input_modalities"] = reads
+    assert got("/v1/models", daemon)["data"][0]["architecture"] == {
+        "input_modalities": reads or ["text"],
+        "output_modalities": [made],
+    }
+    assert got("/api/tags", daemon)["models"][0]["capabilities"] == said
+    assert got("/api/show", daemon, {"model": "m"})["capabilities"] == said
+    assert got("/api/v0/models", daemon)["data"][0]["type"] == kind
+    new = got("/api/v1/models", daemon)["models"][0]
+    assert (new["type"], new["capabilities"]["vision"]) == (newer, bool(reads))
 
 
 def test_model_without_files_is_listed_all_the_same(daemon: PlayedDaemon) -> None:

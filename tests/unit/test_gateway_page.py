@@ -544,7 +544,7 @@ def status_with(**speeds: float) -> dict[str, Any]:
          "running": ["r"], "queued": 2}
         for name, speed in speeds.items()
     ]  # fmt: skip
-    return {"models": rows, "memory": {"effective_budget_bytes": 1000}}
+    return {"models": rows, "memory": {"budget_bytes": 1000}}
 
 
 def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:

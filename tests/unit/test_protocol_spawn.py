@@ -121,7 +121,7 @@ def test_address_is_known_as_this_machine_or_for_others(
     text: str, shown: str, is_ours: bool
 ) -> None:
     address = Address.parse(text)
-    assert (str(address), address.url) == (shown, f"http://{shown}")
+    assert str(address) == shown
     assert is_loopback(address.host) is is_ours
 
 
@@ -260,3 +260,16 @@ def test_outages_and_faults_of_a_download_pass(problem: DownloadProblem) -> None
     failed = DownloadFailed(problem=problem, message="m")
     assert failed.waits_for == WAITS.get(problem, "")
     assert failed.is_passing is (problem in WAITS or problem is DownloadProblem.INTERNAL)
+
+
+@pytest.mark.parametrize(
+    ("listens", "opens"),
+    [
+        ("0.0.0.0:1", "http://127.0.0.1:1"),
+        ("[::]:1", "http://[::1]:1"),
+        ("10.0.0.7:1", "http://10.0.0.7:1"),
+    ],
+)
+def test_the_url_of_an_address_opens_on_this_machine(listens: str, opens: str) -> None:
+    address = Address.parse(listens)
+    assert (str(address), address.url) == (listens, opens)

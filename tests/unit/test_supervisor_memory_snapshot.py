@@ -163,7 +163,7 @@ def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
     assert desk.logged() == [
         *({"level": level, "message": "memory budget lowered", "size": "3.00 GiB",
            "whole": "14.00 GiB", "cause": "others"} for level in ("info", "warning")),
-        {"level": "info", "message": "memory budget whole again", "size": "14.00 GiB"},
+        {"level": "info", "message": "memory budget restored", "size": "14.00 GiB"},
     ]  # fmt: skip
 
 

@@ -336,7 +336,7 @@ def test_weights_above_the_limit_are_refused_with_both_numbers_and_the_key() -> 
         check_weights(MODEL, 3 * GIB, 2 * GIB)
     assert str(caught.value) == (
         'the weights of /models/m need 3.00 GiB, but memory is limited to 2.00 GiB; set memory to '
-        'at least "3.75 GiB"'
+        '"auto"'
     )  # fmt: skip
 
 

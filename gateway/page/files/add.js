@@ -55,7 +55,7 @@ export class Add {
       if (isEmpty) this.panel.open = true;
     }
     this.served = new Set(status.models.map(({ repo }) => repo));
-    this.budget = status.memory.effective_budget_bytes ?? status.memory.budget_bytes;
+    this.budget = status.memory.budget_bytes;
     const names = status.models.map(({ name }) => name).join("\n");
     if (names !== this.names && (this.panel.open || isEmpty)) this.look();
     this.names = names;

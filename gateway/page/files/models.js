@@ -70,9 +70,9 @@ export class Models {
     this.isOperator = !missing;
     write(this.facts, missing ? `version ${status.version}` : headline(status));
     if (!missing) {
-      const { budget } = amounts(status);
+      const { used_bytes: used, budget_bytes: budget } = status.memory;
       this.memory.hidden = !budget;
-      if (budget) mark(this.memory, "value", (amounts(status).used / budget).toFixed(3));
+      if (budget) mark(this.memory, "value", (used / budget).toFixed(3));
     }
     if (this.section.hidden) return;
     this.describe(status);
@@ -209,22 +209,13 @@ export class Models {
   }
 }
 
-/** The memory of all models: what is used, and what there is for them. */
-function amounts({ memory, models }) {
-  const used = models.reduce((sum, row) => sum + (row.footprint_bytes ?? 0), 0);
-  return { used, budget: memory.effective_budget_bytes ?? memory.budget_bytes };
-}
-
-/** True if a model loses something because other programs need memory. */
-function isShort({ memory, models }) {
-  return memory.shortage && (memory.over_bytes || models.some((row) => row.memory_wait));
-}
-
 /** What is known of the daemon: version, age and memory. */
 function headline(status) {
-  const { used, budget } = amounts(status);
-  const parts = [`Memory: ${used ? size(used) : "none"} used` + (budget ? ` of ${size(budget)} for models` : "")];
-  if (isShort(status)) parts.push(`memory is short: ${status.memory.shortage}`);
+  const { used_bytes: used, may_grow_to_bytes: grown, budget_bytes: budget, ...memory } = status.memory;
+  const grows = budget && grown ? `, may grow to ${size(grown)}` : "";
+  const parts = [`Memory: ${grown ? size(used) : "none"} used${grows}` + (budget ? ` of ${size(budget)}` : "")];
+  if (memory.shortage) parts.push(`other programs leave ${size(memory.effective_budget_bytes)}`);
+  if (memory.is_short) parts.push(`memory is short: ${memory.shortage}`);
   parts.push(`running for ${duration(status.uptime_s)}`, `version ${status.version}`);
   const restarts = status.gateway?.restarts;
   if (restarts) parts.push(`HTTP restarted ${restarts === 1 ? "once" : `${restarts} times`}`);
@@ -255,7 +246,7 @@ function figuresOf(row) {
   return {
     used: known(row.footprint_bytes, size),
     needed: known(row.needed_bytes, size),
-    grows: known(row.reserved_bytes, size),
+    grows: known(Math.max(row.reserved_bytes, row.footprint_bytes), size),
     speed: isLoaded ? (row.tokens_per_s || 0).toFixed(1) : null,
     rows: isLoaded ? String(row.running.length) : null,
     queue: known(row.queued, String),

@@ -20,7 +20,7 @@ const PRIORITIES = { interactive: "High", normal: "Normal", batch: "Low" };
 
 const OUTCOMES = {
   stop: "Complete", length: "Complete, at its length limit", tool_calls: "Complete, with a tool call",
-  cancelled: "Cancelled", gone: "Cancelled: the program has disconnected",
+  prompt_only: "Prompt read", cancelled: "Cancelled", gone: "Cancelled: the program has disconnected",
 };
 
 export class Requests {
@@ -177,7 +177,8 @@ function origin(client) {
 
 function endedLine(one) {
   const how = OUTCOMES[one.outcome] ?? `Failed: ${one.outcome.replaceAll("_", " ")}`;
-  const parts = [how, count(one.tokens, "token"), `in ${duration(one.total_s)}`];
+  const parts = [how, one.outcome === "prompt_only" ? "" : count(one.tokens, "token"), `in ${duration(one.total_s)}`]
+    .filter(Boolean);
   if (one.tokens_per_s >= 0.1) parts.push(`${one.tokens_per_s.toFixed(1)} tokens/s`);
   return make("li", { "data-outcome": one.outcome }, make("strong", {}, `${one.number} ${one.model}`),
     ` ${parts.join(" · ")} · `, make("time", { datetime: new Date(one.at * 1000).toISOString() }));

@@ -8,7 +8,7 @@ it was appraised: it is cut to what the budget has next to the pinned models.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.text import size_text
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Need:
         context_tokens: a row has at most this many tokens.
         least_tokens: memory is reserved for a row of at least this many tokens.
         max_rows: rows that run at the same time, at most.
+        task: what it is for, as its files say.
         given_bytes: what the entry's `memory` allows it; None: what it needs is up to the planner.
         raised_bytes: how much more is reserved for it, because its processes ran out of memory.
         most_bytes: being raised takes it no further than that; None: nothing limits it.
@@ -71,6 +73,7 @@ class Need:
     context_tokens: int
     least_tokens: int
     max_rows: int
+    task: Task = Task.GENERATE
     remark: str = ""
     given_bytes: int | None = None
     raised_bytes: int = 0
@@ -204,6 +207,11 @@ def bounded(
     return {name: found[name] for name in needs}
 
 
+SPARE_SHARE = 4
+"""A process that was measured may take a quarter more the next time; one that was only guessed at
+may take twice as much. A size that a hint names allows for both."""
+
+
 def loaded_problem(need: Need | None, ready: Ready) -> str:
     """Return what is wrong with the `memory` of a model that a worker has loaded, a clause; empty
     if it is enough, or if the entry gives none.
@@ -214,39 +222,49 @@ def loaded_problem(need: Need | None, ready: Ready) -> str:
     """
     if need is None:
         return ""
-    own_bytes = need.own.size_bytes if ready.own_bytes is None else ready.own_bytes
-    return _given_problem(need, ready.active_bytes, own_bytes, ready.cache_layers)
+    own = replace(need.own, source=Source.GIVEN)
+    if ready.own_bytes is not None:
+        own = Figure(size_bytes=ready.own_bytes, source=Source.MEASURED)
+    weights = Figure(size_bytes=ready.active_bytes, source=Source.MEASURED)
+    return known_problem(
+        replace(need, weights=weights, own=own, layers=tuple(ready.cache_layers), remark="")
+    )
 
 
 def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
-    """The same before a load, as far as it is known: estimates do not count, because they may be
-    too high.
+    """Return the same before a load, as far as it is known: estimates refuse nothing, because they
+    may be too high, but a hint allows for them.
 
     Args:
         need: of the model.
         is_measured_again: leaves out what was measured of its process, which differs a little from
             one load to the next.
     """
-    left_out = {Source.ESTIMATED, Source.MEASURED} if is_measured_again else {Source.ESTIMATED}
-    own_bytes = 0 if need.own.source in left_out else need.own.size_bytes
-    layers = () if need.remark else need.layers
-    return _given_problem(need, need.weights.size_bytes, own_bytes, layers)
-
-
-def _given_problem(
-    need: Need, weight_bytes: int, own_bytes: int, layers: Sequence[CacheLayers]
-) -> str:
     if need.given_bytes is None:
         return ""
     longest = min(GROWTH_TOKENS, need.context_tokens)
-    row_bytes = cache_bytes(layers, rows=1, longest=longest)
-    least_bytes = weight_bytes + own_bytes + row_bytes
+    row_bytes = cache_bytes(need.layers, rows=1, longest=longest)
+    own_bytes, source = need.own.size_bytes, need.own.source
+    left_out = {Source.ESTIMATED, Source.MEASURED} if is_measured_again else {Source.ESTIMATED}
+    least_bytes = need.weights.size_bytes
+    least_bytes += 0 if source in left_out else own_bytes
+    least_bytes += 0 if need.remark else row_bytes
     if need.given_bytes >= least_bytes:
         return ""
-    parts = {"its weights": weight_bytes, "its process": own_bytes, "a short request": row_bytes}
-    takes = [f"{size_text(size)} for {what}" for what, size in parts.items() if size]
+    spare_bytes = {
+        Source.GIVEN: 0,
+        Source.MEASURED: own_bytes // SPARE_SHARE,
+        Source.ESTIMATED: own_bytes,
+    }[source]
+    about = "about " if source is Source.ESTIMATED else ""
+    parts = {
+        "its weights": (need.weights.size_bytes, ""),
+        "its process": (own_bytes, about),
+        "a short request": (row_bytes, ""),
+    }
+    takes = [f"{word}{size_text(size)} for {what}" for what, (size, word) in parts.items() if size]
+    enough_bytes = sum(size for size, _ in parts.values()) + spare_bytes
     return (
         f"its memory is {size_text(need.given_bytes)}, but it needs at least "
-        f'{" + ".join(takes)}; set memory to at least "{size_text(least_bytes)}", or to '
-        '"auto"'
+        f'{" + ".join(takes)}; set memory to "{size_text(enough_bytes)}" or more, or to "auto"'
     )

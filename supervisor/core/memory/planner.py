@@ -456,8 +456,12 @@ class _Turns:
             return None
         busy = tuple(name for name in room.models if self._is_busy(name))
         until = max(swaps_from, *(self._may_go_at[name] for name in room.models))
-        until_when = "goes when its turn is" if len(busy) == 1 else "go when their turns are"
-        reason = f"{self._short}: {is_or_are(busy)} busy, and {until_when} over"
+        makes_room = (
+            "makes room when its turn ends"
+            if len(busy) == 1
+            else ("make room when their turns end")
+        )
+        reason = f"{self._short}: {is_or_are(busy)} busy and {makes_room}"
         return Wait(reason=reason, until=until if until < math.inf else None, swaps=busy)
 
     def _room(self, may_go: list[ModelName], budget_bytes: int) -> Room:

@@ -203,7 +203,7 @@ class PlayedDaemon:
             "name": "m", "aliases": ["n"], "presets": self.presets, "state": self.state,
             "footprint_bytes": 0, "tokens_per_s": 0.0, "running": [], "queued": 0, **self.row,
         }  # fmt: skip
-        memory = {"effective_budget_bytes": 2**30}
+        memory = {"budget_bytes": 2**30}
         return {"models": [row], "memory": memory, "log_dir": self.log_dir}
 
 

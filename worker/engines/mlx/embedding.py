@@ -79,7 +79,8 @@ SMOOTHING = 0.2
 """The weight of the latest pass in what a token is thought to take."""
 
 MOST_GROWTH = 8.0
-"""So many times as long as a token of the longest text so far, a token of a longer one may take."""
+"""A token of a longer text may take as many times as long as the text is longer than any so far,
+and at most so many times."""
 
 CAUTION = 3.0
 """A pass may take this many times as long as it is thought to."""
@@ -202,8 +203,9 @@ class EmbeddingEngine:
         self._limits: MemoryLimits | None = None
         self._rows: OrderedDict[RequestKey, _Texts] = OrderedDict()  # the next in turn first
         self._alike = False
-        self._token_s = 0.0
-        self._longest = 1  # of the texts that were timed
+        # Seconds of a token by the length of its text, a class for each power of two: what short
+        # texts take says little of long ones, in which each token looks at more others.
+        self._token_s: dict[int, float] = {}
         self._most_tokens = CPU_PASS_TOKENS
 
     def load(self, report: ReportProgress) -> EngineFacts:
@@ -319,8 +321,7 @@ class EmbeddingEngine:
             steps()
         began, size = time.perf_counter(), filled(max(map(len, texts)))
         together = self._compute(texts, size)
-        self._token_s = (time.perf_counter() - began) / (size * len(texts))
-        self._longest = size
+        self._token_s = {size.bit_length(): (time.perf_counter() - began) / (size * len(texts))}
         steps()
         if not (np.isfinite(together).all() and all(np.isfinite(one).all() for one in alone)):
             return None
@@ -369,11 +370,26 @@ class EmbeddingEngine:
 
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
-        longest = max((texts.left[-1][0] for texts in self._rows.values()), default=0)
-        tokens = max(self._budget(), filled(longest))
-        # Each token of a text looks at all others: a longer text costs more for each of its tokens.
-        growth = min(max(filled(longest) / self._longest, 1.0), MOST_GROWTH)
-        return CAUTION * self._token_s * tokens * growth
+        size = self._longest_left()
+        token_s, growth = self._pace(size)
+        return CAUTION * token_s * growth * max(self._budget(), size)
+
+    def _longest_left(self) -> int:
+        """Return the length that the longest text is filled up to."""
+        return filled(max((texts.left[-1][0] for texts in self._rows.values()), default=0))
+
+    def _pace(self, size: int) -> tuple[float, float]:
+        """Return what is known of texts of this length.
+
+        Returns:
+            The seconds of a token, by such texts or the next shorter ones that were timed; 0: none
+            was. And how many times as long a token of this length may take.
+        """
+        wanted = size.bit_length()
+        shorter = [known for known in self._token_s if known <= wanted]
+        nearest = max(shorter) if shorter else min(self._token_s, default=wanted)
+        growth = size / 2.0 ** (nearest - 1) if nearest < wanted else 1.0
+        return self._token_s.get(nearest, 0.0), min(growth, MOST_GROWTH)
 
     def prefill_chunk(self) -> int:
         """See `Engine.prefill_chunk`."""
@@ -394,10 +410,11 @@ class EmbeddingEngine:
 
     def _budget(self) -> int:
         """Return the tokens of a pass that does not hold up others for longer than it should."""
-        if not self._token_s:
+        token_s, _ = self._pace(self._longest_left())
+        if not token_s:
             return FIRST_PASS_TOKENS
         target_s = self._spec.decode_stall_target_ms / 1000
-        return int(min(self._most_tokens, max(LEAST_PASS_TOKENS, target_s / self._token_s)))
+        return int(min(self._most_tokens, max(LEAST_PASS_TOKENS, target_s / token_s)))
 
     def step(self) -> StepResult:
         """See `Engine.step`: one pass."""
@@ -438,9 +455,9 @@ class EmbeddingEngine:
                 del self._rows[key]
                 last[key].finish = FinishReason.STOP
         took_s = time.perf_counter() - began
-        token_s = took_s / (size * len(items))
-        self._token_s += SMOOTHING * (token_s - self._token_s)
-        self._longest = max(self._longest, size)
+        token_s, kind = took_s / (size * len(items)), size.bit_length()
+        before_s = self._token_s.get(kind, token_s)
+        self._token_s[kind] = before_s + SMOOTHING * (token_s - before_s)
         return StepResult(tokens=tokens, prefill=prefill, took_s=took_s)
 
     def _compute(self, texts: Sequence[Sequence[int]], size: int) -> Any:

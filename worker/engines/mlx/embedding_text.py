@@ -285,8 +285,6 @@ def load_embedding_text(
     except Exception as error:
         raise tokenizer_error(folder.path, error) from error
     limit = find_context_length(config, asked).tokens
-    if config["model_type"] in ("roberta", "xlm-roberta"):
-        limit = min(limit, int(config["max_position_embeddings"]) - _first_place(config))
     if pooling.max_tokens is not None:
         limit = min(limit, pooling.max_tokens)
     has_kinds = config["model_type"] == "bert" and config.get("type_vocab_size", 2) > 1
@@ -302,8 +300,3 @@ def load_embedding_text(
         question=None if is_encoder else _find_question(tokenizer, pooling, config),
         answers=answers,
     )
-
-
-def _first_place(config: dict[str, Any]) -> int:
-    """Return how many places of its table RoBERTa does not use."""
-    return int(config.get("pad_token_id") or 0) + 1

@@ -90,12 +90,12 @@ def check_weights(path: Path, weight_bytes: int, limit_bytes: int | None) -> Non
         limit_bytes: the entry's `memory`; None: no limit.
 
     Raises:
-        BadLaunchError: names both numbers, and what would be enough.
+        BadLaunchError: names both numbers.
     """
     if limit_bytes is not None and weight_bytes > limit_bytes:
         raise BadLaunchError(
             f"the weights of {path} need {size_text(weight_bytes)}, but memory is limited to "
-            f'{size_text(limit_bytes)}; set memory to at least "{_enough_for(weight_bytes)}"'
+            f'{size_text(limit_bytes)}; set memory to "auto"'
         )
 
 
@@ -106,12 +106,8 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
     return (
         f"{size_text(active_bytes)} of the memory limit of {size_text(limit_bytes)} are in use "
         "before the first request, which makes answers slow; set memory to at least "
-        f'"{_enough_for(active_bytes)}"',
+        f'"{size_text(math.ceil(active_bytes / COMFORTABLE_SHARE))}"',
     )
-
-
-def _enough_for(count: int) -> str:
-    return size_text(math.ceil(count / COMFORTABLE_SHARE))
 
 
 LIBRARY = "libmlx.so"
