@@ -209,7 +209,8 @@ class AddModel(Message):
     Attributes:
         model: OWNER/NAME, its address on the hub, an absolute folder, or the name of a model that
             is found on the daemon's machine.
-        name: what to call it; None: by a short name. One that is configured keeps its name.
+        name: what to call it; None: by a short name. It becomes an alias of a model that is there,
+            and the answer has `alias`.
         revision: of a repository; None: that of the address, or `main`.
     """
 
@@ -224,7 +225,7 @@ class AddModel(Message):
 @record
 class RemoveModel(Message):
     """Client → supervisor: take a model out of the configuration file, and end it once its requests
-    have finished; its files stay; answered as `AddModel` is."""
+    have finished; its files stay. An alias is taken from its model. Answered as `AddModel` is."""
 
     TYPE: ClassVar[str] = "remove_model"
     id: RequestId

@@ -103,7 +103,7 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     if not name:
         added = serve_also(model, None, target, output, command="run")
         path, name = added.path, added.name
-        output.note(added.sentence)
+        output.note("; ".join(filter(None, [added.sentence, target.repeat_in(added.way_back)])))
     assert path is not None
     _start(path, target, output)
     return name

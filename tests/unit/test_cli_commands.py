@@ -391,11 +391,11 @@ def test_what_rm_could_not_remove_is_named_and_so_is_what_removes_the_rest(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--o--n").mkdir()
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    code, out, _ = run(capsys, "rm", "o/n", "--yes", "--endpoint", NOWHERE, "--json")
+    code, out, _ = run(capsys, "rm", "--files", "o/n", "--yes", "--endpoint", NOWHERE, "--json")
     error = json.loads(out)["error"]
     assert (code, error["code"]) == (1, "not_removed")
     assert "part of it is left: /some/file: Permission denied" in error["message"]
-    assert f"`mlxsup rm o/n --endpoint {NOWHERE}`" in error["hint"]
+    assert f"`mlxsup rm --files o/n --endpoint {NOWHERE}`" in error["hint"]
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -410,7 +410,7 @@ def test_rm_removes_no_files_of_a_model_that_may_read_them(
     folder.mkdir()
     rows = [{"name": "m", "state": state, "folder": str(folder / "snapshots" / "c")}]
     monkeypatch.setattr(commands_rm, "status_of_daemon", lambda target: {"models": rows})
-    code, out, err = run(capsys, "rm", "o/n", "--yes")
+    code, out, err = run(capsys, "rm", "--files", "o/n", "--yes")
     if state in (State.STOPPED, State.FAILED):
         assert (code, folder.exists()) == (0, False)
         assert "m is still configured" in err
@@ -475,7 +475,7 @@ def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     config = tmp_path / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
     where = ("--config", str(config))
-    for arguments in (("rm", "o/n"), ("key", "off")):
+    for arguments in (("rm", "--files", "o/n"), ("key", "off")):
         code, out, err = run(capsys, *arguments, *where)
         assert (code, out) == (64, ""), err
         assert err.endswith("hint: add --yes\n")
