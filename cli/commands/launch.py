@@ -29,7 +29,7 @@ from ..arguments import complete_model
 from ..changes import progress_shown
 from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
-from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import LAUNCH_KEY, known_launch_key, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
@@ -106,7 +106,9 @@ def launch(
         _print(agent, arguments, model, target, output)
         return None
     assert executable is not None
-    status = status_of_daemon(target)
+    from ..detach import status_once_up
+
+    status = status_once_up(target)
     if status is None:
         _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
     elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):

@@ -80,11 +80,24 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("serve --port 80", "start --http"),
         ("serve owner/name", "start --http --model owner/name"),
         ("version", "--version"),
+        ("mv small tiny", "add small --as tiny"),
+        ("set models.a.pinned true", "config set models.a.pinned true"),
+        ("history", "events"),
     ],
 )
 def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
     word, *rest = shlex.split(typed)
     assert guess(word, rest) == suggested
+
+
+@pytest.mark.parametrize(
+    ("word", "way"), [("upgrade", "pip install --upgrade"), ("push", "`hf upl")]
+)
+def test_word_without_a_command_of_ours_names_the_other_way(
+    capsys: pytest.CaptureFixture[str], word: str, way: str
+) -> None:
+    code, out, err = run(capsys, word)
+    assert (code, out, way in err, "did you mean" in err) == (64, "", True, False)
 
 
 def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwise() -> None:
