@@ -99,27 +99,40 @@ HELP_ALIAS = "help"
 """`mlxsup help COMMAND` is `mlxsup COMMAND --help`."""
 
 HABITS = {
-    "abort": "cancel ID", "ask": "generate MODEL PROMPT", "benchmark": "bench MODEL",
-    "check": "doctor", "complete": "generate MODEL PROMPT", "cp": "add MODEL --as NAME",
-    "create": "add FOLDER", "daemon": "start --detach", "debug": "doctor", "del": "rm MODEL",
-    "delete": "rm MODEL", "describe": "show MODEL", "disable": "service uninstall",
-    "download": "pull OWNER/NAME", "down": "stop", "edit": "config set KEY VALUE",
-    "eject": "unload MODEL",
+    "abort": "cancel ID", "alias": "add MODEL --as NAME", "ask": "generate MODEL PROMPT",
+    "benchmark": "bench MODEL", "check": "doctor", "complete": "generate MODEL PROMPT",
+    "cp": "add MODEL --as NAME", "create": "add FOLDER", "daemon": "start --detach",
+    "dashboard": "start --http", "debug": "doctor", "del": "rm MODEL", "delete": "rm MODEL",
+    "describe": "show MODEL", "disable": "service uninstall", "down": "stop",
+    "download": "pull OWNER/NAME", "edit": "config set KEY VALUE", "eject": "unload MODEL",
     "enable": "service install", "estimate": "plan", "exit": "stop", "explain": "why MODEL",
     "fetch": "pull OWNER/NAME", "gateway": "start --http", "get": "add OWNER/NAME",
-    "health": "status --check", "images": "models", "import": "add FOLDER", "info": "show MODEL",
-    "inspect": "show MODEL", "install": "add OWNER/NAME", "is-active": "status --check",
-    "jobs": "requests", "journalctl": "logs", "keys": "key list", "kill": "stop",
-    "kill MODEL": "unload MODEL", "list": "models", "log": "logs", "login": "key new NAME",
-    "monitor": "top", "nice": "prioritize ID CLASS", "quantize": "convert MODEL --quantize",
-    "queue": "requests", "quit": "stop", "remove": "rm MODEL", "renice": "prioritize ID CLASS",
-    "rmi": "rm MODEL", "serve": "start --http", "serve MODEL": "start --http --model MODEL",
-    "server": "start --http", "shutdown": "stop", "stats": "top", "tag": "add MODEL --as NAME",
-    "talk": "chat MODEL", "token": "key new NAME", "uninstall": "rm MODEL", "unpause": "resume ID",
-    "up": "start --detach", "version": "--version", "watch": "status --watch",
+    "health": "status --check", "history": "events", "images": "models", "import": "add FOLDER",
+    "info": "show MODEL", "inspect": "show MODEL", "install": "add OWNER/NAME",
+    "is-active": "status --check", "jobs": "requests", "journalctl": "logs", "keys": "key list",
+    "kill": "stop", "kill MODEL": "unload MODEL", "list": "models", "log": "logs",
+    "login": "key new NAME", "monitor": "top", "mv": "add MODEL --as NAME",
+    "nice": "prioritize ID CLASS", "quantize": "convert MODEL --quantize", "queue": "requests",
+    "quit": "stop", "remove": "rm MODEL", "rename": "add MODEL --as NAME",
+    "renice": "prioritize ID CLASS", "rmi": "rm MODEL", "serve": "start --http",
+    "serve MODEL": "start --http --model MODEL", "server": "start --http",
+    "set": "config set KEY VALUE", "shutdown": "stop", "stats": "top", "tag": "add MODEL --as NAME",
+    "talk": "chat MODEL", "token": "key new NAME", "tui": "top", "ui": "start --http",
+    "uninstall": "rm MODEL", "unpause": "resume ID", "up": "start --detach", "version": "--version",
+    "watch": "status --watch",
 }  # fmt: skip
 """The command to suggest for a word of another tool, alone or with a name behind it. What is in
 capitals is replaced by the words that follow it."""
+
+OTHER_WAYS = {
+    "push": "`hf upload OWNER/NAME FOLDER` uploads a model",
+    **dict.fromkeys(
+        ("update", "upgrade"),
+        "install it again as you did, such as `pip install --upgrade mlxsup`; the daemon is the new"
+        " one after `mlxsup stop` and `mlxsup start --detach`",
+    ),
+}
+"""What to do instead of a word of another tool that no command of ours stands for."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})
 """What takes something away is only suggested for a word that begins as it does: a guess must not

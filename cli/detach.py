@@ -18,8 +18,9 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.places import endpoint_in, socket_at
 
 from .configuration import read_configuration
-from .connection import Target, connect
+from .connection import Target, connect, status_of_daemon
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
+from .lock_holder import lock_holder
 from .terminal.output import LiveLine, Output
 
 OUTPUT_NAME = "daemon.out"
@@ -43,12 +44,14 @@ class Started:
         output: the file that gets what it prints.
         gateway: what its status says of its gateway, which has listened or failed to; None: it has
             none.
+        is_ours: false if another command has started it at the same time.
     """
 
     endpoint: str
     pid: int
     output: Path
     gateway: Mapping[str, Any] | None
+    is_ours: bool = True
 
 
 def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> Started:
@@ -90,12 +93,53 @@ def start_detached(endpoint: str, log_dir: Path, arguments: Sequence[str]) -> St
 def start_configured(path: Path, *options: str) -> Started:
     """Start the daemon of a configuration file with these options of `start` in the background.
 
+    If another command starts one there at the same time, the lock of the runtime folder decides
+    which of them runs, and that one is returned.
+
     Raises:
         CliError: the file is wrong, or the daemon did not come up.
     """
     configuration = read_configuration(path)
     arguments = ["--config", os.path.abspath(path.expanduser()), *options]
-    return start_detached(endpoint_in(configuration.runtime_dir), configuration.log_dir, arguments)
+    endpoint = endpoint_in(configuration.runtime_dir)
+    try:
+        return start_detached(endpoint, configuration.log_dir, arguments)
+    except CliError as error:
+        if error.status is not ExitStatus.ALREADY_RUNNING:
+            raise
+        status = status_once_up(Target(endpoint=endpoint))
+        if status is None:
+            raise
+        return Started(
+            endpoint=endpoint,
+            pid=status["pid"],
+            output=configuration.log_dir / OUTPUT_NAME,
+            gateway=status["gateway"],
+            is_ours=False,
+        )
+
+
+def status_once_up(target: Target) -> dict[str, Any] | None:
+    """Return the status of the daemon, which may be starting; None if no daemon runs there.
+
+    Raises:
+        CliError: one runs, but does not answer.
+    """
+    endpoint = target.find_endpoint()
+    give_up_at = time.monotonic() + ANSWER_LIMIT_S
+    with LiveLine(Output()) as line:
+        while True:
+            try:
+                return status_of_daemon(target)
+            except CliError:
+                holder = lock_holder(endpoint)
+                is_starting = not socket_at(endpoint).exists()
+                if holder is None or holder.is_stopped or not is_starting:
+                    raise
+                if time.monotonic() >= give_up_at:
+                    raise
+            line.show("waiting for the daemon that is starting")
+            time.sleep(LOOK_INTERVAL_S)
 
 
 def report(

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.key_file import (
@@ -15,6 +16,7 @@ from mlxsup.protocol.key_file import (
     KeyPlace,
     add_key,
     digest_of,
+    find_trouble,
     have_been_made,
     read_key_file,
     read_keys,
@@ -26,6 +28,8 @@ from mlxsup.protocol.text import timestamp
 from .connection import Target
 from .exit_status import CliError, ExitStatus
 from .lock_holder import lock_holder
+
+WAYS = "`mlxsup key new NAME` creates one, or `mlxsup key off` opens it to this machine"
 
 LAUNCH_KEY = "mlxsup-launch"
 """The name of the key that `mlxsup launch` makes for agents, and of its account."""
@@ -88,27 +92,36 @@ def read_key(given: str | None) -> str | None:
     return key
 
 
-def launch_key(target: Target) -> str | None:
-    """Return the key that agents use; None while the gateway needs none.
+def known_launch_key(target: Target) -> tuple[str | None, bool]:
+    """Return the key that agents use, and whether the gateway needs one that is not made yet.
+
+    Raises:
+        CliError: the keys cannot be used, or HTTP is locked because the last one was revoked.
+    """
+    with usable_keys(target) as place:
+        return _known_launch_key(place)
+
+
+def launch_key(target: Target) -> tuple[str | None, bool]:
+    """Return the key that agents use, and whether it was made now; None while the gateway needs
+    none.
 
     One key serves all of them. The keys themselves are not kept, so this one has a file of its own;
     if that or the key is gone, there is a new one.
 
     Raises:
-        CliError: the keys cannot be used.
+        CliError: the keys cannot be used, or HTTP is locked because the last one was revoked.
     """
     with usable_keys(target) as place:
-        if not have_been_made(place):
-            return None
-        file = place.file.with_name(place.file.name.removesuffix(KEYS_SUFFIX) + LAUNCH_SUFFIX)
-        kept = (read_key_file(file) or b"").decode("utf-8", "replace").strip()
-        if digest_of(kept) in {one.digest for one in read_keys(place.file) or ()}:
-            return kept
+        kept, is_missing = _known_launch_key(place)
+        if not is_missing:
+            return kept, False
         revoke_key(place, LAUNCH_KEY)
         now = timestamp(time.time())
         made = add_key(place, name=LAUNCH_KEY, account=LAUNCH_KEY, is_operator=False, created=now)
         if made is None:
             raise CliError("another `mlxsup launch` is making a key", hint="try again", code="keys")
+        file = _launch_file(place)
         try:
             file.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -116,4 +129,19 @@ def launch_key(target: Target) -> str | None:
                 stream.write(f"{made}\n")
         except OSError as error:
             raise KeyFileError(f"{file} cannot be written: {error.strerror}") from None
-        return made
+        return made, True
+
+
+def _known_launch_key(place: KeyPlace) -> tuple[str | None, bool]:
+    if not have_been_made(place):
+        return None, False
+    if trouble := find_trouble(place):
+        # To make one would let programs in that the user has locked out.
+        raise CliError(f"HTTP is locked: {trouble}", hint=WAYS, code="keys")
+    kept = (read_key_file(_launch_file(place)) or b"").decode("utf-8", "replace").strip()
+    is_valid = digest_of(kept) in {one.digest for one in read_keys(place.file) or ()}
+    return (kept, False) if is_valid else (None, True)
+
+
+def _launch_file(place: KeyPlace) -> Path:
+    return place.file.with_name(place.file.name.removesuffix(KEYS_SUFFIX) + LAUNCH_SUFFIX)

@@ -11,7 +11,7 @@ import click
 
 from mlxsup.protocol.version import VERSION
 
-from .command_table import ALIASES, COMMANDS, GROUPS, expand, guess, load
+from .command_table import ALIASES, COMMANDS, GROUPS, OTHER_WAYS, expand, guess, load
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard, terminal_size
 from .terminal.writer import guard_streams
@@ -185,8 +185,10 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
-        meant = guess(str(name), arguments[arguments.index(name) + 1 :])
-        hint = f"did you mean `{PROGRAM} {meant}`?" if meant else hint
+        if name in OTHER_WAYS:
+            hint = OTHER_WAYS[name]
+        elif meant := guess(str(name), arguments[arguments.index(name) + 1 :]):
+            hint = f"did you mean `{PROGRAM} {meant}`?"
     # What may stand for a choice is listed by click in a line each.
     message = " ".join(error.format_message().split())
     return CliError(message, hint=hint, status=ExitStatus.USAGE)

@@ -183,7 +183,8 @@ class AddModel(Command):
     Attributes:
         model: OWNER/NAME, its address on the hub, an absolute folder, or the name of a model that
             is found on the daemon's machine.
-        name: what to call it; None: by a short name. One that is configured keeps its name.
+        name: what to call it; None: by a short name. It becomes an alias of a model that is there,
+            and the answer has `alias`.
         revision: of a repository; None: that of the address, or `main`.
     """
 
@@ -196,7 +197,7 @@ class AddModel(Command):
 @record
 class RemoveModel(Command):
     """Client → supervisor: take a model out of the configuration file, and end it once its requests
-    have finished; its files stay; answered as `AddModel` is."""
+    have finished; its files stay. An alias is taken from its model. Answered as `AddModel` is."""
 
     TYPE: ClassVar[str] = "remove_model"
     model: ModelName

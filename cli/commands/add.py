@@ -27,7 +27,14 @@ from mlxsup.store.references import (
 from ..arguments import check_makes, complete_repository, model_meant, row_called, use_of
 from ..changes import progress_shown
 from ..configuration import configuration_errors, make_configuration
-from ..connection import Target, connect, daemon_options, status_of_daemon, unknown_model
+from ..connection import (
+    Target,
+    connect,
+    daemon_options,
+    explain_request_error,
+    status_of_daemon,
+    unknown_model,
+)
 from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, confirm
@@ -43,11 +50,13 @@ class Added:
     Attributes:
         name: what the configuration calls the model.
         path: the configuration file; None if the daemon that runs has none.
+        alias: the other name that it has now; None if it was given none.
         is_new: true if it was not there before.
         is_served: true if a daemon serves it now.
     """
 
     name: str
+    alias: str | None
     path: Path | None
     is_new: bool
     is_served: bool
@@ -55,16 +64,21 @@ class Added:
     @property
     def sentence(self) -> str:
         """Return what was done."""
-        if not self.is_new:
-            return f"{self.name} is already configured"
         where = f"to {self.path}" if self.path else "until the daemon ends; it has no file"
-        return f"added {self.name} {where}"
+        if self.alias is not None:
+            return f"added {self.alias} as another name of {self.name} {where}"
+        return f"added {self.name} {where}" if self.is_new else f"{self.name} is already configured"
+
+    @property
+    def way_back(self) -> str:
+        """Return how a model that was not there before is taken out again."""
+        return f"`mlxsup rm {self.name}` takes it out again" if self.is_new else ""
 
 
 @click.command()
 @click.argument("source", metavar="MODEL", shell_complete=complete_repository)
 @click.option(
-    "--as", "name", metavar="NAME", help="The name of the model; by default, a short one."
+    "--as", "name", metavar="NAME", help="Its name, or another one; by default, a short one."
 )
 @click.option("--no-load", "is_left", is_flag=True, help="Load it on the first request, not now.")
 @daemon_options
@@ -74,21 +88,29 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
     Adds MODEL to the configuration and to a running daemon, which loads it. MODEL is OWNER/NAME or
     its address in a browser (downloaded if necessary), a short name such as qwen3:4b (`mlxsup
     search` lists them), a folder, a GGUF file (converted), or a model that `mlxsup models` lists.
-    `mlxsup rm` removes it.
+    With --as, a model that is served already gets NAME as an alias. `mlxsup rm` removes either.
     """
     added = serve_also(source, name, target, output)
     if added.is_served and not is_left:
+        from mlxsup.client import RequestError
+
         with connect(target) as client, progress_shown(client, added.name, output):
-            client.load(added.name)
+            try:
+                client.load(added.name)
+            except RequestError as error:
+                refused = explain_request_error(error)
+                refused.hint = "; ".join(filter(None, [refused.hint, added.way_back]))
+                raise refused from None
     value = {
-        "name": added.name, "path": str(added.path) if added.path else None,
+        "name": added.name, "alias": added.alias, "path": str(added.path) if added.path else None,
         "added": added.is_new, "served": added.is_served,
     }  # fmt: skip
     output.result(value, added.sentence)
     if added.is_served:
+        name = added.alias or added.name
         with connect(target) as client:
-            row = row_called(client.status(), added.name) or {"name": added.name}
-        output.note(target.repeat_in(f"hint: `mlxsup {use_of(row)}`"))
+            row = row_called(client.status(), added.name) or {}
+        output.note(target.repeat_in(f"hint: `mlxsup {use_of({**row, 'name': name})}`"))
     else:
         output.note(target.repeat_in("hint: `mlxsup start --detach` serves it"))
 
@@ -132,8 +154,9 @@ def serve_also(
                 ready=lambda one: one if sources else _made_ready(one, output, again=again),
             ),
         )
-    is_new = edit.change is not None
-    return Added(name=edit.name, path=path, is_new=is_new, is_served=False)
+    alias = edit.answer.get("alias")
+    is_new = edit.change is not None and alias is None
+    return Added(name=edit.name, alias=alias, path=path, is_new=is_new, is_served=False)
 
 
 def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,6 +192,9 @@ def served_name(
         return str(row["name"]), preset
     try:
         source = find_source(model)
+        for row in status["models"]:
+            if _is_row_of(source, row):
+                return str(row["name"]), {}
         if source.folder is not None and not source.is_gguf:
             servable(source)
     except RefusedModelError as error:
@@ -176,13 +202,10 @@ def served_name(
             raise unknown_model(model, [row["name"] for row in status["models"]]) from None
         with refusals(Path()):
             raise
-    for row in status["models"]:
-        if _is_row_of(source, row):
-            return str(row["name"]), {}
     if not is_sure:
         ask_to_add(model, target, output)
     added = serve_also(model, None, target, output)
-    output.note(added.sentence)
+    output.note("; ".join(filter(None, [added.sentence, target.repeat_in(added.way_back)])))
     return added.name, {}
 
 
@@ -244,7 +267,8 @@ def _add_to_daemon(
         done = client.add(reference, name=name, revision=revision)
     path = Path(done["config_path"]) if done["config_path"] else None
     is_new = done["model"] in done["added"]
-    return Added(name=done["model"], path=path, is_new=is_new, is_served=True)
+    alias = done.get("alias")
+    return Added(name=done["model"], alias=alias, path=path, is_new=is_new, is_served=True)
 
 
 def _is_row_of(source: Source, row: Mapping[str, Any]) -> bool:

@@ -57,6 +57,28 @@ def set_(key: str, value: str, target: Target, output: Output) -> None:
     _change(key, value, target, output)
 
 
+@config.command(short_help="Print the value of a key.")
+@click.argument("key")
+@daemon_options
+def get(key: str, target: Target, output: Output) -> None:
+    """Example: mlxsup config get models.qwen3.idle_unload_s
+
+    Prints the value that KEY has in the configuration file, or else its default, as `mlxsup config
+    set` takes it.
+    """
+    from mlxsup.supervisor.config.keys import getting, shown
+    from mlxsup.supervisor.config.load import read_text
+
+    status = status_of_daemon(target) or {}
+    file = Path(status.get("config_path") or find_configuration(target.config))
+    with refusals(file):
+        found = getting(read_text(file), file, key)
+    value = found["value"]
+    output.result({**found, "config_path": str(file)}, "" if value is None else shown(value))
+    if not found["is_set"]:
+        output.note(f"{found['key']} is not set in {file}, so that is its default")
+
+
 @config.command(short_help="Take a key out, so that its default counts.")
 @click.argument("key")
 @daemon_options
@@ -86,10 +108,16 @@ def _change(key: str, value: str | None, target: Target, output: Output) -> None
             edit = change_file(file, lambda read: changing(read, {key: value}))
         done = {**edit.answer, "config_path": str(file)}
     written, is_now = next(iter(done["values"].items()))
-    said = "is not set" if is_now is None else f"= {json.dumps(is_now, ensure_ascii=False)}"
-    output.result({**done, "restarts": restart}, f"{written} {said} in {done['config_path']}")
+    path = done["config_path"]
+    if is_now is None:
+        said = f"{written} has its default now, and is not in {path}"
+    else:
+        said = f"{written} = {json.dumps(is_now, ensure_ascii=False)} in {path}"
+    output.result({**done, "restarts": restart}, said)
     if "later" in done:
-        note_consequences(done, output)
+        parts = written.split(".")
+        later = [name for name in done["later"] if name in (parts[0], parts[-1])]
+        note_consequences({**done, "later": later}, output)
     for name in restart:
         output.note(f"{name} restarts with it; running requests finish first")
 

@@ -26,11 +26,9 @@ from mlxsup.protocol.text import timestamp
 
 from ..connection import Target, daemon_options, meant, read_toml, status_of_daemon
 from ..exit_status import CliError, ExitStatus
-from ..keys import find_keys, usable_keys
+from ..keys import WAYS, find_keys, usable_keys
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
-
-WAYS = "`mlxsup key new NAME` creates one, or `mlxsup key off` opens it to this machine"
 
 sure_option = click.option("--yes", "is_sure", is_flag=True, help="Skip the question.")
 

@@ -1,22 +1,23 @@
 """`mlxsup launch`: a coding agent that uses a model of the daemon, in one command.
 
-The agent takes the place of this process, so its terminal, signals and exit code are its own. What
-it needs is in its arguments and its environment, and no file of the user changes.
+The agent has the terminal, and its exit code is that of the command. What it needs is in its
+arguments, its environment and a temporary file, and no file of the user changes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
 import signal
-import stat
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,9 +29,9 @@ from ..arguments import complete_writer, is_writer
 from ..changes import progress_shown
 from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
-from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..keys import launch_key
+from ..keys import LAUNCH_KEY, known_launch_key, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
 
@@ -48,6 +49,12 @@ ENOUGH_TOKENS = 32_768
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+UNKNOWN_KEY = "KEY"
+"""Stands for a key that is not made because of `--print`."""
+
+SIGNALLED = 128
+"""Shells add the number of the signal that ended a process to this."""
 
 
 @click.command()
@@ -76,7 +83,7 @@ def launch(
     is_printing: bool,
     target: Target,
     output: Output,
-) -> None:
+) -> int | None:
     """Example: mlxsup launch claude
 
     Starts AGENT, a coding agent that uses a model of the daemon: claude, codex, opencode, pi, qwen,
@@ -87,7 +94,7 @@ def launch(
     """
     if agent is None:
         _list(output)
-        return
+        return None
     executable = shutil.which(agent)
     if executable is None and not is_printing:
         raise CliError(
@@ -95,8 +102,13 @@ def launch(
             code="not_installed",
             hint=f"install it with `{AGENTS[agent].install}`",
         )
-    is_sure = is_sure and not is_printing
-    status = status_of_daemon(target)
+    if is_printing:
+        _print(agent, arguments, model, target, output)
+        return None
+    assert executable is not None
+    from ..detach import status_once_up
+
+    status = status_once_up(target)
     if status is None:
         _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
     elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):
@@ -111,30 +123,47 @@ def launch(
         _wait_for_gateway(client, output)
         status = client.status()
         row, name = _choose(status, model, agent, output)
-        key = launch_key(target)
+        key, is_new = launch_key(target)
+        if is_new:
+            revoke = target.repeat_in(f"`mlxsup key revoke {LAUNCH_KEY}` revokes it")
+            output.note(f"made the key {LAUNCH_KEY} for agents; {revoke}")
         site = site_of(status, name, key)
         _wait_for_key(site.url, key)
-        if not is_printing and row["state"] != "READY":
+        if row["state"] != "READY":
             with progress_shown(client, row["name"], output):
                 client.load(row["name"])
     start = AGENTS[agent].start
     assert start is not None
-    command, variables = _prepared(agent, start(site), arguments)
-    if is_printing:
-        value = {"agent": agent, "model": name, "command": command, "variables": variables}
-        exports = [f"export {one}={shlex.quote(text)}" for one, text in variables.items()]
-        output.result(value, "\n".join([*exports, shlex.join(command)]))
-        return
-    assert executable is not None
     settle_streams()
-    # Python ignores these, and an agent would inherit that.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execve(executable, command, {**os.environ, **variables})
-    except OSError as error:
-        message = f"{executable} cannot be started: {error.strerror}"
-        raise CliError(message, code="not_started") from None
+    return _run(executable, agent, start(site), arguments)
+
+
+def _print(
+    agent: str, arguments: Sequence[str], model: str | None, target: Target, output: Output
+) -> None:
+    """Print what would be started; nothing is started, loaded or written."""
+    with connect(target) as client:
+        status = client.status()
+    _, name = _choose(status, model, agent, output)
+    key, is_missing = known_launch_key(target)
+    start = AGENTS[agent].start
+    assert start is not None
+    begin = start(site_of(status, name, UNKNOWN_KEY if is_missing else key))
+    command = [agent, *begin.arguments, *arguments]
+    variables = {**begin.variables, **_direct()}
+    shown = [f"export {one}={shlex.quote(text)}" for one, text in variables.items()]
+    line, file = shlex.join(command), {}
+    if begin.file is not None:
+        called, text = begin.file
+        file = {"file": {"name": called, "text": text}}
+        path = f'"$folder"/{called}'
+        shown += ["folder=$(mktemp -d)", f"printf %s {shlex.quote(text)} > {path}"]
+        line = line.replace(shlex.quote(SETTINGS_FILE), path)
+    value = {"agent": agent, "model": name, "command": command, "variables": variables, **file}
+    output.result(value, "\n".join([*shown, line]))
+    if is_missing:
+        ways = target.repeat_in(f"`mlxsup launch {agent}` or `mlxsup key new NAME` makes one")
+        output.note(f"write a key of the gateway in place of {UNKNOWN_KEY}: {ways}")
 
 
 def _list(output: Output) -> None:
@@ -275,49 +304,57 @@ def _choose(
 # ---------------------------------------------------------------- the agent
 
 
-def _prepared(
-    agent: str, start: Start, arguments: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command line of an agent, and its variables besides those of this process.
+def _direct() -> dict[str, str]:
+    """Return the variables that keep requests to this machine away from a proxy, if one is set."""
+    if not any(os.environ.get(name) or os.environ.get(name.lower()) for name in PROXIES):
+        return {}
+    return {
+        name: ",".join(filter(None, [os.environ.get(name), *LOCAL_HOSTS]))
+        for name in ("NO_PROXY", "no_proxy")
+    }
+
+
+def _run(executable: str, agent: str, start: Start, arguments: Sequence[str]) -> int:
+    """Run an agent until it ends, and return its exit code.
+
+    The agent has our terminal and our process group, so keys reach it as they would without us; an
+    end that only we are told of is passed on. Its settings have a key in them, and go with it.
 
     Raises:
-        CliError: the file that it needs cannot be written.
+        CliError: it cannot be started.
     """
-    path = "" if start.file is None else str(_write(*start.file))
-    ours = [path if one == SETTINGS_FILE else one for one in start.arguments]
-    variables = dict(start.variables)
-    if any(os.environ.get(name) or os.environ.get(name.lower()) for name in PROXIES):
-        for name in ("NO_PROXY", "no_proxy"):
-            listed = filter(None, [os.environ.get(name), *LOCAL_HOSTS])
-            variables[name] = ",".join(listed)
-    return [agent, *ours, *arguments], variables
+    came: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
 
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if process is not None:
+            process.send_signal(number)
 
-def _write(name: str, text: str) -> Path:
-    """Write a file that only this user can read, in the folder for temporary files.
-
-    Nothing can remove it when the agent ends, so the same text has the same file.
-
-    Raises:
-        CliError: that is impossible.
-    """
-    folder = Path(tempfile.gettempdir()) / f"mlxsup-launch-{os.geteuid()}"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = folder / f"{digest}-{name}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise CliError(
-                f"{folder} is not a folder of this user alone",
-                code="file",
-                hint="remove it, or set TMPDIR to another folder",
+    with ExitStack() as stack:
+        # Functions instead of SIG_IGN, which the agent would inherit.
+        for key in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(key, lambda number, frame: None)
+        for end in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(end, pass_on)
+        try:
+            path = ""
+            if start.file is not None:
+                called, text = start.file
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxsup-launch-"))
+                path = os.path.join(folder, called)
+                with open(path, "x", opener=lambda at, flags: os.open(at, flags, 0o600)) as file:
+                    file.write(text)
+            ours = [path if one == SETTINGS_FILE else one for one in start.arguments]
+            process = subprocess.Popen(
+                [agent, *ours, *arguments],
+                executable=executable,
+                env={**os.environ, **start.variables, **_direct()},
             )
-        descriptor, new = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(new, path)
-    except OSError as error:
-        message = f"cannot write {error.filename or path}: {error.strerror}"
-        raise CliError(message, code="file") from None
-    return path
+        except OSError as error:
+            message = f"{agent} cannot be started: {error.filename or executable}: {error.strerror}"
+            raise CliError(message, code="not_started") from None
+        for number in came:
+            process.send_signal(number)
+        code = process.wait()
+    return code if code >= 0 else SIGNALLED - code

@@ -26,6 +26,7 @@ from mlxsup.store.hub_cache import (
 from mlxsup.store.references import find_source, is_reference, repository_named
 
 from ..arguments import complete_model_or_repository, row_called
+from ..configuration import read_configuration
 from ..connection import (
     Target,
     connect,
@@ -46,65 +47,115 @@ UNUSED = (State.STOPPED, State.FAILED)
 
 @click.command()
 @click.argument("model", shell_complete=complete_model_or_repository)
-@click.option("-y", "--yes", "is_sure", is_flag=True, help="Skip the question.")
+@click.option("--files", "has_files", is_flag=True, help="Delete the files of MODEL as well.")
+@click.option("-y", "--yes", "is_sure", is_flag=True, help="Skip the question of --files.")
 @daemon_options
-def rm(model: str, is_sure: bool, target: Target, output: Output) -> None:
-    """Example: mlxsup rm mlx-community/SmolLM2-135M-Instruct
+def rm(model: str, has_files: bool, is_sure: bool, target: Target, output: Output) -> None:
+    """Example: mlxsup rm qwen3
 
-    Removes MODEL. For a configured name, it removes the model from the configuration and from a
-    running daemon; its files stay. For OWNER/NAME or a folder in ~/.mlxsup/models, it asks and then
-    deletes the files, unless they are in use or being downloaded.
+    Removes MODEL from the configuration and from a running daemon. Its files stay. If MODEL is an
+    alias, only the alias goes.
+
+    With --files it asks, and then deletes the files too, unless they are in use or being
+    downloaded. MODEL may then also be OWNER/NAME or a folder in ~/.mlxsup/models.
     """
-    status = status_of_daemon(target)
-    rows = status or {"models": []}
-    try:
-        if is_reference(model) and row_called(rows, model) is None:
-            raise unknown_model(model, ())
-        removed = _remove_entry(model, target, is_running=status is not None)
-    except CliError as error:
-        if error.code != "unknown_model":
-            raise
-        _remove_files(model, rows, output, is_sure=is_sure)
+    running = status_of_daemon(target)
+    is_running = running is not None
+    status = running or _status_of_file(target)
+    if has_files:
+        _remove_files(model, status, target, output, is_running=is_running, is_sure=is_sure)
         return
+    if row_called(status, model) is None:
+        raise _not_configured(model, status, target)
+    removed = _remove_entry(model, target, is_running=is_running)
     path = removed["path"]
     where = f"from {path}" if path else "from the daemon, which has no file"
-    output.result(removed, f"removed {model} {where}")
-    if removed["files"]:
-        try:
-            _place_of(removed["files"])
-        except CliError:  # another program's: no command of ours deletes them
-            output.note("its files are still there")
-        else:
-            files = shlex.quote(removed["files"])
-            output.note(f"its files are still there; `mlxsup rm {files}` deletes them")
+    what = model if removed["alias"] is None else f"{model}, another name of {removed['name']},"
+    output.result(removed, f"removed {what} {where}")
+    if removed["alias"] is None and (files := removed["files"]):
+        ours = (
+            "" if _is_foreign(files) else f"; `mlxsup rm --files {shlex.quote(files)}` deletes them"
+        )
+        output.note(target.repeat_in(f"its files stay{ours}"))
+
+
+def _status_of_file(target: Target) -> dict[str, Any]:
+    """Return the models of the configuration as a status has them, none of which is loaded."""
+    path = file_of(target)
+    if not os.path.exists(path.expanduser()):
+        return {"models": []}
+    rows = [
+        {
+            "name": str(one.name), "aliases": one.aliases, "state": State.STOPPED, "repo": one.repo,
+            "folder": one.launch.path,
+        }
+        for one in read_configuration(path).models
+    ]  # fmt: skip
+    return {"models": rows}
+
+
+def _not_configured(model: str, status: Mapping[str, Any], target: Target) -> CliError:
+    """Return the error for a model without an entry; the hint is about its files, if any."""
+    error = unknown_model(model, [str(row["name"]) for row in status["models"]])
+    for row in status["models"]:
+        if row.get("repo") == model:
+            error.hint = f"it is called {row['name']}: `mlxsup rm {row['name']}` removes it"
+            return error
+    if not _is_foreign(model) and _place_of(model)[0].is_dir():
+        error.message = f"{model} is not configured"
+        error.hint = f"`mlxsup rm --files {shlex.quote(model)}` deletes its files"
+    return error
+
+
+def _is_foreign(files: str) -> bool:
+    """True if those are another program's: no command of ours deletes them."""
+    try:
+        _place_of(files)
+    except CliError:
+        return True
+    return False
 
 
 def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, Any]:
     """Remove the entry of a model, by the daemon if one runs.
 
     Returns:
-        `name`, `path`, of the configuration, and `files`, the model's.
+        `name`, `alias` if only that was removed, `path`, of the configuration, and `files`, the
+        model's.
 
     Raises:
-        CliError: `unknown_model`: there is no such entry.
+        CliError: there is no such entry any more, or the file cannot be written.
     """
+    done: Mapping[str, Any]
     if is_running:
         with connect(target) as client:
             done = client.remove(name)
-        return {"name": name, "path": done["config_path"], "files": done["files"]}
-    from mlxsup.supervisor.config.entries import change_file, removing
+        path = done["config_path"]
+    else:
+        from mlxsup.supervisor.config.entries import change_file, removing
 
-    path = file_of(target)
-    if not os.path.exists(path.expanduser()):
-        raise unknown_model(name, ())
-    with refusals(path):
-        edit = change_file(path, lambda config: removing(config, name))
-    return {"name": name, "path": str(path), "files": edit.answer["files"]}
+        file = file_of(target)
+        with refusals(file):
+            done = change_file(file, lambda config: removing(config, name)).answer
+        path = str(file)
+    alias = done.get("alias")
+    return {"name": done["model"], "alias": alias, "path": path, "files": done["files"]}
 
 
-def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_sure: bool) -> None:
-    """Remove a repository from the cache, or a folder that `convert` or `demo` has made."""
-    folder, cache = _place_of(model)
+def _remove_files(
+    model: str,
+    status: Mapping[str, Any],
+    target: Target,
+    output: Output,
+    *,
+    is_running: bool,
+    is_sure: bool,
+) -> None:
+    """Remove a repository from the cache, or a folder that `convert` or `demo` has made, and the
+    entry of this name, if there is one."""
+    row = row_called(status, model)
+    entry = None if row is None else str(row["name"])
+    folder, cache = _place_of(model if row is None else row["repo"] or row["folder"])
     if not folder.is_dir():
         close = close_names(model, repositories(cache))
         hint = meant(close) or "`mlxsup models` lists the models on this machine"
@@ -128,7 +179,9 @@ def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_s
         )
     size = _size_bytes(folder)
     if not is_sure:
-        confirm(f"remove {model} ({format_bytes(size)}) from {cache}?")
+        confirm(f"delete the files of {model} ({format_bytes(size)}) in {cache}?")
+    if entry is not None:
+        _remove_entry(entry, target, is_running=is_running)
     try:
         with no_download(lock_of(folder)):
             shutil.rmtree(folder)
@@ -143,12 +196,13 @@ def _remove_files(model: str, status: Mapping[str, Any], output: Output, *, is_s
         raise CliError(
             f"{model} could not be removed, {left}: {error.filename}: {error.strerror}",
             code="not_removed",
-            hint=f"fix that, then run `mlxsup rm {model}` again",
+            hint=f"fix that, then run `mlxsup rm --files {model}` again",
         ) from None
     value = {"repo": model, "folder": str(folder), "freed_bytes": size}
-    output.result(value, f"removed {model}, which frees {format_bytes(size)}")
+    output.result(value, f"deleted the files of {model}, which frees {format_bytes(size)}")
     for row in rows:
-        output.note(f"{row['name']} is still configured: `mlxsup rm {row['name']}` removes it")
+        if row["name"] != entry:
+            output.note(f"{row['name']} is still configured: `mlxsup rm {row['name']}` removes it")
 
 
 def _place_of(model: str) -> tuple[Path, Path]:

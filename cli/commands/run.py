@@ -11,7 +11,7 @@ import click
 
 from ..arguments import complete_writer_or_repository
 from ..configuration import read_configuration
-from ..connection import Target, connect, daemon_options, status_of_daemon
+from ..connection import Target, connect, daemon_options
 from ..downloading import download
 from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..options import answer_options, check_parameters, keep_alive_option, priority_options
@@ -76,11 +76,22 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     Raises:
         CliError: no daemon can be started there, or it cannot serve the model.
     """
-    status = status_of_daemon(target)
-    if status is not None:
-        with connect(target) as client:
-            name, preset = served_name(model, client, target, output, is_sure=is_sure)
-            return model if preset else name
+    from ..detach import status_once_up
+
+    if status_once_up(target) is None:
+        return _start_with(model, target, output, is_sure=is_sure)
+    with connect(target) as client:
+        name, preset = served_name(model, client, target, output, is_sure=is_sure)
+    return model if preset else name
+
+
+def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
+    """Start a daemon whose configuration has the model, which is downloaded if necessary, and
+    return what the daemon calls the model.
+
+    Raises:
+        CliError: no daemon can be started there, or it cannot serve the model.
+    """
     place = target.find()
     if target.endpoint_source:
         raise CliError(
@@ -90,27 +101,30 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
             f"{model}",
             status=ExitStatus.NO_DAEMON,
         )
-    path, name = place.config, ""
+    path, entry, name = place.config, None, model
     if path is not None:
         entry = entry_called(model, read_configuration(path))
-        if entry is None:
-            if not is_sure:
-                ask_to_add(model, target, output)
-        else:
-            name = model
-            if entry.download is not None:
-                download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
-    if not name:
+        if entry is None and not is_sure:
+            ask_to_add(model, target, output)
+    if entry is None:
         added = serve_also(model, None, target, output, command="run")
         path, name = added.path, added.name
-        output.note(added.sentence)
+        output.note("; ".join(filter(None, [added.sentence, target.repeat_in(added.way_back)])))
+    elif entry.download is not None:
+        download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
     assert path is not None
-    _start(path, target, output)
+    if not _start(path, target, output):
+        with connect(target) as client:
+            client.reload()  # it may have read the file before our entry was there
     return name
 
 
-def _start(path: Path, target: Target, output: Output) -> None:
-    """Start the daemon of a configuration in the background, and say where it is reached."""
+def _start(path: Path, target: Target, output: Output) -> bool:
+    """Start the daemon of a configuration in the background, and say where it is reached.
+
+    Returns:
+        False if another command has started it at the same time.
+    """
     from ..detach import start_configured, without_http
 
     started = start_configured(path)
@@ -118,6 +132,8 @@ def _start(path: Path, target: Target, output: Output) -> None:
     is_listening = gateway is not None and gateway["state"] == "listening"
     where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
     end = target.repeat_in("`mlxsup stop` ends it")
-    output.note(f"started a daemon (pid {started.pid}){where}; {end}")
+    how = "started a daemon" if started.is_ours else "another command started the daemon"
+    output.note(f"{how} (pid {started.pid}){where}; {end}")
     if gateway is not None and not is_listening:
         output.note(f"warning: {without_http(gateway)}")
+    return started.is_ours

@@ -70,12 +70,12 @@ def adding(
     find: Callable[[], Source],
     ready: Callable[[Source], Source],
 ) -> Edit:
-    """Return the change that makes a configuration serve one more model.
+    """Return the change that makes a configuration serve one more model, or one by another name.
 
     Args:
         config: as it is.
         model: as the user named it; a name that the configuration has means that entry.
-        name: what to call it; None: by a short name.
+        name: what to call it; None: by a short name. It becomes an alias of a model that is there.
         find: returns where the model is.
         ready: returns it once a worker can load it, or once a load would download it.
 
@@ -84,12 +84,12 @@ def adding(
     """
     for one in config.models:
         if model in (one.name, *one.aliases):
-            return _unchanged(config, one)
+            return _also_called(config, one, name)
     source = find()
     for one in config.models:
         is_same = source.is_that_of(one.repo, one.revision, one.launch.path)
         if one.launch.engine == "mlx" and is_same:
-            return _unchanged(config, one)
+            return _also_called(config, one, name)
     if name is not None:
         check_name(name, config)
     source = ready(source)
@@ -107,8 +107,32 @@ def adding(
     )
 
 
-def _unchanged(config: DaemonConfig, one: ModelSettings) -> Edit:
-    return Edit(name=str(one.name), change=None, models=config.models, answer=_of(one))
+def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> Edit:
+    """Return the change that gives a model that is there another name, unless it has it."""
+    if name is None or name in (one.name, *one.aliases):
+        return Edit(name=str(one.name), change=None, models=config.models, answer=_of(one))
+    check_name(name, config)
+    return Edit(
+        name=str(one.name),
+        change=lambda tables: tables["models"][one.name].setdefault("aliases", []).append(name),
+        models=_with_aliases(config, one, (*one.aliases, name)),
+        answer={**_of(one), "alias": name},
+    )
+
+
+def _with_aliases(
+    config: DaemonConfig, one: ModelSettings, aliases: tuple[str, ...]
+) -> tuple[ModelSettings, ...]:
+    return tuple(
+        replace(other, aliases=aliases) if other is one else other for other in config.models
+    )
+
+
+def _not_called(name: str, tables: Tables) -> None:
+    """Take an alias out of the table of a model."""
+    tables["aliases"].remove(name)
+    if not tables["aliases"]:
+        del tables["aliases"]
 
 
 def _of(one: ModelSettings) -> dict[str, Any]:
@@ -116,7 +140,7 @@ def _of(one: ModelSettings) -> dict[str, Any]:
 
 
 def removing(config: DaemonConfig, name: str) -> Edit:
-    """Return the change that takes a model out of a configuration.
+    """Return the change that takes a model out of a configuration, or an alias from its model.
 
     Raises:
         RefusedModelError: there is no such entry.
@@ -130,10 +154,14 @@ def removing(config: DaemonConfig, name: str) -> Edit:
                 models=models,
                 answer=_of(one),
             )
-    owner = next((str(one.name) for one in config.models if name in one.aliases), None)
+    owner = next((one for one in config.models if name in one.aliases), None)
     if owner is not None:
-        message = f"{name} is another name of {owner}"
-        raise RefusedModelError("is_alias", message, f"`mlxsup rm {owner}` removes the model")
+        return Edit(
+            name=str(owner.name),
+            change=lambda tables: _not_called(name, tables["models"][owner.name]),
+            models=_with_aliases(config, owner, tuple(a for a in owner.aliases if a != name)),
+            answer={**_of(owner), "alias": name},
+        )
     known = ", ".join(str(one.name) for one in config.models) or "none"
     message = f"no model is called {name!r}; configured: {known}"
     raise RefusedModelError("unknown_model", message, "see `mlxsup models`")
@@ -191,6 +219,8 @@ def edited(text: str, edit: Edit) -> str:
         edit.change(document)
         changed = tomlkit.dumps(document)
         changed += "" if changed.endswith("\n") else "\n"
+        if text.count("\n") == text.count("\r\n") > 0:  # a file of Windows stays one
+            changed = normal_lines(changed).replace("\n", "\r\n")
         found = tomllib.loads(normal_lines(changed))
         is_sound = {"models": {}, **found} == {"models": {}, **expected}
     except (TOMLKitError, tomllib.TOMLDecodeError):

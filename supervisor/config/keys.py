@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
 
 from mlxsup.protocol.close_names import close_names
 from mlxsup.store.references import RefusedModelError
@@ -74,6 +76,43 @@ def _change(values: Mapping[Place, Any], tables: Tables) -> None:
                 del table[name]
 
 
+def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
+    """Return the value of a key: its own, or else its default.
+
+    Args:
+        read: the file.
+        path: what errors call it.
+        key: its whole name, as `changing` takes it.
+
+    Returns:
+        The `key` as a file writes it, its `value`, None if it has none, and `is_set`: whether the
+        file sets it in this table.
+
+    Raises:
+        ConfigError: anything in the file is wrong.
+        RefusedModelError: there is no such key or no such model.
+    """
+    place = place_of(key, parsed(read, path))
+    values = tomllib.loads(read.text)
+    table, inside = table_around(place)
+    field = table.model_fields[inside[0]]
+    default = field.get_default(call_default_factory=True) if len(inside) == 1 else None
+    looked = [place]
+    if place[0] == "models":
+        looked.append(("defaults", *place[2:]))
+    for where in looked:
+        found: Any = values
+        for name in where:
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is not None:
+            is_set = where is place
+            return {"key": written_key(place), "value": found, "is_set": is_set}
+    has_default = default is not PydanticUndefined
+    return {
+        "key": written_key(place), "value": default if has_default else None, "is_set": False
+    }  # fmt: skip
+
+
 def written_key(place: Place) -> str:
     """Return a key's whole name as a file writes it."""
     return ".".join(map(table_key, place))
@@ -90,6 +129,11 @@ def place_of(key: str, config: DaemonConfig) -> Place:
     Raises:
         RefusedModelError: there is no such key, or no such model.
     """
+    parts = re.sub(r'"[^"]*"|\'[^\']*\'', "quoted", key).split(".")
+    if len(parts) > 1 and "" in parts:
+        message = f"a key must be names with one dot between them, not {key[:128]!r}"
+        hint = f"a key begins with {', '.join(SECTIONS)}; quote a name that has dots at its ends"
+        raise RefusedModelError("usage", message, hint)
     section, _, rest = key.partition(".")
     if section not in FileTable.model_fields or not rest:
         more = suggestion(FileTable, key) if "." not in key else ""

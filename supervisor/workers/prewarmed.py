@@ -15,6 +15,7 @@ from mlxsup.protocol.launch import prewarmed_argv
 from ..core.events import PrewarmedEnded, PrewarmedReady
 from ..file_threads import LIMIT_S, FileThreads
 from .incarnation import Surroundings
+from .measure import is_process_stopped
 from .process import Exit, WorkerProcess
 
 RECORDED_AS = "(prewarmed worker)"
@@ -70,17 +71,24 @@ class PrewarmedUnit:
         return process.pid
 
     def take(self, line: bytes, on_output: Callable[[bytes], None]) -> WorkerProcess | None:
-        """Give it its launch spec; return None if its process is gone or about to go.
+        """Give it its launch spec; return None if its process is gone, or is ended because it is
+        stopped and would not read the spec.
 
         Args:
             line: the launch spec.
             on_output: gets what it has printed so far, soon, and then what it prints.
 
         Raises:
-            OSError: the line is longer than a pipe takes.
+            OSError: the line is longer than a pipe takes, or its process cannot be looked at.
         """
         process = self._process
-        if process is None or self._is_killed or not process.take_line(line, on_output):
+        if process is None or self._is_killed:
+            return None
+        if is_process_stopped(process.pid):
+            self._around.log.write("warning", "prewarmed worker is stopped", pid=process.pid)
+            self.kill()
+            return None
+        if not process.take_line(line, on_output):
             return None
         if self._output:
             asyncio.get_running_loop().call_soon(on_output, self._output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from mlxsup.protocol.pooling import MAX_TEXTS, unpack_vector
 
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import PATIENT
+from support.models.tiny_encoder import make_tiny_encoder
 
 TEXTS = [f"text {number} of many" for number in range(MAX_TEXTS)]
 
@@ -58,6 +60,19 @@ def test_one_of_them_is_refused_and_the_model_serves_on(daemon: Daemon) -> None:
             (one.score for one in best.results), reverse=True
         )
         assert len(best.results) == 2
+
+
+def test_tokens_are_there_as_of_a_model_that_writes_text(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "bert", "bert", mode="cls_token")
+    models = {
+        "m": fake(fake={"task": "embed"}, preload=False),
+        "b": {"path": str(folder), "preload": False},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        for name in models:
+            tokens = client.tokenize(name, prompt="tide moss", add_special_tokens=False)
+            assert client.detokenize(name, tokens) == "tide moss"
+            assert len(client.embed(name, ["tide moss"]).vectors) == 1, "it serves on"
 
 
 def test_many_clients_get_their_own(daemon: Daemon) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import tomllib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,7 +38,11 @@ def test_running_daemon_learns_a_model_and_forgets_it(folder: Path) -> None:
         again = json.loads(
             daemon.run("add", str(folder), "--as", "other", "--no-load", "--json").stdout
         )
-        assert (again["name"], again["added"], again["served"]) == ("tiny", False, True)
+        assert (again["name"], again["alias"], again["added"]) == ("tiny", "other", False)
+        with daemon.client() as client:
+            assert row(client, "tiny")["aliases"] == ["other"]
+        alias = daemon.run("rm", "other").stdout
+        assert "removed other, another name of tiny, from " in alias
         removed = daemon.run("rm", "tiny")
         assert (removed.returncode, "removed tiny from " in removed.stdout) == (0, True)
         with daemon.client() as client:  # its process may still end
@@ -61,6 +66,9 @@ def test_key_is_set_in_a_daemon_that_runs_and_in_the_file_without_one() -> None:
         assert (done.returncode, "m restarts with it" in done.stderr) == (0, True)
         done = daemon.run("config", "set", "supervisor.log_format", "json", "--json")
         assert json.loads(done.stdout)["later"] == ["log_format"]
+        assert "takes effect" in daemon.run("config", "set", "supervisor.log_format", "json").stderr
+        assert "takes effect" not in daemon.run("config", "set", "clients.x.weight", "2").stderr
+        assert daemon.run("config", "get", "models.n.1.aliases").stdout == "a, b/c\n"
         for key, value, code in (
             ("models.m.max_concurrency", "-1", 64), ("models.m.memory", "1MiB", 78),
             ("models.m.pined", "1", 64), ("models.zz.pinned", "1", 1),
@@ -76,10 +84,56 @@ def test_key_is_set_in_a_daemon_that_runs_and_in_the_file_without_one() -> None:
         daemon.run("stop", "--now")
         file = ["--config", str(daemon.config)]
         done = run_cli("config", "unset", "models.m.max_concurrency", *file)
-        assert (done.returncode, "is not set in" in done.stdout) == (0, True), done.stderr
+        said = f"models.m.max_concurrency has its default now, and is not in {daemon.config}\n"
+        assert (done.returncode, done.stdout) == (0, said), done.stderr
+        got = json.loads(run_cli("config", "get", "supervisor.log_format", "--json", *file).stdout)
+        assert (got["value"], got["is_set"]) == ("json", True)
+        got = run_cli("config", "get", "models.m.max_concurrency", *file)
+        assert (got.stdout, "is not set in" in got.stderr) == ("8\n", True)
+        got = run_cli("config", "get", "models.m", *file)
+        assert (got.returncode, "is a table, not a key" in got.stderr) == (64, True)
         assert "max_concurrency" not in tomllib.loads(daemon.config.read_text())["models"]["m"]
         done = run_cli("config", "set", "defaults.preload", "never", "--json", *file)
         assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (64, "usage")
+
+
+def cut_off(folder: Path) -> None:
+    [weights] = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-9])
+
+
+def garble(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+def misshape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 12}))
+
+
+@pytest.mark.parametrize("spoil", [cut_off, garble])
+def test_folder_that_cannot_load_is_not_added(
+    folder: Path, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    spoil(broken)
+    with Daemon({"m": fake(preload=False)}) as daemon:
+        before = daemon.config.read_text()
+        done = daemon.run("add", str(broken))
+        assert (done.returncode, daemon.config.read_text()) == (1, before), done.stderr
+        assert "copy or download this file again" in done.stderr
+
+
+def test_load_that_fails_after_the_model_was_added_names_the_way_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    misshape(broken)
+    with Daemon({"m": fake(preload=False)}) as daemon:
+        done = daemon.run("add", str(broken))
+        assert (done.returncode, "`mlxsup rm broken --endpoint" in done.stderr) == (1, True)
+        done = daemon.run("add", str(broken))
+        assert (done.returncode, "mlxsup rm" in done.stderr) == (1, False), "it was there before"
 
 
 WRONG = {
@@ -98,8 +152,6 @@ def test_daemon_refuses_what_it_cannot_serve_and_changes_nothing(folder: Path) -
             with pytest.raises(RequestError) as caught:
                 client.add(model)
             assert (caught.value.code, caught.value.detail["problem"]) == (code, problem)
-        with pytest.raises(RequestError, match="another name of m"):
-            client.remove("other")
         with pytest.raises(RequestError, match="other is another name of m"):
             client.add(str(folder), name="other")
         assert client.add("other")["model"] == "m"
@@ -153,6 +205,8 @@ def test_daemon_without_a_file_keeps_the_model_until_it_ends(
         assert client.remove("m")["removed"] == ["m"]
         assert client.add(str(folder))["model"] == "n"
         eventually(lambda: [row["name"] for row in client.status()["models"]] == ["n"])
+        assert client.add("n", name="also")["alias"] == "also"
+        assert row(client, "n")["aliases"] == ["also"]
         said = daemon.run("rm", "n").stdout
         assert said == "removed n from the daemon, which has no file\n"
     shutil.rmtree(home)

@@ -112,7 +112,7 @@ FOLLOWING: list[list[str]] = [
 
 IN_OTHER_SURROUNDINGS = {
     ("start",), ("stop",), ("attach",), ("cancel",), ("pause",), ("resume",), ("prioritize",),
-    ("config", "set"), ("config", "unset"),
+    ("config", "get"), ("config", "set"), ("config", "unset"),
     ("doctor",), ("connect",), ("launch",), ("demo",), ("pull",), ("add",), ("rm",), ("convert",),
     ("service", "install"), ("service", "uninstall"), ("service", "status"), ("service", "logs"),
 }  # fmt: skip
@@ -490,7 +490,7 @@ def test_pull_and_rm_are_plain_and_as_published(home: Path, is_json: bool) -> No
     with local_hub() as hub:
         hub.add(REPO, FILES)
         variables = hub_environment(hub, home, HOME=str(home))
-        for arguments in (["pull", REPO], ["rm", REPO, "--yes"]):
+        for arguments in (["pull", REPO], ["rm", "--files", REPO, "--yes"]):
             done = run_cli(*arguments, *more, **variables)
             assert done.returncode == 0, done.stderr
             check_plain(done.stdout + done.stderr)

@@ -132,6 +132,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("key", "revoke"): (once("key", "revoke", "EVIL"),),
     ("key", "off"): (once("key", "off", "--yes", shows=False),),
     ("config", "check"): (once("config", "check", "WRONG"), once("config", "check", "EVIL")),
+    ("config", "get"): (once("config", "get", "EVIL", "--config", "OTHER"),),
     ("config", "set"): (
         once("config", "set", "defaults.preload", "EVIL", "--config", "OTHER"),
         once("config", "set", "EVIL", "1", "--config", "OTHER"),

@@ -28,6 +28,7 @@ AGENT = """\
 for word in "$@"; do echo "word $word"; done
 env | sed -n 's/^\\(ANTHROPIC\\|MLXSUP_API\\|CLAUDE\\|NO_PROXY\\)/variable \\1/p'
 grep -s ^SigIgn /proc/self/status
+[ "$1" = --settings ] && echo "modes" $(stat -c %a "$2" "${2%/*}") && cat "$2"
 [ -t 0 ] && echo "on a terminal" && exec cat
 exit 7
 """
@@ -70,16 +71,34 @@ def test_agent_gets_its_settings_and_arguments_and_its_exit_code_is_that_of_the_
     words = [line[5:] for line in done.stdout.splitlines() if line.startswith("word ")]
     assert (words[0], words[2:]) == ("--settings", ["-p", "say; hi", "--model", "x"])
     file = Path(words[1])
-    given = json.loads(file.read_text())["env"]
+    given = json.loads(done.stdout[done.stdout.index("{") :])["env"]
     assert (given["ANTHROPIC_BASE_URL"], given["ANTHROPIC_MODEL"]) == (daemon.url, "short")
     assert "variable ANTHROPIC_MODEL=short" in done.stdout
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert "modes 600 700\n" in done.stdout, "it has a key in it"
     assert file.is_relative_to(home / "tmp")
+    assert list((home / "tmp").iterdir()) == [], "it is gone with the agent"
     assert list((home / "home").iterdir()) == [], "no file of the user changes"
     [ignored] = re.findall(r"SigIgn:\t([0-9a-f]+)", done.stdout)
-    assert not int(ignored, 16) & 1 << signal.SIGPIPE - 1, "a closed pipe ends the agent's commands"
-    launch(daemon, home, "claude", "--model", "short")
-    assert list(file.parent.iterdir()) == [file], "one file, however often it is launched"
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT):
+        assert not int(ignored, 16) & 1 << number - 1, "it ends the agent's commands"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_agent_that_a_signal_ends_leaves_no_file(
+    daemon: HttpDaemon, home: Path, number: signal.Signals
+) -> None:
+    (home / "bin" / "claude").write_text("#!/bin/sh\necho it has $2\nexec cat\n")
+    where = ("--model", "short", "--endpoint", daemon.endpoint)
+    with Terminal("launch", "claude", *where, **variables(home)) as terminal:
+        terminal.expect("it has ")
+        terminal.expect("claude.json")
+        assert len(list((home / "tmp").glob("*/claude.json"))) == 1
+        if number is signal.SIGINT:
+            terminal.type("\x03")
+        else:
+            terminal.process.send_signal(number)
+        assert terminal.process.wait(60) == 128 + number
+    assert list((home / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -108,8 +127,15 @@ def test_what_would_be_started_is_printed(daemon: HttpDaemon, home: Path) -> Non
     assert exports == ["export MLXSUP_API_KEY=mlxsup"]
     assert command.startswith("codex -c 'model=\"short\"' -c ")
     assert command.endswith(" exec 'a b'")
+    shown = launch(daemon, home, "claude", "--print", "--", "hi").stdout
+    run = subprocess.run(
+        ["sh", "-c", shown], env=variables(home), capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, "word hi\n" in run.stdout) == (7, True)
+    assert f'"ANTHROPIC_BASE_URL": "{daemon.url}"' in run.stdout
     for words in (
         ["codex", "--print", "--json"],
+        ["claude", "--print", "--json"],
         ["--json"],
         ["claude", "--model", "no", "--json"],
     ):
@@ -126,11 +152,6 @@ def test_refusals_name_the_way(daemon: HttpDaemon, home: Path) -> None:
     assert "npm install --global @earendil-works/pi-coding-agent" in missing.stderr
     unknown = launch(daemon, home, "claude", "--model", "shrt")
     assert (unknown.returncode, "did you mean short?" in unknown.stderr) == (1, True)
-    folder = home / "tmp" / f"mlxsup-launch-{os.geteuid()}"
-    folder.mkdir(mode=0o755)
-    hostile = launch(daemon, home, "claude")
-    assert (hostile.returncode, f"{folder} is not a folder" in hostile.stderr) == (1, True)
-    assert list(folder.iterdir()) == []
 
 
 def test_daemon_without_http_is_not_replaced_unasked(home: Path) -> None:
@@ -143,6 +164,15 @@ def test_daemon_without_http_is_not_replaced_unasked(home: Path) -> None:
             assert "nothing was changed" in terminal.end()
     assert (done.returncode, "the daemon runs without HTTP" in done.stderr) == (1, True)
     assert "`mlxsup stop --endpoint" in done.stderr
+
+
+def test_printing_starts_nothing(home: Path) -> None:
+    config = home / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
+    where = ("--config", str(config))
+    with Terminal("launch", "claude", "--print", *where, **variables(home)) as terminal:
+        assert "no daemon answers" in terminal.end()
+    assert not (home / "run").exists()
 
 
 def test_daemon_is_started_only_if_the_user_agrees(home: Path) -> None:
@@ -184,8 +214,22 @@ def test_one_key_serves_every_launch_until_it_is_revoked(home: Path) -> None:
         first, second = key(), key()
         assert daemon.ask("GET", "/v1/models", key=first)[0] == 200
         assert run_cli("key", "revoke", "mlxsup-launch", *target).returncode == 0
+        keys = daemon.config.parent.glob("*keys*")
+        before = {file: file.read_bytes() for file in keys}
+        printed = launch(daemon, home, "codex", "--print")
+        assert "export MLXSUP_API_KEY=KEY\n" in printed.stdout
+        assert "`mlxsup launch codex --endpoint" in printed.stderr
+        assert {file: file.read_bytes() for file in before} == before, "printing makes no key"
         third = key()
         listed = json.loads(run_cli("key", "list", "--json", *target).stdout)["keys"]
+        assert f"export MLXSUP_API_KEY={third}\n" in launch(daemon, home, "codex", "--print").stdout
+        for name in ("laptop", "mlxsup-launch"):
+            run_cli("key", "revoke", name, *target)
+        for words in (["codex"], ["codex", "--print"]):
+            locked = launch(daemon, home, *words)
+            assert (locked.returncode, "HTTP is locked" in locked.stderr) == (1, True)
+            assert "`mlxsup key new NAME" in locked.stderr
+        assert json.loads(run_cli("key", "list", "--json", *target).stdout)["keys"] == []
     assert first == second != third
     assert [(one["name"], one["is_operator"]) for one in listed] == [
         ("laptop", False), ("mlxsup-launch", False),

@@ -123,13 +123,19 @@ def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
     assert offline.stderr == f"{REPO} is complete (4.1 MiB, already downloaded)\n"
     assert hub.asked == asked
 
-    unsure = mlxsup(hub, home, "rm", REPO)
+    kept = mlxsup(hub, home, "rm", REPO)
+    assert (kept.returncode, f"{REPO} is not configured" in kept.stderr) == (1, True)
+    assert f"`mlxsup rm --files {REPO}` deletes its files" in kept.stderr
+    unsure = mlxsup(hub, home, "rm", "--files", REPO)
     assert (unsure.returncode, "hint: add --yes" in unsure.stderr) == (64, True)
     assert contents(snapshot(home)) == NEEDED
-    removed = mlxsup(hub, home, "rm", REPO, "--yes")
-    assert (removed.returncode, removed.stdout) == (0, f"removed {REPO}, which frees 4.1 MiB\n")
+    removed = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
+    assert (removed.returncode, removed.stdout) == (
+        0,
+        f"deleted the files of {REPO}, which frees 4.1 MiB\n",
+    )
     assert not repo_folder(home).exists()
-    missing = mlxsup(hub, home, "rm", REPO, "--yes")
+    missing = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
     assert missing.returncode == 1
     assert f"{REPO} is not in {home}/hf/hub" in missing.stderr
 
@@ -138,7 +144,7 @@ def test_interrupted_pull_says_how_to_continue_and_holds_off_rm(hub: LocalHub, h
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
     with Piped("pull", REPO, **variables(hub, home)) as pulling:
         eventually(hub.held.is_set)
-        refused = mlxsup(hub, home, "rm", REPO, "--yes")
+        refused = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
         assert (refused.returncode, f"{REPO} is being downloaded" in refused.stderr) == (1, True)
         code, _, said = pulling.interrupt()
     assert code == 130
@@ -256,8 +262,8 @@ def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -
 
 @pytest.mark.parametrize("repo", ["../../nowhere", "org/.."])
 def test_name_of_no_repository_is_a_usage_error(hub: LocalHub, home: Path, repo: str) -> None:
-    for word in ("pull", "rm"):
-        done = mlxsup(hub, home, word, repo)
+    for words in (["pull"], ["rm", "--files"]):
+        done = mlxsup(hub, home, *words, repo)
         assert (done.returncode, done.stdout) == (64, "")
         assert done.stderr.startswith(f"error: '{repo}' is not a repository such as ")
         assert done.stderr.endswith(
@@ -296,8 +302,8 @@ def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end(
 def test_rm_asks_on_a_terminal_and_leaves_a_link_alone(hub: LocalHub, home: Path) -> None:
     write_repository(home / "hf" / "hub", REPO)
     for answer, is_kept in (("n\r", True), ("\r", True), ("y\r", False)):
-        with Terminal("rm", REPO, **variables(hub, home)) as terminal:
-            terminal.expect(f"remove {REPO} (")
+        with Terminal("rm", "--files", REPO, **variables(hub, home)) as terminal:
+            terminal.expect(f"delete the files of {REPO} (")
             terminal.type(answer)
             terminal.end()
             assert terminal.process.returncode == (1 if is_kept else 0)
@@ -305,7 +311,7 @@ def test_rm_asks_on_a_terminal_and_leaves_a_link_alone(hub: LocalHub, home: Path
     elsewhere = home / "elsewhere"
     elsewhere.mkdir()
     repo_folder(home).symlink_to(elsewhere)
-    done = mlxsup(hub, home, "rm", REPO, "--yes", "--json")
+    done = mlxsup(hub, home, "rm", "--files", REPO, "--yes", "--json")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (1, "is_link")
     assert str(elsewhere) in error["message"]
@@ -397,13 +403,13 @@ def test_run_serves_what_the_configuration_has_and_rm_waits_for_unload(
             assert (said["model"], said["usage"]["completion_tokens"]) == ("m", count)
         assert status_at(endpoint)["pid"] == status["pid"], "the same one serves"
 
-        done = mlxsup(hub, home, "rm", REPO, "--yes")
+        done = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
         assert done.returncode == 1
         assert f"{REPO} is in use by m" in done.stderr
         assert "`mlxsup unload m" in done.stderr
         assert contents(snapshot(home)) == NEEDED
         assert mlxsup(hub, home, "unload", "m").returncode == 0
-        removed = mlxsup(hub, home, "rm", REPO, "--yes")
+        removed = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
         assert removed.returncode == 0
         assert "m is still configured: `mlxsup rm m` removes it" in removed.stderr
         assert not repo_folder(home).exists()

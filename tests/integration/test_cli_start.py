@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -90,6 +91,22 @@ def test_a_detached_daemon_answers_when_start_returns_and_a_second_one_is_refuse
     finally:
         assert run_cli("stop", "--config", str(config)).returncode == 0
     assert not is_alive(process)
+
+
+def test_commands_that_need_a_daemon_at_once_use_the_one_that_was_first(home: Path) -> None:
+    written(home / "mlxsup.toml", HERE + FAKE)
+    try:
+        with ExitStack() as stack:
+            command = ("run", "m", "hi", "--max-tokens", "2")
+            running = [stack.enter_context(Piped(*command)) for _ in range(3)]
+            ended = [one.end() for one in running]
+        assert [code for code, _, _ in ended] == [0, 0, 0], ended
+        said = "".join(err for _, _, err in ended)
+        assert said.count("started a daemon (pid ") == 1
+        pids = set(re.findall(r"daemon \(pid (\d+)\)", said))
+        assert len(pids) == 1, said
+    finally:
+        run_cli("stop", "--now")
 
 
 def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> None:

@@ -45,6 +45,7 @@ from mlxsup.supervisor.workers import incarnation
 from mlxsup.supervisor.workers import prewarmed as prewarmed_module
 from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.incarnation import Surroundings, WorkerUnit
+from mlxsup.supervisor.workers.measure import is_process_stopped
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
 from mlxsup.supervisor.workers.process import WorkerProcess
 from mlxsup.supervisor.workers.registry import Workers
@@ -532,6 +533,20 @@ def test_a_ready_one_gets_its_line_and_its_new_reader_everything_it_printed() ->
         assert around.recorded == {pid: RECORDED}, "its new owner records what it is now"
 
     assert [type(event) for event in pool(scene).events] == [PrewarmedReady]
+
+
+def test_one_that_is_stopped_is_not_handed_over_and_ends() -> None:
+    async def scene(around: Pool) -> None:
+        life = asyncio.create_task(around.unit.live())
+        pid = await around.until_ready()
+        os.kill(pid, signal.SIGSTOP)
+        await eventually_async(lambda: is_process_stopped(pid), timeout_s=60.0)
+        assert around.unit.take(b"spec\n", ignore) is None
+        await life
+
+    around = pool(scene)
+    assert [type(event) for event in around.events] == [PrewarmedReady, PrewarmedEnded]
+    assert (around.recorded, around.exits()) == ({}, [("info", "SIGKILL")])
 
 
 def test_take_returns_none_for_one_that_has_just_died() -> None:

@@ -356,6 +356,20 @@ def test_what_does_not_fit_is_refused(
         bert.engine.text.encode(RequestBody(prompt="hello"))
 
 
+def test_tokens_of_a_text_are_those_that_are_embedded(bert: Loaded) -> None:
+    text = bert.engine.text
+    asked = RequestBody(prompt="Tide moss", tokenize={})
+    tokens = text.encode(asked).tokens
+    assert tokens == text.encode_texts(PoolingBody(texts=["Tide moss"])).tokens
+    bare = text.encode(RequestBody(prompt="Tide moss", tokenize={"add_special_tokens": False}))
+    assert bare.tokens == tokens[1:-1]
+    ids = RequestBody(prompt_tokens=bare.tokens, tokenize={})
+    assert text.encode(ids).tokens == bare.tokens
+    assert text.prompt_text(ids, bare.tokens).lower() == "tide moss"
+    with pytest.raises(RemoteError, match="below this model's vocabulary of 64"):
+        text.encode(RequestBody(prompt_tokens=[64], tokenize={}))
+
+
 def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
     (cut,) = bert.vectors(["tide " * 300], truncate=True)
     (short,) = bert.vectors(["tide"], dimensions=4)

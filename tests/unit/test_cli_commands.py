@@ -80,11 +80,24 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("serve --port 80", "start --http"),
         ("serve owner/name", "start --http --model owner/name"),
         ("version", "--version"),
+        ("mv small tiny", "add small --as tiny"),
+        ("set models.a.pinned true", "config set models.a.pinned true"),
+        ("history", "events"),
     ],
 )
 def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
     word, *rest = shlex.split(typed)
     assert guess(word, rest) == suggested
+
+
+@pytest.mark.parametrize(
+    ("word", "way"), [("upgrade", "pip install --upgrade"), ("push", "`hf upl")]
+)
+def test_word_without_a_command_of_ours_names_the_other_way(
+    capsys: pytest.CaptureFixture[str], word: str, way: str
+) -> None:
+    code, out, err = run(capsys, word)
+    assert (code, out, way in err, "did you mean" in err) == (64, "", True, False)
 
 
 def test_nothing_that_ends_something_is_suggested_for_a_word_that_begins_otherwise() -> None:
@@ -393,11 +406,11 @@ def test_what_rm_could_not_remove_is_named_and_so_is_what_removes_the_rest(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--o--n").mkdir()
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    code, out, _ = run(capsys, "rm", "o/n", "--yes", "--endpoint", NOWHERE, "--json")
+    code, out, _ = run(capsys, "rm", "--files", "o/n", "--yes", "--endpoint", NOWHERE, "--json")
     error = json.loads(out)["error"]
     assert (code, error["code"]) == (1, "not_removed")
     assert "part of it is left: /some/file: Permission denied" in error["message"]
-    assert f"`mlxsup rm o/n --endpoint {NOWHERE}`" in error["hint"]
+    assert f"`mlxsup rm --files o/n --endpoint {NOWHERE}`" in error["hint"]
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -412,7 +425,7 @@ def test_rm_removes_no_files_of_a_model_that_may_read_them(
     folder.mkdir()
     rows = [{"name": "m", "state": state, "folder": str(folder / "snapshots" / "c")}]
     monkeypatch.setattr(commands_rm, "status_of_daemon", lambda target: {"models": rows})
-    code, out, err = run(capsys, "rm", "o/n", "--yes")
+    code, out, err = run(capsys, "rm", "--files", "o/n", "--yes")
     if state in (State.STOPPED, State.FAILED):
         assert (code, folder.exists()) == (0, False)
         assert "m is still configured" in err
@@ -477,7 +490,7 @@ def test_rm_and_key_off_ask_first_and_refuse_without_a_terminal(
     config = tmp_path / "c.toml"
     config.write_text('[supervisor]\nruntime_dir = "run"\n[models.m]\nengine = "fake"\n')
     where = ("--config", str(config))
-    for arguments in (("rm", "o/n"), ("key", "off")):
+    for arguments in (("rm", "--files", "o/n"), ("key", "off")):
         code, out, err = run(capsys, *arguments, *where)
         assert (code, out) == (64, ""), err
         assert err.endswith("hint: add --yes\n")

@@ -91,6 +91,7 @@ def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> Non
     assert change_file(file, partial(with_one, name=None)).name == "n"
     assert tomllib.loads(file.read_text()) == {"models": {"n": {"repo": "o/n"}}}
     assert file.read_bytes().startswith(b"# mine\r\n")
+    assert file.read_bytes().count(b"\n") == file.read_bytes().count(b"\r\n"), "Windows' ends stay"
 
 
 A, B = '[models.a]\npath = "/a"\n', '[models.b]\npath = "/b"'
@@ -130,7 +131,6 @@ REFUSED = {
     "a name that is an alias": (partial(with_one, name="bee"), "name_taken"),
     "a name that none can have": (partial(with_one, name="x y"), "usage"),
     "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
-    "removal of an alias": (partial(removing, name="bee"), "is_alias"),
     "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),
 }
 
@@ -150,17 +150,27 @@ KNOWN = {"its name": ("a", ""), "an alias": ("bee", ""), "its folder": ("", "/b"
 
 
 @pytest.mark.parametrize(("called", "folder"), KNOWN.values(), ids=KNOWN)
-def test_model_that_is_configured_keeps_its_entry(tmp_path: Path, called: str, folder: str) -> None:
+def test_model_that_is_configured_keeps_its_entry_and_takes_another_name(
+    tmp_path: Path, called: str, folder: str
+) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
     source = Source(title="x", folder=Path(folder or "/x"))
 
-    def plan(config: DaemonConfig) -> Edit:
-        return adding(config, called, "other", find=lambda: source, ready=lambda one: one)
+    name: str | None = None
 
+    def plan(config: DaemonConfig) -> Edit:
+        return adding(config, called, name, find=lambda: source, ready=lambda one: one)
+
+    owner = "a" if called == "a" else "b.c"
     edit = change_file(file, plan)
-    assert (edit.change, edit.name) == (None, "a" if called == "a" else "b.c")
-    assert file.read_text() == WRITTEN
+    assert (edit.change, edit.name, file.read_text()) == (None, owner, WRITTEN)
+    name = "other"
+    assert change_file(file, plan).answer["alias"] == "other"
+    assert "other" in tomllib.loads(file.read_text())["models"][owner]["aliases"]
+    assert set(WRITTEN.splitlines()) <= set(file.read_text().splitlines())
+    gone = change_file(file, partial(removing, name="other"))
+    assert (gone.answer["alias"], gone.name, file.read_text()) == ("other", owner, WRITTEN)
 
 
 def test_read_only_file_is_refused_and_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mlxsup.store.references import RefusedModelError
 from mlxsup.supervisor.config.entries import change_file
-from mlxsup.supervisor.config.keys import changing, settings_of
+from mlxsup.supervisor.config.keys import changing, getting, settings_of
 from mlxsup.supervisor.config.load import config_of_folders, read_text
 
 WRITTEN = """\
@@ -127,6 +127,8 @@ REFUSED = {
     "no number": ("clients.y.weight", "nan", "usage", "must be a number from 0.001"),
     "no text": ("models.a.pinned", True, "usage", "must be text"),
     "too much text": ("models.a.path", "x" * 5000, "usage", "at most 4096"),
+    "an empty name": ("clients..weight", "1", "usage", "names with one dot between them"),
+    "an empty part": ("models.a..pinned", "1", "usage", "names with one dot between them"),
     "an alias": ("models.ay.pinned", "true", "is_alias", "another name of a"),
     "no such model": ("models.aa.pinned", "true", "unknown_model", "configured: a, a.c"),
 }
@@ -141,6 +143,27 @@ def test_refused_change_of_a_key_changes_no_other_either(
         change(file, {"clients.x.weight": "3", key: text})
     assert (caught.value.code, file.read_text()) == (code, WRITTEN)
     assert str(tmp_path) not in str(caught.value), "the user has named no line"
+
+
+GOT = {
+    "its own": ("models.a.c.sampling.top_k", 4, True),
+    "that of all models": ("models.a.preload", False, False),
+    "a default": ("models.a.max_concurrency", 8, False),
+    "a default of all": ("defaults.preload", False, True),
+    "of a client": ("clients.x.weight", 2, True),
+    "of a client that is not there": ("clients.y.weight", 1, False),
+    "a list": ("models.a.aliases", ["ay"], True),
+}
+
+
+@pytest.mark.parametrize(("key", "value", "is_set"), GOT.values(), ids=GOT)
+def test_value_of_a_key_is_its_own_or_its_default(
+    tmp_path: Path, key: str, value: Any, is_set: bool
+) -> None:
+    file = written(tmp_path)
+    found = getting(read_text(file), file, key)
+    assert (found["value"], found["is_set"]) == (value, is_set)
+    assert getting(read_text(file), file, found["key"]) == found
 
 
 @pytest.mark.parametrize("changes", [{}, {f"defaults.k{n}": "1" for n in range(65)}])

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.context_length import find_context_length
@@ -17,6 +17,7 @@ from mlxsup.protocol.pooling import Pooling, PoolingBody, Task
 from ...engine import Detokenizer, Prompt
 from ...pooling import check_lengths, other_task
 from ...text.channels import ChannelRules
+from ...text.detokenizer import WindowDetokenizer
 from .encoders import ENCODER_CLASSES
 from .folder import ModelFolder
 from .tokenizer import load_tokenizer, tokenizer_error
@@ -82,25 +83,45 @@ class EmbeddingText:
         """See `TextCodec.channel_rules`: there are no answers to mark parts of."""
         return ChannelRules()
 
-    def encode(self, body: RequestBody) -> Never:
-        """Refuse a request for text."""
-        raise other_task(self._pooling.task, Task.GENERATE)
+    def encode(self, body: RequestBody) -> Prompt:
+        """See `TextCodec.encode`: the tokens alone may be asked for, of a text or as ids.
+
+        Raises:
+            RemoteError: `invalid_request`; an answer or a chat is asked for, or an id is unknown.
+        """
+        if body.tokenize is None or body.messages is not None:
+            raise other_task(self._pooling.task, Task.GENERATE)
+        tokens = body.prompt_tokens
+        if tokens is None:
+            is_special = body.tokenizes("add_special_tokens")
+            text = self._lowered(body.prompt or "")
+            with self._in_use:
+                tokens = self._tokenizer(text, add_special_tokens=is_special, verbose=False)[
+                    "input_ids"
+                ]
+        if max(tokens, default=0) >= self.vocabulary_size:
+            raise invalid("prompt_tokens", self._known_ids, max(tokens))
+        return Prompt(tokens=list(tokens))
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
-        """See `TextCodec.prompt_text`: no request for text comes so far."""
-        return ""
+        """See `TextCodec.prompt_text`."""
+        return self._decode(tokens) if body.prompt is None else body.prompt
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        with self._in_use:
+            return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    @property
+    def _known_ids(self) -> str:
+        return f"ids below this model's vocabulary of {self.vocabulary_size}"
 
     def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
         """See `TextCodec.constrain`: likewise."""
         return prompt
 
     def detokenizer(self) -> Detokenizer:
-        """Raise, because this model writes nothing.
-
-        Raises:
-            RemoteError: always.
-        """
-        raise other_task(self._pooling.task, Task.GENERATE)
+        """See `TextCodec.detokenizer`: a request for tokens has one, and gives it none."""
+        return WindowDetokenizer(self._decode)
 
     def token_alone(self, token: int) -> tuple[str, bytes]:
         """See `TextCodec.token_alone`."""
@@ -127,7 +148,7 @@ class EmbeddingText:
             if max(one) >= self.vocabulary_size:
                 raise invalid(
                     "texts",
-                    f"ids below this model's vocabulary of {self.vocabulary_size}",
+                    self._known_ids,
                     max(one),
                     subject=f"{body.name}[{nth}]",
                 )
