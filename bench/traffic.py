@@ -229,7 +229,7 @@ def running(server: servers.Server, root: int, pid: Callable[[], int] | None = N
 async def mlxsup(folder: Path, spares: int = 0, *, http: bool = False) -> AsyncIterator[Running]:
     """A daemon of its own, over its socket or over HTTP."""
     entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
-    daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"spare_workers": spares})
+    daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"warm_workers": spares})
     with daemon, daemon.client() as client:
         assert daemon.process is not None
         client.load(MODEL)
