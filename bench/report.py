@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,26 +35,6 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         if number == 0:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     print(flush=True)
-
-
-CONFIDENCE = 0.95
-
-
-def interval_of_median(values: Sequence[float]) -> tuple[float, float] | None:
-    """Between which of the values the true median lies, whatever their distribution.
-
-    Each of n independent values is above the true median with probability one half, so the chance
-    that it lies outside of the k-th smallest and k-th largest is that of fewer than k heads, twice.
-
-    Returns:
-        The narrowest such pair with at least CONFIDENCE; None for fewer than six values.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, place = 0.0, 0
-    while outside + 2 * math.comb(count, place) / 2**count <= 1 - CONFIDENCE:
-        outside += 2 * math.comb(count, place) / 2**count
-        place += 1
-    return (ordered[place - 1], ordered[count - place]) if place else None
 
 
 class NotMeasured(Exception):

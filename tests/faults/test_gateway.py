@@ -125,14 +125,14 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_it
 
 REPLACED_S = 100.0
 """Ten times what is promised: the machine may be busy."""
-LOOPING = """\
-import signal
-def loop(*_):
+FREEZING = """\
+import signal, time
+def freeze(*_):
     while True:
-        pass
-signal.signal(signal.SIGUSR2, loop)
+        time.sleep(3600)
+signal.signal(signal.SIGUSR2, freeze)
 """
-"""Makes a process of Python do nothing else once it gets the signal, as a bug does."""
+"""Stops the loop of a process of Python once it gets the signal, as a call that blocks does."""
 SILENT = 2000
 
 
@@ -151,7 +151,7 @@ def has_lived_on(client: Client, pid: int) -> None:
 def test_a_gateway_is_replaced_when_it_freezes_but_not_for_a_pause_or_a_storm_P32(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(LOOPING)
+    (tmp_path / "sitecustomize.py").write_text(FREEZING)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     with ExitStack() as life:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -29,10 +30,12 @@ from support.models.known_model import (
     make_known_model,
 )
 
-anthropic = pytest.importorskip("anthropic")
-openai = pytest.importorskip("openai")
-
 pytestmark = pytest.mark.mlx
+
+# Their imports take three seconds each, and every process of a run collects this file.
+import_openai, import_anthropic, import_ollama = (
+    partial(pytest.importorskip, name) for name in ("openai", "anthropic", "ollama")
+)
 
 KNOWN = "known"
 ROWS, WAITING = 2, 1
@@ -78,7 +81,6 @@ FUNCTION_OF_CITIES = {"name": FUNCTION, "description": "The weather of a city."}
 class Gpt:
     """OpenAI's package as its users have it; they have to name a key."""
 
-    package: ClassVar[Any] = openai
     tool: ClassVar[dict[str, Any]] = {
         "type": "function",
         "function": FUNCTION_OF_CITIES | {"parameters": SCHEMA},
@@ -87,13 +89,14 @@ class Gpt:
     status_if_full = 429
 
     def __init__(self, url: str) -> None:
+        self.package: Any = import_openai()
         self.settings = {"base_url": f"{url}/v1", "api_key": "none", "timeout": LIMIT_S}
 
     def client(self, **settings: Any) -> Any:
-        return openai.OpenAI(**self.settings, **settings)
+        return self.package.OpenAI(**self.settings, **settings)
 
     def async_client(self) -> Any:
-        return openai.AsyncOpenAI(**self.settings)
+        return self.package.AsyncOpenAI(**self.settings)
 
     def ask(self, client: Any, text: str = "Count.", **more: Any) -> Any:
         """Return the answer, or its stream, to one message."""
@@ -133,19 +136,19 @@ class Gpt:
 class Claude:
     """Anthropic's package, with the same methods."""
 
-    package: ClassVar[Any] = anthropic
     tool: ClassVar[dict[str, Any]] = FUNCTION_OF_CITIES | {"input_schema": SCHEMA}
     no_call: ClassVar[Any] = {"type": "none"}
     status_if_full = 529
 
     def __init__(self, url: str) -> None:
+        self.package: Any = import_anthropic()
         self.settings = {"base_url": url, "api_key": "none", "timeout": LIMIT_S}
 
     def client(self, **settings: Any) -> Any:
-        return anthropic.Anthropic(**self.settings, **settings)
+        return self.package.Anthropic(**self.settings, **settings)
 
     def async_client(self) -> Any:
-        return anthropic.AsyncAnthropic(**self.settings)
+        return self.package.AsyncAnthropic(**self.settings)
 
     def ask(self, client: Any, text: str = "Count.", **more: Any) -> Any:
         # The package of this version has no parameter of that name.
@@ -328,16 +331,21 @@ def pieces_of_a_message(gpt: Any, claude: Any, text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("pieces_of", "error"),
+    ("pieces_of", "package", "error"),
     [
-        (pieces_of_a_chat, openai.APIError),
-        (pieces_of_a_response, openai.APIError),
-        (pieces_of_a_message, anthropic.APIStatusError),
+        (pieces_of_a_chat, import_openai, "APIError"),
+        (pieces_of_a_response, import_openai, "APIError"),
+        (pieces_of_a_message, import_anthropic, "APIStatusError"),
     ],
     ids=["chat", "response", "message"],
 )
 def test_stream_survives_a_kill_of_its_worker_and_raises_its_own_end(
-    daemon: HttpDaemon, gpt: Any, claude: Any, pieces_of: Callable[..., Any], error: type[Exception]
+    daemon: HttpDaemon,
+    gpt: Any,
+    claude: Any,
+    pieces_of: Callable[..., Any],
+    package: Callable[[], Any],
+    error: str,
 ) -> None:
     with daemon.client() as client:
         wait_for_state(client, "m", "READY")
@@ -349,10 +357,10 @@ def test_stream_survives_a_kill_of_its_worker_and_raises_its_own_end(
         pieces = pieces_of(gpt, claude, "is ended by hand")
         next(pieces)
         client.cancel(row(client, "m")["running"][0])
-        with pytest.raises(error) as caught:
+        with pytest.raises(getattr(package(), error)) as caught:
             list(pieces)
     body: Any = getattr(caught.value, "body", None)
-    code = body["error"]["type"] if "error" in body else caught.value.code  # type: ignore[attr-defined]
+    code = body["error"]["type"] if "error" in body else caught.value.code
     assert code in ("cancelled", "invalid_request_error")
 
 
@@ -467,9 +475,9 @@ def test_response_is_kept_continued_and_deleted(gpt: Any) -> None:
     (item,) = gpt.responses.input_items.list(second.id).data
     assert item.content[0].text == "Again."
     gpt.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(import_openai().NotFoundError):
         gpt.responses.retrieve(first.id)
-    with pytest.raises(openai.NotFoundError) as wrong:
+    with pytest.raises(import_openai().NotFoundError) as wrong:
         gpt.responses.create(**then)
     assert wrong.value.code == "previous_response_not_found"
     assert wrong.value.param == "previous_response_id"
@@ -569,11 +577,11 @@ def test_count_of_tokens_is_that_of_the_message_and_computes_nothing(
 
 def test_errors_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
     asked = {"model": "m", "max_tokens": 20, "messages": user("hi")}
-    with pytest.raises(anthropic.NotFoundError) as missing:
+    with pytest.raises(import_anthropic().NotFoundError) as missing:
         claude.messages.create(**asked | {"model": "n"})
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id == missing.value.body["request_id"]
-    with pytest.raises(anthropic.BadRequestError):
+    with pytest.raises(import_anthropic().BadRequestError):
         claude.messages.create(**asked, tools=[{"name": "bash"}])
     answer = claude.beta.messages.create(**asked, betas=["something-2030-01-01"])
     assert answer.content[0].type == "text"
@@ -586,7 +594,7 @@ def test_errors_and_beta_headers_are_those_of_anthropic(claude: Any) -> None:
 
 @pytest.fixture
 def llama(daemon: HttpDaemon) -> Iterator[Any]:
-    package = pytest.importorskip("ollama")
+    package = import_ollama()
     with package.Client(daemon.url, timeout=LIMIT_S) as client:
         yield client
 
@@ -636,7 +644,7 @@ def test_ollamas_package_lists_loads_and_unloads(daemon: HttpDaemon, llama: Any)
     assert llama.generate("m", keep_alive="5m").done_reason == "load"
     assert loaded() == [f"{KNOWN}:latest", "m:latest"]
     for ask, status in ((llama.show, 404), (llama.pull, 403)):
-        with pytest.raises(pytest.importorskip("ollama").ResponseError) as refused:
+        with pytest.raises(import_ollama().ResponseError) as refused:
             ask("x")
         assert refused.value.status_code == status
 
@@ -658,7 +666,7 @@ def test_ollamas_stream_survives_a_kill_and_ends_when_it_is_left(
         told = pieces("is ended by hand")
         next(told)
         client.cancel(row(client, "m")["running"][0])
-        with pytest.raises(pytest.importorskip("ollama").ResponseError, match="mlxsup cancel"):
+        with pytest.raises(import_ollama().ResponseError, match="mlxsup cancel"):
             list(told)
         lines = llama.chat(KNOWN, user(FOR_EVER), stream=True)
         next(lines)

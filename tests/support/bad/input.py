@@ -24,7 +24,6 @@ SMALL = "small"
 """A model with a context of `SMALL_CONTEXT` tokens; a token of the fake engine is a byte."""
 SMALL_CONTEXT = 32
 
-LONE_SURROGATE = "\udcff"
 
 Frames = list[bytes]
 

@@ -94,7 +94,7 @@ def pass_tokens(model: Any, *, rows: int) -> int:
         model: `FloatLogits`.
         rows: in the pass.
     """
-    return max(PASS_BYTES // (4 * rows * model.width), 1) if model.width else 1
+    return max(PASS_BYTES // (4 * rows * model.width), 2) if model.width else 2
 
 
 def _normalised(logprobs: mx.array) -> mx.array:

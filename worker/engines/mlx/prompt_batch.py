@@ -185,8 +185,11 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             nth: self._logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self._logprobs
         }
         most = pass_tokens(self.model, rows=len(lengths)) if wanted else LARGEST_CHUNK
-        for done in range(0, ids.shape[1], most):
-            chunk = ids[:, done : done + most]
+        done = 0
+        while done < ids.shape[1]:
+            # mlx-lm takes one token for a decoding row, and a window refuses that in padded rows.
+            is_all_but_one = ids.shape[1] - done == most + 1
+            chunk = ids[:, done : done + most + is_all_but_one]
             rows, width = chunk.shape
             self.last_shape = (rows, width, padded_keys(self._held + width))
             logits = self.model(chunk, cache=self.prompt_cache)
@@ -195,6 +198,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
             mx.eval([layer.state for layer in self.prompt_cache])
             mx.clear_cache()
+            done += width
 
     @property
     def is_padded(self) -> bool:
