@@ -55,9 +55,9 @@ from .fleet import Fleet
 from .gateway import Gateway
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
-from .loaded_models import overshoot_bytes
 from .log_level import WorkerLogLevel
 from .memory_pressure import MemoryPressure
+from .memory_view import may_have_been_restored, overshoot_bytes
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
@@ -68,7 +68,6 @@ from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
 from .status import Daemon
-from .swapping import may_have_been_restored
 from .warm_pool import WarmPool
 from .worker_events import WorkerEvents
 

@@ -52,13 +52,15 @@ from .lifecycle.triggers import (
     Stalled,
     Suspended,
     Trigger,
+    Turn,
     UpWaitersEnd,
     WantDown,
     WantUp,
     words_of,
 )
-from .load_scheduler import next_steps
 from .memory.need import Need
+from .memory_plan import plan
+from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .prefill_slots import PrefillSlots
@@ -381,14 +383,21 @@ class Fleet:
         self.downloads.settle(self.by_name.values(), now)
         may_run = self._serving.ledger.may_run
         for _ in range(MOST_PASSES):
-            steps = next_steps(self.by_name.values(), self.warm_pool, self.settings, may_run, now)
-            if not steps:
+            models = self.by_name.values()
+            is_at_rest = at_rest(models, self.warm_pool, self.settings.budget)
+            if is_at_rest:
                 break
-            for model, trigger in steps:
-                self.trigger(model, trigger, now)
+            found = plan(view_of(models, self.warm_pool, self.settings, may_run, now))
+            self.warm_pool.end(found.ended, now)
+            if not found.steps:
+                break
+            for name, trigger in found.steps:
+                if isinstance(trigger, Turn) and trigger.prewarmed is not None:
+                    self.warm_pool.hand_over(trigger.prewarmed)
+                self.trigger(self.by_name[name], trigger, now)
             self._end_drains(now)  # of models that were evicted
         # What the KV budget takes after this counts for the next event.
-        self._are_loads_due = steps is not None or self.kv_budget.is_dirty
+        self._are_loads_due = not is_at_rest or self.kv_budget.is_dirty
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:

@@ -15,9 +15,10 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
 
 from .errors import does_not_fit
-from .loaded_models import loaded_models
+from .lifecycle.states import Urgency
 from .memory.need import Need
-from .memory.planner import LoadedModel, LoadRequest, Refuse, Standing, Urgency, plan
+from .memory_plan import Refuse, verdict_on
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings
 
@@ -98,16 +99,17 @@ def check_room(
     loaded = [
         _unraised(one, others[one.name]) for one in loaded_models(others.values(), settings, now)
     ]
-    whole_bytes = settings.budget.whole_bytes
+    budget = settings.budget.whole()
     needed_bytes = need.unraised_bytes
     request = LoadRequest(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
-    verdict = plan(request, loaded, budget_bytes=whole_bytes, now=now)
+    view = MemoryView(budget=budget, now=now, loaded={one.name: one for one in loaded})
+    verdict = verdict_on(request, view)
     if isinstance(verdict, Refuse):
         raise does_not_fit(
             model.name,
             verdict.reason,
             needed_bytes=needed_bytes,
-            budget_bytes=whole_bytes,
+            budget_bytes=budget.size_bytes,
             blockers=verdict.blockers,
         )
 

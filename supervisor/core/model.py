@@ -21,8 +21,7 @@ from .events import Caller
 from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
-from .lifecycle.states import Lack, Pending, Ready
-from .memory.planner import Urgency
+from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .memory.residency import Residency
 from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage

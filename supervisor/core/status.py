@@ -13,8 +13,8 @@ from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
-from .loaded_models import overshoot_bytes
 from .memory.budget import Budget
+from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map, yielded_ids
 from .requests.ledger import Ledger, Request, Stage

@@ -100,14 +100,14 @@ class LacksMemory:
         looks_again_at: when a model that is in the way may go; None if nothing is known of that.
         is_asked_for: whether somebody waits for the model.
         is_promised: whether others are being swapped out for it.
-        takes_spare: whether others must give back what they do not need now.
+        reclaims: whether others must give back what they do not need now.
     """
 
     reason: str
     looks_again_at: float | None
     is_asked_for: bool = False
     is_promised: bool = False
-    takes_spare: bool = False
+    reclaims: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
