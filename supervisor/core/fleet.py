@@ -92,7 +92,7 @@ def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bo
 
 
 def _check_waiting(model: Model, ledger: Ledger) -> None:
-    """Nobody waits without need."""
+    """Raise AssertionError if a request waits without need."""
     waiting = [one for one in model.queue if ledger.may_run(one.account)]
     if model.life.state is not State.READY or not waiting or not model.has_room:
         return
@@ -102,7 +102,7 @@ def _check_waiting(model: Model, ledger: Ledger) -> None:
         return
     assert model.held, f"{model.name} has room and lets requests wait"
     held = [*model.held, *(request.held for request in waiting)]
-    assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+    assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
 
 MOST_PASSES = 10
@@ -341,7 +341,7 @@ class Fleet:
     # ------------------------------------------------------------ after every event
 
     def run_policies(self, now: float) -> None:
-        """Do what follows for every model that was touched, whatever touched it."""
+        """Do what follows for every model that was touched."""
         self._end_drains(now)
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:

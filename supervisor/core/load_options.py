@@ -42,7 +42,7 @@ def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Laun
 
 
 def refuse_dry(load: Load) -> None:
-    """Refuses a dry run of a load that differs from what is configured.
+    """Refuse a dry run of a load that differs from what is configured.
 
     Raises:
         RemoteError: `invalid_request`.
@@ -80,7 +80,7 @@ def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> No
 def check_room(
     model: Model, need: Need | None, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> None:
-    """Refuses another launch with which a model could never be loaded, before anything changes:
+    """Refuse another launch with which a model could never be loaded, before anything changes:
     what it needs must fit into the whole budget next to what never goes, as at a reload.
 
     Args:
@@ -115,7 +115,7 @@ def check_room(
 
 
 def _unraised(one: LoadedModel, model: Model) -> LoadedModel:
-    """What running out of memory has raised for a pinned model gives way to a load."""
+    """Return what running out of memory has raised for a pinned model gives way to a load."""
     need = model.life.need
     if need is None or one.standing is not Standing.PINNED:
         return one

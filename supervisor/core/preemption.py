@@ -50,7 +50,7 @@ def next_for_row(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that gets a free row; None if none may start.
 
     A row that was freed for a higher class goes to a request of that class, even if others that
-    have waited long stand before it; all other rows go to whoever is first.
+    have waited long stand before it; all other rows go to the first in line.
     """
     if model.freed_rows and not are_turns_due(model, ledger):
         model.freed_rows -= 1

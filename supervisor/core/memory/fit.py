@@ -183,7 +183,7 @@ def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
 
     What is left goes to the caches of those that are loaded: first until a row of each can have
     its whole context, then for more rows, in equal parts. Who has to go for another model goes in
-    the order of the candidates, as those do that nobody has used yet.
+    the order of the candidates, as those do that were not used yet.
 
     Args:
         candidates: the models.
@@ -271,7 +271,7 @@ def _share_out(
         {name: need.wanted_bytes for name, need in needs.items()},
     ):
         spare = budget_bytes - sum(granted.values())
-        # Whoever lacks least comes first: what it leaves of its part is for the others.
+        # The one that lacks least comes first: what it leaves of its part is for the others.
         waiting = sorted(granted, key=lambda name: wanted[name] - granted[name])
         for place, name in enumerate(waiting):
             part = spare // (len(waiting) - place)
