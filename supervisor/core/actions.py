@@ -97,7 +97,7 @@ class KillGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseListener:
-    """Stop listening at the gateway's address: whoever connects is refused until the next start."""
+    """Stop listening at the gateway's address: connections are refused until the next start."""
 
 
 class WorkerSignal(StrEnum):

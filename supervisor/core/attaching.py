@@ -33,7 +33,7 @@ End = Done | Failed
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Reader:
-    """Somebody who has joined a request.
+    """A client that has joined a request.
 
     Attributes:
         caller: who, and under which id.
@@ -74,7 +74,7 @@ class Attaching:
         self._last_number = 0
 
     def attach(self, model: Model, request: Request, caller: Caller) -> None:
-        """Somebody joins an open request.
+        """A client joins an open request.
 
         Raises:
             RemoteError: `invalid_request`; too many have joined it, or what was delivered cannot be
@@ -92,7 +92,7 @@ class Attaching:
         self._of.setdefault(request.key, []).append(reader)
 
     def listens(self, caller: Caller) -> bool:
-        """Whether a stream comes under this id, so that no other may."""
+        """True if a stream comes under this id, so that no other may."""
         return caller in self._readers
 
     def heard(self, rows: Sequence[Row]) -> None:
@@ -106,7 +106,7 @@ class Attaching:
                     self._pass_on(reader, row.tokens, row.body)
 
     def rendered(self, model: Model, message: Rendered) -> None:
-        """The worker has rendered what was delivered before somebody came."""
+        """The worker has rendered what was delivered before a client joined."""
         reader = self._asking.get(message.number)
         if reader is None or reader.request.model != model.name:
             return  # who asked has left since
@@ -153,7 +153,7 @@ class Attaching:
         return callers
 
     def check_invariants(self, open_keys: Sequence[RequestKey]) -> None:
-        """Raises AssertionError if somebody listens to what does not come."""
+        """Raise AssertionError if a client listens to what does not come."""
         assert self._of.keys() <= set(open_keys)
         assert all(0 < len(readers) <= MOST_READERS for readers in self._of.values())
         listening = [reader for readers in self._of.values() for reader in readers]
@@ -164,7 +164,7 @@ class Attaching:
     # ------------------------------------------------------------ inside
 
     def _ask(self, model: Model, reader: _Reader) -> None:
-        """Asks the worker to render what was delivered.
+        """Ask the worker to render what was delivered.
 
         Raises:
             RemoteError: `invalid_request`; no worker can now.

@@ -118,7 +118,7 @@ class ClientEvents:
         self.readers: list[Caller] = []
 
     def said(self, event: ClientSaid) -> None:
-        """Handles a message; if it cannot be done, answers with an error and changes nothing."""
+        """Handle a message; if it cannot be done, answers with an error and changes nothing."""
         caller = Caller(connection=event.connection, id=event.message.id)
         try:
             self._obey(caller, event.message, event.now, event.process)
@@ -138,7 +138,7 @@ class ClientEvents:
             self._endings.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
-        """A client has not read what it was sent: whatever it has open fails."""
+        """A client has not read what it was sent: all that it has open fails."""
         error = slow_consumer()
         for request in self._serving.ledger.of_connection(event.connection):
             self._endings.fail(self._fleet.touched_by(request), request, error, event.now)
@@ -363,7 +363,7 @@ class ClientEvents:
     # ------------------------------------------------------------ questions
 
     def status(self, now: float) -> dict[str, Any]:
-        """What `status --json` prints."""
+        """Return what `status --json` prints."""
         settings = self._fleet.settings
         warm_pool = self._fleet.warm_pool.status(settings, now)
         ledger = self._serving.ledger

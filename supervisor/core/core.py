@@ -55,9 +55,9 @@ from .fleet import Fleet
 from .gateway import Gateway
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
-from .loaded_models import overshoot_bytes
 from .log_level import WorkerLogLevel
 from .memory_pressure import MemoryPressure
+from .memory_view import may_have_been_restored, overshoot_bytes
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
@@ -68,7 +68,6 @@ from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounts import Terms
 from .status import Daemon
-from .swapping import may_have_been_restored
 from .warm_pool import WarmPool
 from .worker_events import WorkerEvents
 
@@ -91,7 +90,7 @@ class Outline:
 
     Attributes:
         states: each model's state, in the order of the configuration.
-        is_busy: whether there is an answer that nobody has paused, a load or a download, all of
+        is_busy: whether there is an answer that is not paused, a load or a download, all of
             which would stand still if the machine fell asleep.
         is_ending: whether the daemon was asked to end.
     """
@@ -195,7 +194,7 @@ class Core:
         Raises:
             ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
         """
-        self.outbox.take()  # whatever was left by an event that raised an error
+        self.outbox.take()  # what was left by an event that raised an error
         self._take(event)
         if isinstance(event, POOL_EVENTS):
             self._warm_pool.settle(
@@ -339,7 +338,7 @@ class Core:
 
     def _on_reloaded(self, event: Reloaded) -> None:
         if self.fleet.is_shutting_down:
-            return  # whoever asked has been told
+            return  # the caller has been told
         if event.caller is not None:
             self._clients.has_read_for(event.caller)
         changes = differences(self.fleet, event.models)

@@ -1,4 +1,4 @@
-"""Which downloads run: of what wanted models lack, each repository once, whoever waits for it.
+"""Which downloads run: of what wanted models lack, each repository once for all that wait for it.
 
 Downloads follow from who waits after each change of a state, and no command starts or ends one, so
 that no path can forget to. A network that is away is no crash: the model waits in BACKOFF for as
@@ -42,7 +42,7 @@ class Downloads:
     """The downloads that run, each for the models that are PENDING because of it.
 
     Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
-    given another entry no longer waits, and the download of which nobody waits is ended. What has
+    given another entry no longer waits, and the download of which no model waits is ended. What has
     arrived is kept on the disk.
 
     Args:
@@ -108,7 +108,7 @@ class Downloads:
             self._trigger(model, trigger, event.now)
 
     def check_invariants(self, models: Iterable[Model]) -> None:
-        """Raise AssertionError unless exactly what somebody waits for is being downloaded."""
+        """Raise AssertionError unless exactly what a model waits for is being downloaded."""
         wanted = {
             model.life.settings.download
             for model in models

@@ -14,27 +14,23 @@ from mlxsup.protocol.states import Priority, State, Wanted
 from .errors import does_not_fit, load_failed
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
-from .lifecycle.states import Abandoned, Shortage, Swapping
+from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased
-from .loaded_models import loaded_models
 from .memory.need import Need, bounded
-from .memory.planner import (
+from .memory_plan import (
     Admit,
     Evict,
-    GiveBack,
-    LoadedModel,
-    LoadRequest,
+    Reclaim,
     Refuse,
-    Standing,
     Swap,
-    Urgency,
     Verdict,
     Wait,
-    give_back,
+    idle_to_evict,
     needs,
-    plan,
+    verdict_on,
 )
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .reload import reload_trigger
 from .settings import CoreSettings, ModelSettings
@@ -80,7 +76,7 @@ def forecast(
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
             short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
-        case GiveBack(reason=reason):
+        case Reclaim(reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
         case Evict(models=names, reason=reason):
             return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}
@@ -107,18 +103,15 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
     """Return what a load command for this model would lead to now; nothing changes."""
     if settings.budget is None:
         return Admit()
-    others = loaded_models((one for one in models if one is not model), settings, now)
     request = LoadRequest(
         name=model.name,
         needed_bytes=bytes_to_load(model),
         urgency=Urgency.COMMAND,
-        priority=Priority.INTERACTIVE,
+        wants=Priority.INTERACTIVE,
         swaps_from=now + settings.swap_after_s if settings.swap else None,
     )
-    budget = settings.budget
-    return plan(
-        request, others, budget_bytes=budget.size_bytes, whole_bytes=budget.whole_bytes, now=now
-    )
+    loaded = {one.name: one for one in loaded_models(models, settings, now)}
+    return verdict_on(request, MemoryView(budget=settings.budget, now=now, loaded=loaded))
 
 
 def foreseen_memory(
@@ -131,7 +124,7 @@ def foreseen_memory(
     """Return how much more than the budget would be reserved, and what follows for whom; nothing
     changes.
 
-    The table of transitions and the planner are asked with copies of the lives.
+    The table of transitions and the memory plan are asked with copies of the lives.
 
     Args:
         models: those that there are.
@@ -154,7 +147,8 @@ def foreseen_memory(
     added = list(_added(there, entries, known))
     loaded = [*loaded_models(there, settings, now), *_pinned(added)]
     staying = [one for one in loaded if one.standing is not Standing.LEAVING]
-    evicts = give_back(loaded, budget_bytes=budget.kept_bytes)
+    view = MemoryView(budget=budget, now=now, loaded={one.name: one for one in loaded})
+    evicts = idle_to_evict(view)
     reserved_bytes = sum(one.reserved_bytes for one in staying)
     busy = [one for one in staying if one.name not in evicts]
     least_bytes = sum(one.reserved_bytes - one.spare_bytes for one in busy)
@@ -163,7 +157,7 @@ def foreseen_memory(
         "over_budget_bytes": max(0, reserved_bytes - budget.kept_bytes),
         "evicts": list(evicts),
         "still_over_bytes": max(0, least_bytes - budget.kept_bytes),
-        "refuses": list(_refused(lives, loaded, budget.whole_bytes, now)),
+        "refuses": list(_refused(lives, replace(view, budget=budget.whole()))),
     }
 
 
@@ -214,15 +208,12 @@ def _pinned(added: Iterable[Life]) -> list[LoadedModel]:
     ]
 
 
-def _refused(
-    lives: Iterable[Life], loaded: Sequence[LoadedModel], whole_bytes: int, now: float
-) -> Iterator[dict[str, str]]:
-    """Whom no load could make room for: only what never goes is in the way."""
+def _refused(lives: Iterable[Life], view: MemoryView) -> Iterator[dict[str, str]]:
+    """Yield the models that no load could make room for: only what never goes is in the way."""
     for life in lives:
         request = LoadRequest(
             name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND
         )
-        others = [one for one in loaded if one.name != life.name]
-        verdict = plan(request, others, budget_bytes=whole_bytes, now=now)
+        verdict = verdict_on(request, view)
         if isinstance(verdict, Refuse):
             yield {"model": life.name, "reason": verdict.reason}

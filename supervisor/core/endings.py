@@ -61,18 +61,18 @@ class Endings:
     # ------------------------------------------------------------ one request
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
-        """The client cancelled: it is answered at once, whatever the worker does (D4, D13)."""
+        """The client cancelled: it is answered at once, and its row leaves later (D4, D13)."""
         self._withdraw(model, request, now)
         self.end(request, finish=FinishReason.CANCELLED, now=now)
 
     def drop(self, model: Model, request: Request, now: float) -> None:
-        """The client is gone: nobody gets an answer (D12)."""
+        """The client is gone: no answer is sent (D12)."""
         self._withdraw(model, request, now)
         ended = self._forget(request, GONE, now)
         self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
-        """The request ends with an error, at whatever stage it is."""
+        """The request ends with an error, at any stage."""
         self._withdraw(model, request, now)
         self.end(request, error=error, now=now)
 
@@ -99,7 +99,7 @@ class Endings:
         finish: FinishReason | None = None,
         error: RemoteError | None = None,
     ) -> None:
-        """Sends the terminal message of a request that is neither queued nor running any longer."""
+        """Send the terminal message of a request that is neither queued nor running any longer."""
         outcome = error.code if error is not None else finish
         assert outcome is not None
         ended = self._forget(request, outcome.value, now)
@@ -116,7 +116,7 @@ class Endings:
     # ------------------------------------------------------------ all requests of a model
 
     def fail_queue(self, model: Model, error: RemoteError, now: float) -> None:
-        """Answers everything that waits for this model, except what a living worker may still
+        """Answer everything that waits for this model, except what a living worker may still
         bring to its end: answers that were paused."""
         is_served = model.life.state is State.DRAINING
         for request in _waiting(model):
@@ -130,7 +130,7 @@ class Endings:
                 self.fail(model, request, error, now)
 
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
-        """Answers everything that runs, while the process is still alive."""
+        """Answer everything that runs, while the process is still alive."""
         for request in list(model.running.values()):
             if request.acceptance is None:
                 self.fail(model, request, error, now)
@@ -187,7 +187,7 @@ class Endings:
         self._deadlines.set(request.key, request.next_deadline)
 
     def _withdraw(self, model: Model, request: Request, now: float) -> None:
-        """Takes a request out of wherever it is; a row keeps its place until it has left."""
+        """Take a request out of wherever it is; a row keeps its place until it has left."""
         if not request.has_row:
             if request.stage is Stage.QUEUED:
                 model.queue.leave(request)

@@ -128,7 +128,7 @@ def does_not_fit(
     budget_bytes: int,
     blockers: Iterable[ModelName],
 ) -> RemoteError:
-    """A load for which there is no memory, whatever is evicted (I4).
+    """A load for which there is no memory, even if all others are evicted (I4).
 
     Args:
         name: the model.
@@ -234,7 +234,7 @@ def already_paused(name: ModelName, id: RequestId) -> RemoteError:
 
 
 def not_paused(name: ModelName, id: RequestId) -> RemoteError:
-    """A resume of a request that nobody has paused."""
+    """A resume of a request that is not paused."""
     return _unsuitable(name, id, f"request {id!r} is not paused; it is running or waiting")
 
 
@@ -251,13 +251,13 @@ def too_many_readers(name: ModelName, id: RequestId, most: int) -> RemoteError:
 
 
 def nothing_rendered(name: ModelName, id: RequestId) -> RemoteError:
-    """Somebody joins a stream when no worker can show what was delivered of it."""
+    """A client joins a stream when no worker can show what was delivered of it."""
     sentence = f"the answer to request {id!r} can be shown once {name} is READY again"
     return _unsuitable(name, id, sentence)
 
 
 def renderer_lost(name: ModelName, id: RequestId) -> RemoteError:
-    """The worker has not shown what was delivered of a stream that somebody has joined."""
+    """The worker has not shown what was delivered of a stream that a client has joined."""
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
         (

@@ -273,7 +273,7 @@ class Appraised(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAppraised(_Event):
-    """A model was appraised for a load with another launch, which somebody has asked for.
+    """A model was appraised for a load with another launch, which a client has asked for.
 
     Attributes:
         caller: who asked for the load.

@@ -52,13 +52,15 @@ from .lifecycle.triggers import (
     Stalled,
     Suspended,
     Trigger,
+    Turn,
     UpWaitersEnd,
     WantDown,
     WantUp,
     words_of,
 )
-from .load_scheduler import next_steps
 from .memory.need import Need
+from .memory_plan import plan
+from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .prefill_slots import PrefillSlots
@@ -90,7 +92,7 @@ def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bo
 
 
 def _check_waiting(model: Model, ledger: Ledger) -> None:
-    """Nobody waits without need."""
+    """Raise AssertionError if a request waits without need."""
     waiting = [one for one in model.queue if ledger.may_run(one.account)]
     if model.life.state is not State.READY or not waiting or not model.has_room:
         return
@@ -100,7 +102,7 @@ def _check_waiting(model: Model, ledger: Ledger) -> None:
         return
     assert model.held, f"{model.name} has room and lets requests wait"
     held = [*model.held, *(request.held for request in waiting)]
-    assert any(model.blame.is_due(one) for one in held), "nobody's turn is due"
+    assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
 
 MOST_PASSES = 10
@@ -339,7 +341,7 @@ class Fleet:
     # ------------------------------------------------------------ after every event
 
     def run_policies(self, now: float) -> None:
-        """Do what follows for every model that was touched, whatever touched it."""
+        """Do what follows for every model that was touched."""
         self._end_drains(now)
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
@@ -381,14 +383,21 @@ class Fleet:
         self.downloads.settle(self.by_name.values(), now)
         may_run = self._serving.ledger.may_run
         for _ in range(MOST_PASSES):
-            steps = next_steps(self.by_name.values(), self.warm_pool, self.settings, may_run, now)
-            if not steps:
+            models = self.by_name.values()
+            is_at_rest = at_rest(models, self.warm_pool, self.settings.budget)
+            if is_at_rest:
                 break
-            for model, trigger in steps:
-                self.trigger(model, trigger, now)
+            found = plan(view_of(models, self.warm_pool, self.settings, may_run, now))
+            self.warm_pool.end(found.ended, now)
+            if not found.steps:
+                break
+            for name, trigger in found.steps:
+                if isinstance(trigger, Turn) and trigger.prewarmed is not None:
+                    self.warm_pool.hand_over(trigger.prewarmed)
+                self.trigger(self.by_name[name], trigger, now)
             self._end_drains(now)  # of models that were evicted
         # What the KV budget takes after this counts for the next event.
-        self._are_loads_due = steps is not None or self.kv_budget.is_dirty
+        self._are_loads_due = not is_at_rest or self.kv_budget.is_dirty
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:

@@ -156,7 +156,7 @@ class Gateway:
         self._deadlines.set(Housekeeping.GATEWAY, self._retry_at)
 
     def status(self, now: float) -> dict[str, Any] | None:
-        """What the status says about it; None if there is none."""
+        """Return what the status says about it; None if there is none."""
         if self._shown is None:
             return None
         is_up = self._state is GatewayState.LISTENING

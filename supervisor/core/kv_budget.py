@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import SERVES, PauseReason, State, Wanted
 from mlxsup.protocol.worker_messages import GiveBack, Heartbeat
 
 from .errors import row_does_not_fit
-from .lifecycle.states import Ready, Stopping
+from .lifecycle.states import Ready, Stopping, Urgency
 from .memory.budget import Budget
-from .memory.planner import Urgency
 from .memory.row_budget import Claim, RowBudget, divide
 from .model import Model
 from .outbox import Outbox
@@ -105,22 +104,13 @@ def claim_of(model: Model) -> Claim:
     return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
 
 
-def rows_bytes(model: Model, claim: Claim, without: Collection[RequestKey] = ()) -> int:
+def rows_bytes(model: Model, claim: Claim) -> int:
     """Return what its rows hold, and need to grow by one step; no less than its least, and no more
-    than it can use. Rows that leave for want of memory need none, as if they were among those
-    `without` which this is asked."""
-    rows = model.running.values()
-    lengths = [length(one) for one in rows if not (is_leaving_short(one) or one.key in without)]
+    than it can use. Rows that leave for want of memory need none."""
+    lengths = [length(one) for one in model.running.values() if not is_leaving_short(one)]
     longest = max(lengths, default=0) + GROWTH_TOKENS
     held_bytes = _bytes_of(model, rows=len(lengths), longest=longest)
     return min(max(claim.least_bytes, held_bytes), claim.wanted_bytes)
-
-
-def needed_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
-    """Return what a model needs for its rows and itself; with `without`, once these rows have
-    left."""
-    needs_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model), without)
-    return max(needs_bytes, model.life.pinned_bytes)
 
 
 def longest_stream(model: Model) -> int:
@@ -397,7 +387,7 @@ def _is_short(everybody: list[Model], budget: Budget) -> bool:
     """True if every model must give back what it does not need now."""
     if _reserved(everybody) > budget.kept_bytes:
         return True
-    return any(model.lack.takes_spare for model in everybody if model.lack is not None)
+    return any(model.lack.reclaims for model in everybody if model.lack is not None)
 
 
 def _targets(

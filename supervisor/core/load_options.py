@@ -15,9 +15,10 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.launch import LaunchSettings
 
 from .errors import does_not_fit
-from .loaded_models import loaded_models
+from .lifecycle.states import Urgency
 from .memory.need import Need
-from .memory.planner import LoadedModel, LoadRequest, Refuse, Standing, Urgency, plan
+from .memory_plan import Refuse, verdict_on
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings
 
@@ -41,7 +42,7 @@ def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Laun
 
 
 def refuse_dry(load: Load) -> None:
-    """Refuses a dry run of a load that differs from what is configured.
+    """Refuse a dry run of a load that differs from what is configured.
 
     Raises:
         RemoteError: `invalid_request`.
@@ -79,7 +80,7 @@ def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> No
 def check_room(
     model: Model, need: Need | None, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> None:
-    """Refuses another launch with which a model could never be loaded, before anything changes:
+    """Refuse another launch with which a model could never be loaded, before anything changes:
     what it needs must fit into the whole budget next to what never goes, as at a reload.
 
     Args:
@@ -98,22 +99,23 @@ def check_room(
     loaded = [
         _unraised(one, others[one.name]) for one in loaded_models(others.values(), settings, now)
     ]
-    whole_bytes = settings.budget.whole_bytes
+    budget = settings.budget.whole()
     needed_bytes = need.unraised_bytes
     request = LoadRequest(name=model.name, needed_bytes=needed_bytes, urgency=Urgency.COMMAND)
-    verdict = plan(request, loaded, budget_bytes=whole_bytes, now=now)
+    view = MemoryView(budget=budget, now=now, loaded={one.name: one for one in loaded})
+    verdict = verdict_on(request, view)
     if isinstance(verdict, Refuse):
         raise does_not_fit(
             model.name,
             verdict.reason,
             needed_bytes=needed_bytes,
-            budget_bytes=whole_bytes,
+            budget_bytes=budget.size_bytes,
             blockers=verdict.blockers,
         )
 
 
 def _unraised(one: LoadedModel, model: Model) -> LoadedModel:
-    """What running out of memory has raised for a pinned model gives way to a load."""
+    """Return what running out of memory has raised for a pinned model gives way to a load."""
     need = model.life.need
     if need is None or one.standing is not Standing.PINNED:
         return one

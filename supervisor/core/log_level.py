@@ -1,4 +1,4 @@
-"""How much workers log, once somebody has changed that."""
+"""How much workers log, once a person has changed that."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes room when there is less memory than is in use: others need it, or a process has grown.
 
 First workers give back what they keep for reuse, then idle models are evicted, then `batch` rows
-leave (`preemption.py`), and at last busy models are swapped out (`load_scheduler.py`,
-`swapping.py`).
+leave, and at last busy models are swapped out (`memory_plan.py`).
 
 The budget is lowered at once and raised after ten calm seconds in small steps, so that it does not
 follow every change.
@@ -18,8 +17,8 @@ from mlxsup.protocol.text import size_text
 from .actions import BudgetChanged
 from .fleet import Fleet
 from .kv_budget import ask_back
-from .loaded_models import overshoot_bytes
 from .memory.budget import Budget, Reading, Squeeze, room_bytes, squeezed
+from .memory_view import overshoot_bytes
 from .model import ASK_AGAIN_S, Model
 from .outbox import Outbox
 from .settings import CoreSettings

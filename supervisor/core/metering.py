@@ -37,7 +37,7 @@ class Meter:
             del self._working[model.name]
 
     def add(self, model: Model, step: Step, now: float) -> None:
-        """Charges a step, now or with those after it; nothing of it has changed a request yet."""
+        """Charge a step, now or with those after it; nothing of it has changed a request yet."""
         alike = model.alike
         if (
             alike is not None

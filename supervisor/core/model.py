@@ -21,8 +21,7 @@ from .events import Caller
 from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
-from .lifecycle.states import Lack, Pending, Ready
-from .memory.planner import Urgency
+from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .memory.residency import Residency
 from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
@@ -35,7 +34,7 @@ FOR_EVER = -1.0
 
 
 def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
-    """Checks what a request or a load says.
+    """Check what a request or a load says.
 
     Args:
         value: seconds, or `FOR_EVER`; None: nothing.
@@ -55,7 +54,7 @@ def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
 
 
 def stays_s(keep_alive_s: float | None, configured_s: float) -> float | None:
-    """How long a model stays after it has become idle, in seconds; None: for ever.
+    """Return how long a model stays after it has become idle, in seconds; None: for ever.
 
     Args:
         keep_alive_s: of its latest request or load; None: that said nothing.
@@ -94,7 +93,7 @@ class Model:
         queue: the waiting requests.
         running: requests that were dispatched to the live process.
         only_waits: whether its worker computes nothing until it gets the lease that it asked for.
-        paused: requests that somebody has paused; they wait outside the queue.
+        paused: requests that a person has paused; they wait outside the queue.
         kept: keys of paused requests whose state the live process keeps.
         keeps_states: whether its worker kept the state of the last row that gave way to a request
             of a higher class.
@@ -111,7 +110,7 @@ class Model:
         row_budget: what its rows may take; None while nothing limits them.
         rows_ended: how many rows of its live process have ended.
         held_back: the first in its line, if it waits until there is memory for its row.
-        dying: its message before an exit that nobody asked for.
+        dying: its message before an exit that was not asked for.
         machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the live process.
         tokens: tokens generated since the supervisor's start.
@@ -169,12 +168,12 @@ class Model:
 
     @property
     def has_room(self) -> bool:
-        """Whether a row is free and the worker can be reached; leaving rows still count."""
+        """True if a row is free and the worker can be reached; leaving rows still count."""
         return not self.is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether its worker cannot be reached."""
+        """True if its worker cannot be reached."""
         return self.watch is not None and self.watch.unlinked_at is not None
 
     def line_up(self, request: Request, now: float) -> None:
@@ -200,7 +199,7 @@ class Model:
 
     @property
     def serves_queue(self) -> bool:
-        """Whether requests of its queue may be dispatched; while it goes down, only answers that
+        """True if requests of its queue may be dispatched; while it goes down, only answers that
         were paused are left there."""
         if self.life.state is State.DRAINING:
             return self.life.wanted is not Wanted.UP
@@ -208,11 +207,11 @@ class Model:
 
     @property
     def has_drained(self) -> bool:
-        """Whether nothing is left to finish before its process ends."""
+        """True if nothing is left to finish before its process ends."""
         return not (self.running or self.leaving or (self.queue and self.serves_queue))
 
     def can_start(self, account: Account, may_run: MayRun) -> bool:
-        """Whether a request of this account that comes now would be dispatched at once, unless it
+        """True if a request of this account that comes now would be dispatched at once, unless it
         is a suspect."""
         if self.life.state is not State.READY or not self.has_room or not may_run(account):
             return False
@@ -222,7 +221,7 @@ class Model:
 
     @property
     def row_limit(self) -> int:
-        """How many requests may run at once."""
+        """Return how many requests may run at once."""
         limit = self.life.launch.max_concurrency
         return limit if self.blame.rows is None else min(limit, self.blame.rows)
 
@@ -256,7 +255,7 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is waiting, paused or running."""
+        """True if nothing is waiting, paused or running."""
         return not (self.queue or self.paused or self.running or self.leaving)
 
     @property
@@ -268,13 +267,13 @@ class Model:
 
     @property
     def reported_bytes(self) -> int:
-        """What its worker last said that MLX holds."""
+        """Return what its worker last said that MLX holds."""
         beat = self.heartbeat
         return beat.active_bytes + beat.cache_bytes if beat else 0
 
     @property
     def reusable_bytes(self) -> int:
-        """What its worker said last that it keeps for reuse, and could give back."""
+        """Return what its worker said last that it keeps for reuse, and could give back."""
         beat = self.heartbeat
         return beat.cache_bytes + beat.prefix_bytes if beat else 0
 
@@ -295,16 +294,16 @@ class Model:
         return self.measured_bytes if is_measured else self.life.reserved_bytes
 
     def is_giving_back(self, now: float) -> bool:
-        """Whether its worker may still be giving back what it was asked for."""
+        """True if its worker may still be giving back what it was asked for."""
         return now < self.asked_back_at + GIVING_BACK_S
 
     def may_shrink(self, now: float) -> bool:
-        """Whether its reservation follows what is measured down, too: its worker gives back."""
+        """True if its reservation follows what is measured down, too: its worker gives back."""
         return self.life.state in SERVES and now < self.asked_back_at + ASK_AGAIN_S
 
     @property
     def is_over_memory(self) -> bool:
-        """Whether its worker last held more memory than its limit or, if it has none, so much of
+        """True if its worker last held more memory than its limit or, if it has none, so much of
         the machine's that a SIGKILL must come from the system."""
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
@@ -367,7 +366,7 @@ class Model:
         return UNKNOWN_COST_S if cost_s is None else max(cost_s, SHORTEST_FREE_S)
 
     def settle(self) -> None:
-        """Charges what its requests have cost until now: before one of them leaves, and before
+        """Charge what its requests have cost until now: before one of them leaves, and before
         anybody looks."""
         alike, self.alike = self.alike, None
         if alike is not None:
@@ -407,7 +406,7 @@ class Model:
         self._rate_samples.clear()
 
     def sample_rate(self, now: float) -> None:
-        """Records how many tokens there are now."""
+        """Record how many tokens there are now."""
         self._rate_samples.append((now, self.tokens))
 
     def tokens_per_s(self, now: float) -> float:
@@ -418,7 +417,7 @@ class Model:
         return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the parts disagree."""
+        """Raise AssertionError if the parts disagree."""
         state = self.life.state
         limit = self.life.launch.max_concurrency
         assert all(r.has_row for r in self.running.values())

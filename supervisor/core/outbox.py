@@ -38,7 +38,7 @@ class Outbox:
         return iter(self._actions)
 
     def add(self, action: Action) -> None:
-        """Adds an action after all others."""
+        """Add an action after all others."""
         self._actions.append(action)
 
     def record(self, entry: Entry, now: float) -> None:
@@ -47,24 +47,24 @@ class Outbox:
         self._actions.append(entry)
 
     def take(self) -> list[Action]:
-        """Returns the actions of this event; the next one starts with none."""
+        """Return the actions of this event; the next one starts with none."""
         actions, self._actions = self._actions, []
         return actions
 
     def send(self, connection: ConnectionId, message: MessageToClient) -> None:
-        """Sends a message to a client."""
+        """Send a message to a client."""
         self._actions.append(SendToClient(connection=connection, message=message))
 
     def reply(self, caller: Caller, value: dict[str, Any]) -> None:
-        """Answers a command that succeeded."""
+        """Answer a command that succeeded."""
         self.send(caller.connection, Reply(id=caller.id, value=value))
 
     def fail(self, caller: Caller, error: RemoteError) -> None:
-        """Answers a command that failed."""
+        """Answer a command that failed."""
         self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
 
     def tell(self, life: Life, message: MessageToWorker) -> None:
-        """Sends a message to the process of a model."""
+        """Send a message to the process of a model."""
         self._actions.append(
             SendToWorker(model=life.name, generation=life.generation, message=message)
         )
@@ -76,7 +76,7 @@ class Outbox:
         detail: dict[str, Any],
         **times: float | None,
     ) -> None:
-        """Sends a notice to a client that wants them, unless it got the same one before.
+        """Send a notice to a client that wants them, unless it got the same one before.
 
         Args:
             request: whose client it is.
@@ -91,7 +91,7 @@ class Outbox:
             self.send(request.connection, notice)
 
     def announce(self, change: dict[str, Any]) -> None:
-        """Sends a change of a model to everybody who watches."""
+        """Send a change of a model to all that watch."""
         self._actions.append(Announce(change=change))
         for connection, id in self.subscriptions.items():
             self.send(connection, EventMessage(id=id, value=change))

@@ -50,7 +50,7 @@ class Pausing:
     # ------------------------------------------------------------ what people ask
 
     def pause(self, model: Model, request: Request, now: float) -> None:
-        """A person pauses a request, at whatever stage it is.
+        """A person pauses a request, at any stage.
 
         Raises:
             RemoteError: `invalid_request`; it is paused already, or may not be paused.
@@ -73,7 +73,7 @@ class Pausing:
         """A person lets a paused request continue; once accepted, it queues ahead of new ones.
 
         Raises:
-            RemoteError: `invalid_request`; nobody has paused it.
+            RemoteError: `invalid_request`; it is not paused.
         """
         if request.stage is Stage.PAUSING:
             self._ledger.move(request, Stage.YIELDING)
@@ -87,7 +87,7 @@ class Pausing:
     def ask_to_leave(
         self, model: Model, request: Request, reason: PauseReason, *, keep: bool
     ) -> None:
-        """Makes a running row leave the batch; it runs until the worker confirms that.
+        """Make a running row leave the batch; it runs until the worker confirms that.
 
         Args:
             model: whose worker runs it.
@@ -198,7 +198,7 @@ class Pausing:
 
 
 def _check_allowed(model: Model, request: Request) -> None:
-    """Refuses what must run through once it has begun.
+    """Refuse what must run through once it has begun.
 
     Raises:
         RemoteError: `invalid_request`.

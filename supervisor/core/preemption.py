@@ -6,30 +6,21 @@ classes that were asked for count: what a request has gained by waiting is a pla
 row is free and there is no memory for it, as many of these rows leave as make room for the request,
 or none if all of them do not.
 
-If other programs need memory, rows of the lowest class leave before a busy model is swapped out.
-What they have computed is dropped; they return when there is memory for them.
+Rows that leave because other programs need memory are chosen in `memory_plan.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, State
 
-from .kv_budget import has_memory_beside, has_row_budget, is_leaving_short, may_leave, needed_bytes
-from .lifecycle.states import Ready
-from .lifecycle.triggers import RowsGiveWay
-from .memory.budget import Budget
-from .memory.planner import LoadedModel
+from .kv_budget import has_memory_beside
+from .memory.fit import fewest
 from .model import Model
 from .requests.ledger import Ledger, Request, Stage
 from .suspects import are_turns_due, next_in_line
-from .swapping import OTHERS, counted_bytes, shortage_text
-
-T = TypeVar("T")
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""
@@ -59,7 +50,7 @@ def next_for_row(model: Model, ledger: Ledger) -> Request | None:
     """The waiting request that gets a free row; None if none may start.
 
     A row that was freed for a higher class goes to a request of that class, even if others that
-    have waited long stand before it; all other rows go to whoever is first.
+    have waited long stand before it; all other rows go to the first in line.
     """
     if model.freed_rows and not are_turns_due(model, ledger):
         model.freed_rows -= 1
@@ -113,20 +104,10 @@ def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
     if not leaving or not _is_enough(model, request, staying, leaving):
         return later
     earliest_first = leaving[::-1]
-    leaving = _fewest(
+    leaving = fewest(
         earliest_first, lambda rows: bool(rows) and _is_enough(model, request, staying, rows)
     )[::-1]
     return Yields(rows=tuple(leaving), is_for_memory=True)
-
-
-def _fewest(rows: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
-    """Return the rows, all of which are enough, without those that may as well stay: the first ones
-    are kept first."""
-    for one in list(rows):
-        others = [other for other in rows if other is not one]
-        if is_enough(others):
-            rows = others
-    return rows
 
 
 def _is_enough(
@@ -171,80 +152,3 @@ def _yields_at(request: Request, min_run_s: float, *, keeps_states: bool) -> flo
     assert request.gains_since is not None
     run_s = min_run_s if keeps_states else max(min_run_s, request.repeat_s)
     return request.gains_since + run_s
-
-
-Leaving = list[tuple[Model, Request]]
-
-
-def who_gives_way(
-    models: Mapping[ModelName, Model], loaded: Mapping[ModelName, LoadedModel], budget: Budget
-) -> dict[ModelName, RowsGiveWay]:
-    """The rows that must leave now, by model: those served last, and none without which the others
-    would free as much as is missing. If all of them are not enough, those that free any.
-
-    One row of each model stays, so that its work continues.
-
-    Args:
-        models: all of them, by name.
-        loaded: those that hold memory; who has to go already is LEAVING, idle ones among them.
-        budget: what may be kept.
-    """
-    missing_bytes = sum(counted_bytes(models, loaded, budget).values()) - budget.kept_bytes
-    if missing_bytes <= 0 or not budget.is_short:
-        return {}
-    leaving = [(model, request) for model in models.values() for request in _may_go(model)]
-    enough_bytes = min(missing_bytes, _freed_bytes(leaving))
-    leaving.sort(key=lambda pair: _served_at(pair[1]))
-    leaving = _fewest(leaving, lambda rows: _freed_bytes(rows) >= enough_bytes)
-    why = f"{OTHERS}: {shortage_text(loaded, budget)}"
-    return {model.name: _trigger(requests, why) for model, requests in _by_model(leaving)}
-
-
-def are_rows_leaving(models: Iterable[Model]) -> bool:
-    """True if rows have been asked to leave for want of memory, and have not left yet."""
-    return any(is_leaving_short(one) for model in models for one in model.running.values())
-
-
-# ---------------------------------------------------------------- inside
-
-
-def _trigger(requests: Sequence[Request], why: str) -> RowsGiveWay:
-    rows = (
-        "1 batch request leaves" if len(requests) == 1 else f"{len(requests)} batch requests leave"
-    )
-    return RowsGiveWay(keys=tuple(one.key for one in requests), reason=f"{rows} {why}")
-
-
-def _may_go(model: Model) -> Sequence[Request]:
-    """Rows of the lowest class that may leave, but never all that run."""
-    is_serving = isinstance(model.life.phase, Ready) and not model.is_unlinked
-    if not is_serving or not has_row_budget(model):
-        return ()
-    staying = [one for one in model.running.values() if one.stage is Stage.RUNNING]
-    may_go = [one for one in staying if one.priority is GIVES_WAY and may_leave(model, one)]
-    return sorted(may_go, key=_served_at)[1:] if len(may_go) == len(staying) else may_go
-
-
-def _served_at(request: Request) -> tuple[float, RequestKey]:
-    return request.dispatched_at or 0.0, request.key
-
-
-def _freed_bytes(leaving: Leaving) -> int:
-    """Return how much less must be reserved once these rows have left."""
-    return sum(
-        _kept_bytes(model) - _kept_bytes(model, frozenset(one.key for one in requests))
-        for model, requests in _by_model(leaving)
-    )
-
-
-def _kept_bytes(model: Model, without: Collection[RequestKey] = ()) -> int:
-    """Rows that are leaving, as for a pause by hand, free what they hold without anybody's help."""
-    leaving = {one.key for one in model.running.values() if one.stage is not Stage.RUNNING}
-    return min(model.life.reserved_bytes, needed_bytes(model, leaving.union(without)))
-
-
-def _by_model(leaving: Leaving) -> list[tuple[Model, list[Request]]]:
-    found: dict[ModelName, tuple[Model, list[Request]]] = {}
-    for model, request in leaving:
-        found.setdefault(model.name, (model, []))[1].append(request)
-    return list(found.values())

@@ -28,7 +28,7 @@ from .settings import CoreSettings
 
 LEASE_S = 4.0
 """A lease ends after this long: twice what a chunk should take at most (`IDLE_TARGET_S` in
-worker/engines/mlx/prefill.py). A chunk that takes longer ends, too, but nobody waits for it."""
+worker/engines/mlx/prefill.py). A chunk that takes longer ends, too, but no model waits for it."""
 
 
 class Stage(Enum):
@@ -328,7 +328,7 @@ class PrefillSlots:
         return min(when, until)
 
     def check_invariants(self, models: Iterable[Model], settings: CoreSettings) -> None:
-        """Raise AssertionError if somebody takes part who must not, or waits without need."""
+        """Raise AssertionError if a model takes part that must not, or waits without need."""
         for model in models:
             before = self._device_of.get(model.name)
             assert self._place(model, before) is before, f"{model.name} takes part wrongly"

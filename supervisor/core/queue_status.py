@@ -101,7 +101,7 @@ def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
 
 
 def per_class_map(model: Model) -> dict[str, int]:
-    """How many requests of a model wait in each class, as they stand in the line now."""
+    """Return how many requests of a model wait in each class, as they stand in the line now."""
     return {priority.value: count for priority, count in model.queue.per_class.items()}
 
 
@@ -122,7 +122,7 @@ def yielded_ids(model: Model) -> list[str]:
 
 
 def paused_rows_map(model: Model, now: float) -> list[dict[str, Any]]:
-    """The requests of a model that somebody has paused."""
+    """The requests of a model that a person has paused."""
     return [request_map(request, now) for request in model.paused.values()]
 
 
@@ -143,7 +143,7 @@ def paused_map(request: Request) -> dict[str, Any]:
 
 
 def cancelled_map(request: Request) -> dict[str, Any]:
-    """The answer to somebody who cancels a request."""
+    """Return the answer to a cancel."""
     return {
         "request": request.id,
         "number": number_of(request),

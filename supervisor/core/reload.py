@@ -50,7 +50,7 @@ def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> di
 def reload_trigger(
     model: Model, entries: Mapping[ModelName, ModelSettings], drain_s: float
 ) -> Reconfigured | Removed:
-    """What a reload puts to the life of a model that there is.
+    """Return what a reload puts to the life of a model that there is.
 
     Args:
         model: which.
@@ -84,7 +84,7 @@ def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> b
 def foreseen(
     models: Iterable[Model], entries: Sequence[ModelSettings], drain_s: float, now: float
 ) -> list[dict[str, Any]]:
-    """What a reload would do to each model that it concerns, for `reload --dry-run`.
+    """Return what a reload would do to each model that it concerns, for `reload --dry-run`.
 
     The table of transitions is asked with copies of the lives, so it cannot differ from a reload.
 

@@ -21,7 +21,7 @@ MOST_LISTED = 256
 """One answer lists at most this many requests, and counts the others."""
 
 LEAST_READ = 0.02
-"""Before this share of a prompt has been read, nobody can tell how long the rest will take."""
+"""Before this share of a prompt has been read, it is not known how long the rest will take."""
 
 
 def requests_map(
@@ -64,7 +64,7 @@ def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
 
 
 def _is_of(account: Account, client: str) -> bool:
-    """Whether somebody who writes `client` means this account: `team`, `process 12@34`, or `12`."""
+    """True if `client` means this account: `team`, `process 12@34`, or `12`."""
     number = account.partition("@")[0].rpartition(" ")[2]
     return client in (account, number)
 

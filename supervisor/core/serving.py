@@ -85,7 +85,7 @@ class Serving:
         models: int,
         now: float,
     ) -> RemoteError | None:
-        """Queues a request, or says why not.
+        """Queue a request, or say why not.
 
         Args:
             model: the model that must answer.
@@ -135,7 +135,7 @@ class Serving:
         return None
 
     def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
-        """Gives a request another class; a person may go beyond its client's `max_priority`."""
+        """Give a request another class; a person may go beyond its client's `max_priority`."""
         if request.stage is Stage.QUEUED:
             model.queue.prioritize(request, priority, now)
         else:
@@ -143,7 +143,7 @@ class Serving:
             request.waited_s = 0.0
 
     def dispatch(self, model: Model, now: float) -> None:
-        """Hands waiting requests to a worker that serves while it has room; asks rows to leave if a
+        """Hand waiting requests to a worker that serves while it has room; ask rows to leave if a
         suspect has to run alone, or a request of a higher class waits. While a model goes down,
         only answers that were paused wait."""
         model.blame.expire(now)
@@ -195,7 +195,7 @@ class Serving:
                 self._pausing.ask_to_leave(model, request, reason, keep=False)
 
     def tell_waiting(self, model: Model, now: float) -> None:
-        """Notifies those who asked for it of what they are waiting for, if that is news (`Queue`).
+        """Notify those who asked for it of what they are waiting for, if that is news (`Queue`).
 
         A change that concerns everybody is rare; otherwise few are looked at, however many wait.
         """
@@ -261,7 +261,7 @@ class Serving:
         self._meter.rests(model, now)
 
     def step(self, model: Model, message: Step, now: float) -> bool:
-        """Handles one engine step: each connection's deltas in one message, then what has ended.
+        """Handle one engine step: each connection's deltas in one message, then what has ended.
 
         Returns:
             Whether there may be room for others now, or at a later time than before.

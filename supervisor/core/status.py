@@ -14,8 +14,8 @@ from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
-from .loaded_models import overshoot_bytes
 from .memory.budget import Budget
+from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map, yielded_ids
 from .requests.ledger import Ledger, Request, Stage
@@ -174,7 +174,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 
 
 def _traffic_map(beat: Heartbeat | None) -> dict[str, float | None]:
-    """What prompts cost the rows that decode beside them, and new shapes of steps everybody."""
+    """Return what prompts cost the rows beside them, and new shapes of steps all rows."""
     if beat is None:
         return dict.fromkeys(
             ("decode_kept", "interleaved_s", "interleaved_decode_s", "shapes_seen", "shapes_s")
@@ -190,7 +190,7 @@ def _traffic_map(beat: Heartbeat | None) -> dict[str, float | None]:
 
 
 def _exits_map(life: Life) -> list[dict[str, Any]]:
-    """How many of its processes have ended each way."""
+    """Return how many of its processes have ended each way."""
     return [
         {"reason": reason.value, "cause": cause.value, "count": count}
         for (reason, cause), count in life.exits.items()
@@ -203,7 +203,7 @@ def _cause(life: Life) -> str | None:
 
 
 def _names_map(model: Model) -> dict[str, Any]:
-    """What the model may be called, and where its files are."""
+    """Return what the model may be called, and where its files are."""
     settings = model.life.settings
     presets = {name: dict(given) for name, given in settings.presets.items()}
     return {
@@ -265,7 +265,7 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
 
 
 def batching_map(model: Model) -> dict[str, str] | None:
-    """How rows of the model are batched and why; None while that is unknown."""
+    """Return how rows of the model are batched and why; None while that is unknown."""
     ready = model.ready
     return {"mode": ready.batching.value, "reason": ready.batching_reason} if ready else None
 
@@ -276,13 +276,13 @@ def warnings_of(model: Model) -> list[str]:
 
 
 def load_phases(model: Model, now: float) -> dict[str, float] | None:
-    """How many seconds each phase of its latest load took; None before any."""
+    """Return how many seconds each phase of its latest load took; None before any."""
     times = model.life.load_times.seconds(now)
     return {phase.value: seconds for phase, seconds in times.items()} or None
 
 
 def load_progress(model: Model) -> dict[str, Any] | None:
-    """How far a load has come, or what it is waiting for; None in every other state."""
+    """Return how far a load has come, or what it is waiting for; None in every other state."""
     phase = model.life.phase
     if isinstance(phase, Loading):
         share = model.life.load_times.share_of_time(phase.progress)

@@ -76,7 +76,7 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
 
 
 def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
-    """Begins the next turn: newcomers have had their chance if there was room for them, and get
+    """Begin the next turn: newcomers have had their chance if there was room for them, and get
     another one after it.
 
     Args:

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .actions import EndPrewarmed, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
 from .kv_budget import spare_bytes
-from .lifecycle.states import Pending
-from .memory.planner import Urgency
+from .lifecycle.states import Pending, Urgency
 from .model import Model
 from .outbox import Outbox
 from .settings import CoreSettings
@@ -69,6 +68,22 @@ class Prewarmed:
     pid: int | None = None
 
 
+class PrewarmedWorker(NamedTuple):
+    """A prewarmed worker, as the memory plan sees it.
+
+    Attributes:
+        number: counts them.
+        reserved_bytes: what it holds.
+        is_waiting: whether a model can load in it.
+        is_ending: whether it is on its way out.
+    """
+
+    number: int
+    reserved_bytes: int
+    is_waiting: bool
+    is_ending: bool
+
+
 class WarmPool:
     """All prewarmed workers.
 
@@ -109,36 +124,28 @@ class WarmPool:
 
     # ------------------------------------------------------------ loads
 
-    def hand_over(self, model: Model) -> int | None:
-        """Return the number of the worker that a model takes over; None for a new process."""
-        worker = self._fit_for(model)
-        if worker is None:
-            return None
+    @property
+    def held(self) -> tuple[PrewarmedWorker, ...]:
+        """Return what the memory plan must know of them."""
+        return tuple(
+            PrewarmedWorker(
+                number=worker.number,
+                reserved_bytes=worker.reserved_bytes,
+                is_waiting=worker.state is PrewarmedState.WAITING,
+                is_ending=_is_ending(worker),
+            )
+            for worker in self._workers.values()
+        )
+
+    def hand_over(self, number: int) -> None:
+        """Forget a worker that a model has taken over."""
         self._deaths_in_a_row = 0
-        return self._workers.pop(worker.number).number
+        del self._workers[number]
 
-    def make_room(self, left_bytes: int, now: float, *, for_whom: Model | None = None) -> bool:
-        """End as few as are too many, those first that are not of use yet.
-
-        Args:
-            left_bytes: what the models leave of the budget, the one that is to be loaded included.
-            now: monotonic seconds.
-            for_whom: who is to be loaded: the worker that it takes over needs no extra room.
-
-        Returns:
-            True if they fit already; if not, they do once the exits have been seen.
-        """
-        kept = self._fit_for(for_whom) if for_whom is not None else None
-        others = [worker for worker in self._workers.values() if worker is not kept]
-        held_bytes = sum(worker.reserved_bytes for worker in others)
-        if held_bytes <= left_bytes:
-            return True
-        held_bytes -= sum(worker.reserved_bytes for worker in others if _is_ending(worker))
-        for worker in sorted(others, key=_usefulness):
-            if held_bytes > left_bytes and not _is_ending(worker):
-                held_bytes -= worker.reserved_bytes
-                self._end(worker, now)
-        return False
+    def end(self, numbers: Iterable[int], now: float) -> None:
+        """End these workers: a model needs their memory."""
+        for number in numbers:
+            self._end(self._workers[number], now)
 
     # ------------------------------------------------------------ what the shell saw
 
@@ -235,12 +242,6 @@ class WarmPool:
         needed_bytes = sum(model.life.reserved_bytes - spare_bytes(model, now) for model in models)
         least_bytes = own_bytes + budget.whole_bytes // FREE_PART
         return not budget.is_short and needed_bytes + least_bytes <= budget.size_bytes
-
-    def _fit_for(self, model: Model) -> Prewarmed | None:
-        if model.life.settings.launch.engine != ENGINE:
-            return None
-        waiting = (one for one in self._workers.values() if one.state is PrewarmedState.WAITING)
-        return next(waiting, None)
 
     def _may_start(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
         """True if the next may start: not beside another start, nor a load, nor a wait for one."""

@@ -104,7 +104,7 @@ class WorkerEvents:
         self._log_level = log_level
 
     def take(self, event: WorkerEvent) -> None:
-        """Handles one event; ignores those of earlier generations (F9)."""
+        """Handle one event; ignore those of earlier generations (F9)."""
         model = self._fleet.by_name.get(event.model)
         if model is None or event.generation != model.life.generation:
             return

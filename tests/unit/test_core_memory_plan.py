@@ -13,23 +13,19 @@ from hypothesis import strategies as st
 from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.memory.fit import Candidate, make_plan, pins_problem, required_bytes
-from mlxsup.supervisor.core.memory.planner import (
-    Admit,
-    Evict,
+from mlxsup.supervisor.core.lifecycle.states import Urgency
+from mlxsup.supervisor.core.memory.fit import (
+    Candidate,
     Fits,
     FitsWithout,
-    LoadedModel,
-    LoadRequest,
     NoRoom,
-    Refuse,
-    Standing,
-    Urgency,
-    Verdict,
-    Wait,
     find_room,
-    plan,
+    make_plan,
+    pins_problem,
+    required_bytes,
 )
+from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, verdict_on
+from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -51,10 +47,15 @@ def held(name: ModelName, gib: float, standing: Standing, used_at: float = 0.0) 
     )
 
 
+def view(residents: Sequence[LoadedModel], size: int, now: float = NOW) -> MemoryView:
+    """These models under a budget of so many bytes."""
+    return MemoryView(budget=budget(size), now=now, loaded={one.name: one for one in residents})
+
+
 def verdict(needs_gib: int, *residents: LoadedModel) -> Verdict:
     """What follows for a model that needs so many GiB of eight."""
     wish = LoadRequest(name=NEW, needed_bytes=needs_gib * GIB, urgency=Urgency.REQUEST)
-    return plan(wish, residents, budget_bytes=8 * GIB, now=NOW)
+    return verdict_on(wish, view(residents, 8 * GIB))
 
 
 def test_plan_evicts_no_more_than_needed() -> None:
@@ -104,41 +105,37 @@ residents = st.lists(one_resident(), unique_by=lambda resident: resident.name)
     needed=st.integers(0, 30),
     urgency=st.sampled_from(Urgency),
     others=residents,
-    budget=st.integers(0, 40),
+    size=st.integers(0, 40),
 )
 def test_any_verdict_keeps_the_rules_H9_I2(
-    needed: int, urgency: Urgency, others: Sequence[LoadedModel], budget: int
+    needed: int, urgency: Urgency, others: Sequence[LoadedModel], size: int
 ) -> None:
-    found = plan(
-        LoadRequest(name=NEW, needed_bytes=needed, urgency=urgency),
-        others,
-        budget_bytes=budget,
-        now=NOW,
-    )
+    request = LoadRequest(name=NEW, needed_bytes=needed, urgency=urgency)
+    found = verdict_on(request, view(others, size))
     by_name = {resident.name: resident for resident in others}
     everything = sum(resident.reserved_bytes for resident in others)
     leaving = sum(r.reserved_bytes for r in others if r.standing is Standing.LEAVING)
     never = sum(resident.never_bytes for resident in others)
     match found:
         case Admit():
-            assert everything + needed <= budget
+            assert everything + needed <= size
         case Evict(models=names):
             gone = [by_name[name] for name in names]
             freed = sum(resident.reserved_bytes for resident in gone)
             assert all(resident.standing is Standing.IDLE for resident in gone)
-            assert everything - leaving - freed + needed <= budget
+            assert everything - leaving - freed + needed <= size
             for one in gone:
-                assert everything - leaving - freed + one.reserved_bytes + needed > budget
+                assert everything - leaving - freed + one.reserved_bytes + needed > size
             assert urgency is not Urgency.NOBODY
             if urgency is Urgency.REQUEST:
                 assert all(resident.ripe_at <= NOW for resident in gone)
         case Wait(until=until, is_under_way=is_under_way):
-            assert everything + needed > budget
+            assert everything + needed > size
             assert until is None or until > NOW
-            assert is_under_way == (everything - leaving + needed <= budget)
-            assert never + needed <= budget or urgency is Urgency.NOBODY
+            assert is_under_way == (everything - leaving + needed <= size)
+            assert never + needed <= size or urgency is Urgency.NOBODY
         case Refuse():
-            assert never + needed > budget
+            assert never + needed > size
             assert urgency is not Urgency.NOBODY
 
 
@@ -385,7 +382,7 @@ def test_plan_and_planner_evict_the_same_models(
     if sum(one.reserved_bytes for one in residents) > size * GIB:
         return  # the pinned ones alone are refused at the start
     wish = LoadRequest(name=models[-1].model, needed_bytes=wanted * GIB, urgency=Urgency.COMMAND)
-    verdict, place = plan(wish, residents, budget_bytes=size * GIB, now=0.0), placements[-1]
+    verdict, place = verdict_on(wish, view(residents, size * GIB, now=0.0)), placements[-1]
     if place.missing_bytes:
         assert isinstance(verdict, Refuse)
     elif place.goes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -12,18 +12,16 @@ import pytest
 from hypothesis import settings
 
 from mlxsup.protocol.client_messages import Load, Restart, Unload
-from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.request_messages import PauseRequest
 from mlxsup.protocol.states import Priority, Wanted
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     endings,
     kv_budget,
-    loaded_models,
-    preemption,
+    memory_plan,
+    memory_view,
     serving,
     suspects,
-    swapping,
 )
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
@@ -33,14 +31,13 @@ from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
-from mlxsup.supervisor.core.memory import planner
-from mlxsup.supervisor.core.memory.planner import Standing
 from mlxsup.supervisor.core.memory_pressure import MemoryPressure
+from mlxsup.supervisor.core.memory_view import LoadedModel, Row, Rows, Standing
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
 from mlxsup.supervisor.core.prefill_slots import turn_rank
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request
+from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
 from mlxsup.supervisor.core.requests.queue import Queue
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
@@ -183,8 +180,8 @@ def forecast_knows_no_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_process_is_ending(patch: pytest.MonkeyPatch) -> None:
-    right = loaded_models._loaded_model
-    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), is_ending=False))
+    right = memory_view._loaded_model
+    patch.setattr(memory_view, "_loaded_model", lambda *of: replace(right(*of), is_ending=False))
 
 
 def lasting(*, is_coming_back: bool) -> Plant:
@@ -210,14 +207,28 @@ def rows_of_pinned_models_stay(patch: pytest.MonkeyPatch) -> None:
             return 0
         return model.life.reserved_bytes - kv_budget.spare_bytes(model, now)
 
-    patch.setattr(loaded_models, "_never_bytes", wrong)
+    patch.setattr(memory_view, "_never_bytes", wrong)
 
 
 def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
-    def wrong(model: Model, without: Collection[RequestKey] = ()) -> int:
-        return min(model.life.reserved_bytes, kv_budget.needed_bytes(model, without))
+    read, right = memory_view._rows_of, memory_plan._kept_bytes
+    leaving: dict[str, list[Row]] = {}
 
-    patch.setattr(preemption, "_kept_bytes", wrong)
+    def rows_of(model: Model) -> Rows | None:
+        leaving[model.name] = [
+            Row(0.0, one.key, kv_budget.length(one), may_go=False)
+            for one in model.running.values()
+            if one.stage is not Stage.RUNNING and not kv_budget.is_leaving_short(one)
+        ]
+        return read(model)
+
+    def wrong(one: LoadedModel, without: Iterable[Row] = ()) -> int:
+        assert one.rows is not None
+        staying = (*one.rows.staying, *leaving[one.name])
+        return right(replace(one, rows=replace(one.rows, staying=staying)), without)
+
+    patch.setattr(memory_view, "_rows_of", rows_of)
+    patch.setattr(memory_plan, "_kept_bytes", wrong)
 
 
 def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
@@ -317,9 +328,9 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
-    right = loaded_models._loaded_model
+    right = memory_view._loaded_model
     nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
-    patch.setattr(loaded_models, "_loaded_model", lambda *of: replace(right(*of), **nothing))
+    patch.setattr(memory_view, "_loaded_model", lambda *of: replace(right(*of), **nothing))
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -349,8 +360,8 @@ PLANTED: dict[str, Plant] = {
     "a completed request stays a suspect": does_nothing(Blame, "completed"),
     "a stall is never found": returns(Watch, "judge", Alarm.NONE),
     "what others hold does not count": nothing_is_held,
-    "requests evict what they like": returns(planner, "_may_go", True),
-    "a turn may end at once": instead(swapping.turn_ends_at, 0.0),
+    "requests evict what they like": returns(memory_plan, "_may_go", True),
+    "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
     "nothing gives way to other programs": does_nothing(MemoryPressure, "sampled"),
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),

@@ -83,7 +83,7 @@ class Verdict:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the restart window counts this death: not if it revealed the culprit."""
+        """True if the restart window counts this death: not if it revealed the culprit."""
         return self.culprit is None
 
 
@@ -200,11 +200,11 @@ class Blame:
     # ------------------------------------------------------------ what follows
 
     def is_suspect(self, digest: Digest) -> bool:
-        """Whether some crash accuses a request."""
+        """True if some crash accuses a request."""
         return digest in self._suspects
 
     def is_due(self, one: Held) -> bool:
-        """Whether a request is near the place of a crash, and has to get past it alone.
+        """True if a request is near the place of a crash, and has to get past it alone.
 
         One that was sent again has to get there first, and may do so together with others.
         """
@@ -220,22 +220,22 @@ class Blame:
 
     @property
     def suspects(self) -> int:
-        """How many requests are under suspicion."""
+        """Return how many requests are under suspicion."""
         return len(self._suspects)
 
     @property
     def is_anyone_on_probation(self) -> bool:
-        """Whether anyone has to take turns at all; checked at every step."""
+        """True if anyone has to take turns at all; checked at every step."""
         return any(suspect.is_on_probation for suspect in self._suspects.values())
 
     @property
     def on_probation(self) -> int:
-        """How many of the suspects have yet to prove themselves."""
+        """Return how many of the suspects have yet to prove themselves."""
         return sum(suspect.is_on_probation for suspect in self._suspects.values())
 
     @property
     def quarantined(self) -> int:
-        """How many requests are refused."""
+        """Return how many requests are refused."""
         return len(self._quarantined)
 
     # ------------------------------------------------------------ inside
@@ -252,7 +252,7 @@ class Blame:
         return Verdict(evidence=Evidence.ACCUSES, story=story)
 
     def _accuse(self, held: Sequence[Held], now: float) -> int:
-        """Makes suspects of the requests that a crash has hit; returns how many different ones."""
+        """Make suspects of the requests that a crash has hit; return how many different ones."""
         accused: dict[Digest, list[int]] = {}
         for one in held:
             accused.setdefault(one.digest, []).append(one.tokens)

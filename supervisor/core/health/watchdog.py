@@ -163,7 +163,7 @@ class Watch:
         self.is_working = False
 
     def beat(self, message: Heartbeat, given: int, now: float) -> None:
-        """Takes a beat; one that describes a step whose end is known says nothing about the next.
+        """Take a beat; one that describes a step whose end is known says nothing about the next.
 
         Args:
             message: the beat.
@@ -217,7 +217,7 @@ class Watch:
     # ------------------------------------------------------------ what they mean
 
     def stuck_at(self, step_timeout_s: float) -> float | None:
-        """When the work under way will have taken too long; None if none is known."""
+        """Return when the work under way will have taken too long; None if none is known."""
         if not self.is_working:
             return None
         if self.phase is WorkerPhase.WAITING:
@@ -232,7 +232,7 @@ class Watch:
         return max(self.progress_at, self.freed_at)
 
     def silent_at(self, step_timeout_s: float) -> float:
-        """When a running process that sends nothing will have been silent for too long."""
+        """Return when a running process that sends nothing will have been silent for too long."""
         limit_s = step_timeout_s + PREDICTIONS * self.predicted_s + SLACK_S
         return self.heard_at + max(limit_s, SILENCE_S)
 
@@ -242,13 +242,13 @@ class Watch:
         return is_silent and self.grown_bytes > GROWTH_LIMIT_BYTES
 
     def idle_for_s(self, now: float) -> float:
-        """How long it has been idle without any message moving; 0 if it is not idle."""
+        """Return how long it has been idle without any message moving; 0 if it is not idle."""
         if self.phase is not WorkerPhase.IDLE:
             return 0.0
         return now - max(self.progress_at, self.moved_at)
 
     def deadline(self, step_timeout_s: float | None) -> float:
-        """When to judge the signs again; each beat does so, too.
+        """Return when to judge the signs again; each beat does so, too.
 
         Args:
             step_timeout_s: of a worker that serves; None while it loads, which has its own
@@ -271,7 +271,7 @@ class Watch:
         return min(looks_at, due_at)
 
     def judge(self, now: float, step_timeout_s: float | None, given: int) -> Alarm:
-        """What to do now.
+        """Return what to do now.
 
         Args:
             now: monotonic seconds.
@@ -301,7 +301,7 @@ class Watch:
         return self._look(now) if is_silent else Alarm.NONE
 
     def _waits_in_vain(self, step_timeout_s: float) -> bool:
-        """Whether its latest beat says so: an earlier one says nothing about later work."""
+        """True if its latest beat says so: an earlier one says nothing about later work."""
         limit_s = step_timeout_s
         if self.is_preparing:  # the worker itself ends a preparation that takes longer
             limit_s += TEXT_LIMIT_STEPS * step_timeout_s

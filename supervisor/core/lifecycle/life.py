@@ -377,7 +377,7 @@ class Life:
         is_restart: bool = False,
         detail: str = "",
     ) -> None:
-        """Enters STOPPING and asks or signals the process."""
+        """Enter STOPPING and asks or signals the process."""
         was_ready_s = None
         if isinstance(self.phase, Ready):
             was_ready_s = now - self.phase.since

@@ -66,6 +66,17 @@ class Stopped(_Phase):
     KEEPS_MEMORY: ClassVar[bool] = False
 
 
+class Urgency(Enum):
+    """Who waits for a load; decides which models it may evict."""
+
+    NOBODY = auto()
+    """It takes what is free, such as a preload."""
+    REQUEST = auto()
+    """It evicts models that are idle and had their time."""
+    COMMAND = auto()
+    """It evicts models that are idle."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
     """There is no memory for a model yet.
@@ -74,9 +85,10 @@ class Lack:
         since: when that was found, monotonic seconds.
         reason: what it needs and what is in the way, a phrase for people.
         looks_again_at: when a model that is in the way may go; None if nothing is known of that.
-        asked_since: since when somebody has been waiting for the model; None while nobody does.
+        asked_since: since when a request or a command has been waiting for the model; None: none
+            does.
         is_promised: whether others are being swapped out for it: what they free is for it.
-        takes_spare: whether others must give back what they do not need now.
+        reclaims: whether others must give back what they do not need now.
     """
 
     since: float
@@ -84,7 +96,7 @@ class Lack:
     looks_again_at: float | None
     asked_since: float | None = None
     is_promised: bool = False
-    takes_spare: bool = False
+    reclaims: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +208,7 @@ class Draining(_Phase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Memory is short, whoever waits for it.
+    """Memory is short, whichever model waits for it.
 
     Attributes:
         reason: why, a phrase that follows what is done: `because other programs need memory`.

@@ -515,7 +515,7 @@ def _wait_for_memory(life: Life, phase: Pending, trigger: LacksMemory, now: floa
         looks_again_at=trigger.looks_again_at,
         asked_since=asked_since,
         is_promised=trigger.is_promised,
-        takes_spare=trigger.takes_spare,
+        reclaims=trigger.reclaims,
     )
     life.phase = replace(phase, lack=lack)
     life.release_memory()

@@ -98,16 +98,16 @@ class LacksMemory:
     Attributes:
         reason: what it needs and what is in the way.
         looks_again_at: when a model that is in the way may go; None if nothing is known of that.
-        is_asked_for: whether somebody waits for the model.
+        is_asked_for: whether a request or a command waits for it.
         is_promised: whether others are being swapped out for it.
-        takes_spare: whether others must give back what they do not need now.
+        reclaims: whether others must give back what they do not need now.
     """
 
     reason: str
     looks_again_at: float | None
     is_asked_for: bool = False
     is_promised: bool = False
-    takes_spare: bool = False
+    reclaims: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class HasMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoMemory:
-    """There cannot be memory for it, whatever goes that may go.
+    """There cannot be memory for it, even if all go that may.
 
     Attributes:
         reason: what it needs and what is in the way.
@@ -211,7 +211,7 @@ class SwappedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCalledOff:
-    """Nobody waits any longer for the model that it makes room for, or that got room elsewhere; or
+    """The model that it makes room for no longer waits, or that got room elsewhere; or
     memory is no longer short."""
 
 

@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def kept_bytes(self) -> int:
-        """Return what may stay reserved; models that nobody uses go until it is no more."""
+        """Return what may stay reserved; idle models go until it is no more."""
         return self.size_bytes if self.is_short else self.whole_bytes
 
     def whole(self) -> Budget:

@@ -1,17 +1,105 @@
-"""Which models of a configuration fit into the budget together, with how much context, and the one
-change that makes them fit: the answer of `mlxsup plan`.
+"""Which models fit into so much memory, which must go for others, and with how much context: what
+`mlxsup plan` prints, and what the memory plan of the daemon rests on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
 
 from .need import Need
-from .planner import Fits, FitsWithout, find_room, listed
+
+T = TypeVar("T")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return `a`, `a and b`, `a, b and c`."""
+    *front, last = names
+    return f"{', '.join(front)} and {last}" if front else last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """There is room.
+
+    Attributes:
+        spare_bytes: what is left afterwards.
+    """
+
+    spare_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitsWithout:
+    """There is room once these have gone.
+
+    Attributes:
+        models: who must go; leaving out any one of them is not enough.
+        spare_bytes: what is left afterwards.
+    """
+
+    models: tuple[ModelName, ...]
+    spare_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """There is no room even if everyone goes who may.
+
+    Attributes:
+        missing_bytes: what is missing then.
+    """
+
+    missing_bytes: int
+
+
+Room = Fits | FitsWithout | NoRoom
+
+
+def find_room(
+    needed_bytes: int,
+    *,
+    budget_bytes: int,
+    reserved: Mapping[ModelName, int],
+    may_go: Sequence[ModelName],
+) -> Room:
+    """Return whether a model fits, and which models must go if it does not.
+
+    Args:
+        needed_bytes: what it needs.
+        budget_bytes: what all models may take together.
+        reserved: what is reserved for each model that is there; not for the one that asks.
+        may_go: those of them that may go, the one that should go first at the beginning.
+    """
+    free_bytes = budget_bytes - sum(reserved.values())
+
+    def left_bytes(going: Sequence[ModelName]) -> int:
+        return free_bytes + sum(reserved[model] for model in going) - needed_bytes
+
+    if left_bytes(()) >= 0:
+        return Fits(spare_bytes=left_bytes(()))
+    enough = (count for count in range(1, len(may_go) + 1) if left_bytes(may_go[:count]) >= 0)
+    count = next(enough, None)
+    if count is None:
+        return NoRoom(missing_bytes=-left_bytes(may_go))
+    # A large one that goes late may have made an earlier one's going needless.
+    latest_first = fewest(list(may_go[:count])[::-1], lambda going: left_bytes(going) >= 0)
+    going = tuple(latest_first[::-1])
+    return FitsWithout(models=going, spare_bytes=left_bytes(going))
+
+
+def fewest(going: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
+    """Return those of `going`, which are enough together, without any that may as well stay: the
+    first ones stay first."""
+    for one in list(going):
+        others = [other for other in going if other is not one]
+        if is_enough(others):
+            going = others
+    return going
 
 
 def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
@@ -95,7 +183,7 @@ def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
 
     What is left goes to the caches of those that are loaded: first until a row of each can have
     its whole context, then for more rows, in equal parts. Who has to go for another model goes in
-    the order of the candidates, as those do that nobody has used yet.
+    the order of the candidates, as those do that were not used yet.
 
     Args:
         candidates: the models.
@@ -183,7 +271,7 @@ def _share_out(
         {name: need.wanted_bytes for name, need in needs.items()},
     ):
         spare = budget_bytes - sum(granted.values())
-        # Whoever lacks least comes first: what it leaves of its part is for the others.
+        # The one that lacks least comes first: what it leaves of its part is for the others.
         waiting = sorted(granted, key=lambda name: wanted[name] - granted[name])
         for place, name in enumerate(waiting):
             part = spare // (len(waiting) - place)

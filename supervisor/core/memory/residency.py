@@ -23,7 +23,7 @@ class Residency:
     """One turn of a model, from READY to the end of its process.
 
     The time that it may stay begins when each row that was dispatched at first has gained a token
-    or ended: what a turn costs before that is no use to anybody.
+    or ended: what a turn costs before that is of no use.
 
     Attributes:
         ready_at: when it became READY.

@@ -27,10 +27,10 @@ class Claim:
 
 
 def divide(free_bytes: int, claims: Mapping[ModelName, Claim]) -> dict[ModelName, int]:
-    """Return what each model gets beyond its least: equal shares, and nobody more than it can use.
+    """Return what each model gets beyond its least: equal shares, and none more than it can use.
 
     Args:
-        free_bytes: what is left once each has its least; if that is nothing, nobody gets any.
+        free_bytes: what is left once each has its least; if that is nothing, none gets any.
         claims: of the models.
     """
     extras = {name: max(0, c.wanted_bytes - c.least_bytes) for name, c in claims.items()}

@@ -22,14 +22,14 @@ MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After this many deaths in a row without a new token a request is given up."""
 
 PAUSED_BYTES = 4096
-"""A request that somebody has paused counts as so much more, because only bytes limit those."""
+"""A request that a person has paused counts as so much more, because only bytes limit those."""
 
 
 class Stage(Enum):
     """The stage of an open request.
 
     YIELDING and PAUSING ones run until their row has left; then the former queue, and the latter
-    are PAUSED: they wait outside the queue, until somebody resumes them.
+    are PAUSED: they wait outside the queue, until a person resumes them.
     """
 
     QUEUED = auto()
@@ -143,29 +143,29 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the worker has accepted it and it has had a row since: it will be continued, and
+        """True if the worker has accepted it and it has had a row since: it will be continued, and
         no longer waits for its start."""
         return self.acceptance is not None and self.started_at is not None
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing has been computed for it, and its client has not heard otherwise."""
+        """True if nothing has been computed for it, and its client has not heard otherwise."""
         is_known = self.is_interrupted or self.is_paused
         return not (is_known or self.read_tokens or self.sent_tokens)
 
     @property
     def is_counted(self) -> bool:
-        """Whether it counts as waiting in the queue: not if its answer has begun."""
+        """True if it counts as waiting in the queue: not if its answer has begun."""
         return self.stage is Stage.QUEUED and not self.has_begun
 
     @property
     def has_row(self) -> bool:
-        """Whether it was dispatched and its row has not left since, as far as is known."""
+        """True if it was dispatched and its row has not left since, as far as is known."""
         return self.stage is not Stage.QUEUED and self.stage is not Stage.PAUSED
 
     @property
     def held(self) -> Held:
-        """What a crash of its worker is judged by."""
+        """Return what a crash of its worker is judged by."""
         return Held(digest=self.digest, tokens=self.tokens_sent, shortages=self.shortages)
 
     @property
@@ -193,7 +193,7 @@ class Request:
         return min((t for t in times if t is not None), default=None)
 
     def end_wait(self, now: float) -> None:
-        """It leaves the line, because it was dispatched or somebody has paused it."""
+        """It leaves the line, because it was dispatched or a person has paused it."""
         self.waited_s += now - self.waits_since
 
     def end_pause(self, now: float) -> None:
@@ -276,7 +276,7 @@ class Ledger:
 
     @property
     def connections(self) -> set[ConnectionId]:
-        """Whoever has an open request."""
+        """The connections with an open request."""
         return set(self._by_connection)
 
     @property
@@ -286,7 +286,7 @@ class Ledger:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether any request wants notices."""
+        """True if any request wants notices."""
         return self._listening > 0
 
     def waiting_of(self, account: Account) -> int:
@@ -294,12 +294,12 @@ class Ledger:
         return self._waiting_by_account[account]
 
     def may_run(self, account: Account) -> bool:
-        """Whether one more request of the account may run."""
+        """True if one more request of the account may run."""
         most = self.terms.of(account).max_running
         return not most or self._running_by_account[account] < most
 
     def may_run_more(self, account: Account) -> float:
-        """How many more requests of the account may run; infinity for any number."""
+        """Return how many more requests of the account may run; infinity for any number."""
         most = self.terms.of(account).max_running
         return max(most - self._running_by_account[account], 0) if most else math.inf
 
@@ -379,7 +379,7 @@ class Ledger:
         self._held_bytes += len(tokens)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError if the counts and the requests disagree."""
+        """Raise AssertionError if the counts and the requests disagree."""
         requests = list(self)
         assert self._held_bytes == sum(r.held_bytes for r in requests)
         waiting = Counter(r.account for r in requests if r.is_counted)

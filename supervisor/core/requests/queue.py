@@ -36,7 +36,7 @@ _Entry = tuple[float, RequestKey, Account]
 
 
 def again_order(request: Request) -> tuple[bool, RequestKey]:
-    """Sorts requests that had been dispatched; it stays the same while they wait.
+    """Sort requests that had been dispatched; it stays the same while they wait.
 
     Who has left for the turn of another suspect stands with the interrupted ones, because a crash
     was why; and so does who has left because the model made room: its process ended, too. Who has
@@ -343,7 +343,7 @@ class Queue:
 
         Those of all newcomers, of the near ones, of those that had been dispatched, and of those
         that have moved past a power of two. Looks at no more than the first `FARTHEST_TOLD`, and
-        only at the near ones unless somebody left or moved up.
+        only at the near ones unless a request left or moved up.
         """
         come, has_moved_up = self._come, self._has_moved_up
         self.skip_news()
@@ -362,7 +362,7 @@ class Queue:
         return news
 
     def skip_news(self) -> None:
-        """Discards all news so far."""
+        """Discard all news so far."""
         self._has_moved_up, self._come = False, {}
 
     # ------------------------------------------------------------ inside

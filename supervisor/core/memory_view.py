@@ -1,0 +1,589 @@
+"""The memory of all models at one moment: the facts that `memory_plan.py` decides on.
+
+`view_of` reads them from the models; a dry run changes the view before it asks for the plan. A view
+holds values alone, so that the plan cannot depend on anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain
+from typing import NamedTuple
+
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.states import Priority, Wanted, Why
+
+from .kv_budget import (
+    bytes_to_load,
+    claim_of,
+    fixed_bytes,
+    has_row_budget,
+    is_leaving_short,
+    lasting_bytes,
+    length,
+    may_leave,
+    spare_bytes,
+)
+from .lifecycle.states import (
+    Abandoned,
+    Draining,
+    Lack,
+    Pending,
+    Ready,
+    Shortage,
+    StopCause,
+    Stopping,
+    Swapping,
+    Urgency,
+)
+from .memory.budget import Budget
+from .memory.residency import RESIDENCY_LOADS
+from .model import Model
+from .requests.ledger import Request, Stage
+from .requests.queue import MayRun
+from .settings import CoreSettings
+from .warm_pool import ENGINE, PrewarmedWorker, WarmPool
+
+CLASSES = tuple(Priority)
+
+LOWEST = Priority.BATCH
+"""The class whose rows leave when memory is short."""
+
+PASSED_OVER_AGINGS = 2
+"""A model that has waited for this many times `aging_s` comes before those that have not: each of
+its requests has aged to the highest class by then, and clients' counters must not hold it up."""
+
+
+class Standing(Enum):
+    """What can be done about a model that holds memory."""
+
+    PINNED = auto()
+    """Its entry says that it never goes."""
+    STUCK = auto()
+    """Its process cannot be ended."""
+    LEAVING = auto()
+    """It is on its way out."""
+    BUSY = auto()
+    """It loads, serves or comes back."""
+    IDLE = auto()
+    """It is READY, and no request uses it."""
+
+
+class SwapCause(NamedTuple):
+    """Why a model is being swapped out.
+
+    Attributes:
+        cause: the model that it makes room for, or the shortage that it goes for.
+        ran: the highest class that it ran when it was chosen; None if it ran nothing.
+    """
+
+    cause: ModelName | Shortage
+    ran: Priority | None
+
+
+class Row(NamedTuple):
+    """A row of a batch that has not been asked to leave.
+
+    Attributes:
+        served_at: when it was dispatched, monotonic seconds.
+        key: of its request.
+        tokens: its length.
+        may_go: whether it is of the lowest class and may continue later.
+    """
+
+    served_at: float
+    key: RequestKey
+    tokens: int
+    may_go: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What the rows of a model take.
+
+    Attributes:
+        layers: what each layer keeps for a row.
+        fixed_bytes: what the model takes without any row.
+        least_bytes: what one row needs.
+        wanted_bytes: what its rows can use at most.
+        kept_bytes: what stays reserved however few rows there are, because the model is pinned.
+        staying: the rows.
+    """
+
+    layers: tuple[CacheLayers, ...]
+    fixed_bytes: int
+    least_bytes: int
+    wanted_bytes: int
+    kept_bytes: int
+    staying: tuple[Row, ...]
+
+    def needed_bytes(self, without: Collection[RequestKey] = ()) -> int:
+        """Return what the model needs once the rows `without` have left: for itself, and for the
+        other rows with a step of growth."""
+        lengths = [one.tokens for one in self.staying if one.key not in without]
+        longest = max(lengths, default=0) + GROWTH_TOKENS
+        held_bytes = cache_bytes(self.layers, rows=len(lengths), longest=longest)
+        rows_bytes = min(max(self.least_bytes, held_bytes), self.wanted_bytes)
+        return max(self.fixed_bytes + rows_bytes, self.kept_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that holds a part of the budget.
+
+    Attributes:
+        name: its name.
+        reserved_bytes: how much it holds.
+        standing: what can be done about it.
+        needed_bytes: what it would need to be loaded again.
+        never_bytes: how much of what it holds no load can wait for, because it never goes.
+        spare_bytes: what it gives back when asked, without going.
+        is_ready: whether it serves.
+        is_ending: its process is on its way out, and gives `spare_bytes` back when it has ended.
+        swap: why it is being swapped out; None: it is not.
+        used_at: when it was last used, monotonic seconds.
+        ripe_at: from when on a request for another model may evict it, if it stays idle.
+        loaded_since: since when it has been READY.
+        turn_ends_at: from when on it may be swapped out though it is busy; infinite if that is not
+            known yet, None if it may not, as things are.
+        runs: the highest class that it runs; None if it runs nothing.
+        stays_because: what keeps it from being swapped out besides, a phrase; empty: nothing.
+        are_files_doubted: whether its files must be looked at before it may be swapped out.
+        are_files_being_seen: whether the shell is looking at them.
+        rows: what its rows take, while memory is short; None: rows of it cannot leave.
+    """
+
+    name: ModelName
+    reserved_bytes: int
+    standing: Standing
+    needed_bytes: int = 0
+    never_bytes: int = 0
+    spare_bytes: int = 0
+    is_ready: bool = False
+    is_ending: bool = False
+    swap: SwapCause | None = None
+    used_at: float = 0.0
+    ripe_at: float = 0.0
+    loaded_since: float = 0.0
+    turn_ends_at: float | None = None
+    runs: Priority | None = None
+    stays_because: str = ""
+    are_files_doubted: bool = False
+    are_files_being_seen: bool = False
+    rows: Rows | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if it is on its way out."""
+        return self.standing is Standing.LEAVING
+
+    @property
+    def least_bytes(self) -> int:
+        """Return what it holds once it has given back what it does not need now."""
+        return self.reserved_bytes - self.spare_bytes
+
+    @property
+    def freed_late_bytes(self) -> int:
+        """Return what becomes free once its process, which is on its way out, has ended."""
+        going_bytes = self.spare_bytes if self.is_ending else 0
+        return self.reserved_bytes if self.is_leaving else going_bytes
+
+
+class Place(NamedTuple):
+    """The place of a model in the line for the next turn; lower ones come first.
+
+    Attributes:
+        rank: the class in which its first request waits, from 0 for the highest.
+        has_patience: whether it has not waited for very long.
+        is_new: whether its first request has not begun, or has had a turn already.
+        counter: what the account of that request has received from all models.
+        since: when the model began to wait.
+        arrived_at: when that request came.
+    """
+
+    rank: int
+    has_patience: bool
+    is_new: bool
+    counter: float
+    since: float
+    arrived_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """A model that waits to be loaded.
+
+    Attributes:
+        name: its name.
+        needed_bytes: what it needs.
+        urgency: who waits for it.
+        wants: the class of the request that waits first, as it was asked for; a load command
+            counts as interactive. What runs in a higher class stays. None: none that may run waits.
+        swaps_from: from when on others may be swapped out for it; None: never.
+        since: when it began to wait.
+        reserved_bytes: what is reserved for it already: it comes back after a crash or a restart.
+        pinned_bytes: what it keeps for good; None: it is not pinned.
+        lack: the memory that it was last told to wait for.
+        place: its place among those that wait for a turn; None: it has not waited for long enough.
+        is_after_crash: whether it only waits for other loads that follow a crash.
+        is_unwanted: whether it only waits because it has made room, and no request waits for it.
+        takes_prewarmed: whether a prewarmed worker can load it.
+    """
+
+    name: ModelName
+    needed_bytes: int
+    urgency: Urgency
+    wants: Priority | None = Priority.NORMAL
+    swaps_from: float | None = None
+    since: float = 0.0
+    reserved_bytes: int = 0
+    pinned_bytes: int | None = None
+    lack: Lack | None = None
+    place: Place | None = None
+    is_after_crash: bool = False
+    is_unwanted: bool = False
+    takes_prewarmed: bool = False
+
+    @property
+    def is_promised(self) -> bool:
+        """True if others are being swapped out for it."""
+        return self.lack is not None and self.lack.is_promised
+
+    @property
+    def turn_order(self) -> tuple[bool, bool, bool, float, bool]:
+        """Return what sorts the waiting models: those that crashed first, then the one that others
+        are swapped out for, then those with a request or a command, the longest wait first; of two
+        that came at the same moment, the one that has been found to lack memory."""
+        is_for_nobody = self.urgency is Urgency.NOBODY
+        has_not_lacked = self.lack is None
+        return (
+            not self.is_after_crash,
+            not self.is_promised,
+            is_for_nobody,
+            self.since,
+            has_not_lacked,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryView:
+    """The memory of all models at one moment.
+
+    Attributes:
+        budget: what they may take together; None: any amount.
+        now: monotonic seconds.
+        loaded: the models that hold a part of the budget, by name.
+        waiting: the models that wait for a load, and not for their files.
+        prewarmed: the prewarmed workers, which go before any model does.
+        free_turns: how many more loads may begin.
+        free_turns_after_crash: how many more that follow a crash: they only wait for each other, so
+            that a model that was serving comes back without waiting for one that never was.
+        swaps: whether busy models may be swapped out.
+        leave_s: how long rows of a model that is swapped out may take to leave.
+        is_reclaiming: whether workers may still be giving back what they were asked for.
+        are_rows_leaving: whether rows have been asked to leave for want of memory, and are there.
+    """
+
+    budget: Budget | None
+    now: float
+    loaded: Mapping[ModelName, LoadedModel]
+    waiting: tuple[LoadRequest, ...] = ()
+    prewarmed: tuple[PrewarmedWorker, ...] = ()
+    free_turns: int = 1
+    free_turns_after_crash: int = 1
+    swaps: bool = True
+    leave_s: float = 0.0
+    is_reclaiming: bool = False
+    are_rows_leaving: bool = False
+
+    def beside(self, name: ModelName) -> list[LoadedModel]:
+        """Return the other models that hold memory."""
+        return [one for one in self.loaded.values() if one.name != name]
+
+
+# ---------------------------------------------------------------- read from the models
+
+
+def view_of(
+    models: Iterable[Model],
+    warm_pool: WarmPool,
+    settings: CoreSettings,
+    may_run: MayRun,
+    now: float,
+) -> MemoryView:
+    """Return the memory of these models now.
+
+    Args:
+        models: every model.
+        warm_pool: the prewarmed workers.
+        settings: the budget, and how long a model may stay.
+        may_run: whether an account may have one more request running.
+        now: monotonic seconds.
+    """
+    everybody = list(models)
+    loading = [model.life for model in everybody if model.life.is_loading]
+    return MemoryView(
+        budget=settings.budget,
+        now=now,
+        loaded={one.name: one for one in loaded_models(everybody, settings, now)},
+        waiting=tuple(
+            _load_request(model, everybody, settings, may_run, now)
+            for model in everybody
+            if waits_for_load(model)
+        ),
+        prewarmed=warm_pool.held,
+        free_turns=settings.parallel_loads - len(loading),
+        free_turns_after_crash=settings.parallel_loads
+        - sum(life.is_after_crash for life in loading),
+        swaps=settings.swap,
+        leave_s=settings.drain_timeout_s,
+        is_reclaiming=any(model.is_giving_back(now) for model in everybody),
+        are_rows_leaving=any(
+            is_leaving_short(one) for model in everybody for one in model.running.values()
+        ),
+    )
+
+
+def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None) -> bool:
+    """True if no model waits or makes room and no more is reserved than there is, so that there is
+    nothing to plan before that changes."""
+    everybody = list(models)
+    if any(waits_for_load(one) or isinstance(one.life.phase, Swapping) for one in everybody):
+        return False
+    if budget is None:
+        return True
+    reserved_bytes = sum(model.life.reserved_bytes for model in everybody)
+    return reserved_bytes + warm_pool.reserved_bytes <= budget.kept_bytes
+
+
+def waits_for_load(model: Model) -> bool:
+    """True if it waits for a turn or for memory, and not for its files."""
+    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
+
+
+def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
+    """Return what is known of those models that hold a part of the budget."""
+    return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
+
+
+def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
+    """Return how much of what is reserved must still go, of any model that may."""
+    if budget is None:
+        return 0
+    staying = (one for one in models if _standing(one) is not Standing.LEAVING)
+    return max(0, sum(model.life.reserved_bytes for model in staying) - budget.kept_bytes)
+
+
+def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
+    life, phase, standing = model.life, model.life.phase, _standing(model)
+    is_short = settings.budget is not None and settings.budget.is_short
+    ready_since = phase.since if isinstance(phase, Ready) else 0.0
+    residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
+    return LoadedModel(
+        name=model.name,
+        reserved_bytes=life.reserved_bytes,
+        needed_bytes=bytes_to_load(model),
+        never_bytes=_never_bytes(model, standing, now),
+        spare_bytes=spare_bytes(model, now),
+        is_ready=isinstance(phase, Ready),
+        is_ending=isinstance(phase, Stopping),
+        swap=SwapCause(phase.cause, phase.ran) if isinstance(phase, Swapping) else None,
+        standing=standing,
+        used_at=model.idle_since,
+        ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),
+        loaded_since=ready_since,
+        turn_ends_at=turn_ends_at(model, settings),
+        runs=_highest_class(model),
+        stays_because=_why_it_stays(model),
+        are_files_doubted=_has_begun(model) and not life.files.is_fresh(now),
+        are_files_being_seen=life.files.is_being_seen,
+        rows=_rows_of(model) if is_short else None,
+    )
+
+
+def _never_bytes(model: Model, standing: Standing, now: float) -> int:
+    if standing is Standing.STUCK:
+        return model.life.reserved_bytes
+    return lasting_bytes(model, now) if standing is Standing.PINNED else 0
+
+
+def _standing(model: Model) -> Standing:
+    life, phase = model.life, model.life.phase
+    if isinstance(phase, Abandoned):
+        return Standing.STUCK
+    if isinstance(phase, Swapping):
+        return Standing.LEAVING
+    is_ending = isinstance(phase, Draining | Stopping)
+    if is_ending and life.wanted is Wanted.GONE:
+        return Standing.LEAVING
+    if life.settings.pinned:
+        return Standing.PINNED
+    if is_ending and life.wanted is Wanted.DOWN:
+        return Standing.LEAVING
+    if isinstance(phase, Stopping) and phase.cause is StopCause.SWAP:
+        return Standing.LEAVING
+    if isinstance(phase, Stopping) and phase.cause is StopCause.ASKED and not phase.is_restart:
+        return Standing.LEAVING  # it is wanted again, and starts from nothing
+    return Standing.IDLE if isinstance(phase, Ready) and model.is_idle else Standing.BUSY
+
+
+def _rows_of(model: Model) -> Rows | None:
+    """Return its rows, of which one always stays, so that its work continues; None if none may
+    leave."""
+    if not isinstance(model.life.phase, Ready) or model.is_unlinked or not has_row_budget(model):
+        return None
+    assert model.ready is not None
+    claim = claim_of(model)
+    return Rows(
+        layers=tuple(model.ready.cache_layers),
+        fixed_bytes=fixed_bytes(model),
+        least_bytes=claim.least_bytes,
+        wanted_bytes=claim.wanted_bytes,
+        kept_bytes=model.life.pinned_bytes,
+        staying=tuple(
+            Row(
+                served_at=one.dispatched_at or 0.0,
+                key=one.key,
+                tokens=length(one),
+                may_go=one.priority is LOWEST and may_leave(model, one),
+            )
+            for one in _staying(model)
+        ),
+    )
+
+
+def _staying(model: Model) -> list[Request]:
+    """Return the requests whose rows have not been asked to leave: what the others hold comes back
+    by itself."""
+    return [one for one in model.running.values() if one.stage is Stage.RUNNING]
+
+
+# ---------------------------------------------------------------- models that wait
+
+
+def _load_request(
+    model: Model,
+    models: Iterable[Model],
+    settings: CoreSettings,
+    may_run: MayRun,
+    now: float,
+) -> LoadRequest:
+    life, phase = model.life, model.life.phase
+    assert isinstance(phase, Pending)
+    wants = _wanted_class(model, may_run)
+    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    return LoadRequest(
+        name=model.name,
+        needed_bytes=life.needed_bytes,
+        urgency=model.urgency,
+        wants=wants,
+        swaps_from=None if wants is None else _swaps_from(model, settings),
+        since=phase.since,
+        reserved_bytes=life.reserved_bytes,
+        pinned_bytes=life.pinned_bytes if life.settings.pinned else None,
+        lack=phase.lack,
+        place=_place_in_line(model, models, settings, may_run, now) if settings.swap else None,
+        is_after_crash=phase.is_after_crash,
+        is_unwanted=life.why is Why.SWAP and is_for_nobody,
+        takes_prewarmed=life.settings.launch.engine == ENGINE,
+    )
+
+
+def _place_in_line(
+    model: Model, models: Iterable[Model], settings: CoreSettings, may_run: MayRun, now: float
+) -> Place | None:
+    """Return its place among those that wait for a turn; None if it does not, or not for long
+    enough.
+
+    Answers that a swap has interrupted do not come before new ones of other models: two models with
+    open streams would otherwise pass the memory to each other for ever.
+    """
+    phase, swaps_from = model.life.phase, _swaps_from(model, settings)
+    if swaps_from is None or now < swaps_from:
+        return None
+    request = model.queue.first(may_run)
+    if request is None and not model.up_callers:
+        return None
+    longest_s = PASSED_OVER_AGINGS * settings.aging_s
+    if settings.aging_s > 0 and now >= phase.since + longest_s:
+        rank = 0 if request is None else CLASSES.index(request.standing)
+        return Place(rank, False, False, 0.0, phase.since, 0.0)
+    if request is None:
+        return Place(0, True, True, 0.0, phase.since, phase.since)
+    has_begun = request.acceptance is not None and model.life.why is not Why.SWAP
+    return Place(
+        rank=CLASSES.index(request.standing),
+        has_patience=True,
+        is_new=not has_begun,
+        counter=sum(one.queue.counters.of(request.account) for one in models),
+        since=phase.since,
+        arrived_at=request.arrived_at,
+    )
+
+
+def _swaps_from(model: Model, settings: CoreSettings) -> float | None:
+    """Return from when on others may be swapped out for it; None: no request waits for it."""
+    lack = model.lack
+    if lack is None or lack.asked_since is None:
+        return None
+    return lack.asked_since + settings.swap_after_s
+
+
+def _wanted_class(model: Model, may_run: MayRun) -> Priority | None:
+    """Return the class of the request that waits first, as it was asked for: otherwise a stream
+    that has once waited long would never make room again. A load command counts as interactive.
+    None: no request waits that may run."""
+    if model.up_callers:
+        return Priority.INTERACTIVE
+    request = model.queue.first(may_run)
+    return None if request is None else request.priority
+
+
+# ---------------------------------------------------------------- models that may be swapped out
+
+
+def turn_ends_at(model: Model, settings: CoreSettings) -> float | None:
+    """Return from when on it may be swapped out; infinite if that is not known yet, None if it may
+    not as things are: it is not READY, is pinned, runs what must not be interrupted, or has open
+    answers and changed files."""
+    life = model.life
+    if not isinstance(life.phase, Ready) or life.settings.pinned or model.residency is None:
+        return None
+    running = model.running.values()
+    if running and (life.launch.deterministic or not all(one.may_resume for one in running)):
+        return None
+    if _why_it_stays(model):
+        return None
+    return model.residency.ends_at(load_s=model.load_s, min_residency_s=settings.min_residency_s)
+
+
+def may_have_been_restored(model: Model, now: float) -> bool:
+    """True if it is time to look again at files that have kept a model from being swapped out."""
+    is_ready = isinstance(model.life.phase, Ready)
+    return is_ready and bool(_why_it_stays(model)) and model.life.files.may_be_asked(now)
+
+
+def _why_it_stays(model: Model) -> str:
+    """Return what has changed in its files, if the model must stay for that: no other process could
+    continue its open answers. Empty if it need not."""
+    change = model.life.files.change
+    return change if change and _has_begun(model) else ""
+
+
+def _has_begun(model: Model) -> bool:
+    """True if it has open answers that a worker has accepted, or is about to. Its files are looked
+    at only when a swap depends on it."""
+    if model.running:
+        return True
+    waiting = chain(model.queue.again, model.paused.values())
+    return any(request.acceptance is not None for request in waiting)
+
+
+def _highest_class(model: Model) -> Priority | None:
+    """Return the highest class of what it runs, as it was asked for; None if it runs nothing."""
+    ranks = [CLASSES.index(request.priority) for request in model.running.values()]
+    return CLASSES[min(ranks)] if ranks else None
