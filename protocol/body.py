@@ -21,6 +21,7 @@ from .parameters import (
     NUMBERS,
     SAMPLING,
 )
+from .pictures import check_pictures, pictures_of
 from .states import AnswerForm
 from .tool_choice import ToolChoice, read_tool_choice
 
@@ -85,7 +86,7 @@ class RequestBody:
         prompt: text, tokenised as it is.
         prompt_tokens: token ids, used as they are.
         messages: a chat, rendered with the model's template; each has `role` and `content`, which
-            may be None.
+            may be None, text, or a list of texts and pictures (see `pictures`).
         messages_as_text: whether a model without a chat template continues the text of the
             messages; otherwise it refuses them.
         max_tokens: how many tokens to generate at most; None for as many as fit into the context;
@@ -183,6 +184,7 @@ class RequestBody:
             for message in self.messages:
                 if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                     raise invalid("messages", "maps with a role (text) and its content", message)
+            check_pictures(self.messages)
 
     def _check_parameters(self) -> None:
         for name, number in NUMBERS.items():
@@ -323,6 +325,11 @@ class RequestBody:
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty if absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return the length of the files of all pictures in the messages."""
+        return sum(len(part["data"]) for _, _, part in pictures_of(self.messages or ()))
 
     @property
     def shows_prompt(self) -> bool:

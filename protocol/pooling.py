@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import ErrorCode, RemoteError, invalid, unfit
 from .regular_file import MIB, read_regular
@@ -209,6 +209,8 @@ class PoolingBody:
     dimensions: int | None = None
     input_type: str | None = None
     truncate: bool | None = None
+
+    picture_bytes: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         name = self.name

@@ -195,7 +195,7 @@ def test_a_round_of_the_loop_does_not_grow_with_how_many_flood() -> None:
 
 
 def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() -> None:
-    """Each may take 16 MiB until it is whole."""
+    """Each may take 40 MiB until it is whole."""
 
     async def body(door: Door) -> None:
         bench = door.bench
