@@ -110,7 +110,7 @@ HOSTILE = {
     "a long command": HELLO + b"\x06" + (2**40).to_bytes(8, "big"),
     "frames without an end": HELLO + b"\x01\x00" * 5000,
     "large frames without an end": HELLO
-    + (b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)) * 20,
+    + (b"\x03" + (2**20).to_bytes(8, "big") + bytes(2**20)) * (MAX_FRAME_BYTES // 2**20 + 4),
     "a message before READY": GREETING + to_wire([b"x"]),
     "flags that do not exist": HELLO + b"\xf8\x00",
 }

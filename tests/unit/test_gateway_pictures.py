@@ -243,8 +243,9 @@ def test_a_model_that_may_take_pictures_is_asked(modalities: list[str] | None) -
     [
         [user(image_url(PNG_URL)), {"role": "assistant", "content": "a"}, user(LOOK)],
         [user(LOOK), CALL, {"role": "tool", "tool_call_id": "c", "content": [image_url(PNG_URL)]}],
+        [user(image_url(PNG_URL)), CALL, {"role": "tool", "tool_call_id": "c", "content": "42"}],
     ],
-    ids=["an earlier message", "a result"],
+    ids=["an earlier message", "a result", "before a result"],
 )
 def test_what_a_client_cannot_take_back_is_left_to_the_worker(messages: list[Any]) -> None:
     daemon = PlayedDaemon()
