@@ -11,6 +11,7 @@ from starlette.routing import Route
 from mlxsup.protocol.pooling import Task
 
 from .descriptions import Described, Descriptions
+from .pictures import takes_pictures
 
 _TYPES = {Task.GENERATE: "llm", Task.EMBED: "embeddings", Task.RERANK: "rerank"}
 _KINDS = {**_TYPES, Task.EMBED: "embedding"}
@@ -66,6 +67,9 @@ def _newer(model: Described) -> dict[str, Any]:
         "loaded_instances": [instance] if model.is_loaded else [],
         "max_context_length": model.context_length,
         "format": "mlx",
-        "capabilities": {"vision": False, "trained_for_tool_use": model.takes_tools},
+        "capabilities": {
+            "vision": bool(takes_pictures(model.row)),
+            "trained_for_tool_use": model.takes_tools,
+        },
         "description": None,
     }

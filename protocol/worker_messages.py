@@ -224,6 +224,7 @@ class Ready(Message):
         warnings: what users should know about this model, a sentence each.
         task: `generate`, `embed` or `rerank`.
         dimensions: of its embeddings; 0 for a model without any.
+        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -239,6 +240,7 @@ class Ready(Message):
     warnings: list[str] = field(default_factory=list)
     task: Task = Task.GENERATE
     dimensions: int = 0
+    input_modalities: list[str] = field(default_factory=lambda: ["text"])
 
 
 @record

@@ -71,6 +71,7 @@ class EngineFacts:
         sampling: how the model's makers sample, for requests that do not say.
         task: what the model is for.
         dimensions: of its embeddings; 0 for a model without any.
+        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
     """
 
     context_length: int
@@ -87,6 +88,7 @@ class EngineFacts:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     task: Task = Task.GENERATE
     dimensions: int = 0
+    input_modalities: tuple[str, ...] = ("text",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

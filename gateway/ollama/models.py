@@ -11,6 +11,7 @@ from mlxsup.protocol.version import VERSION
 
 from ..descriptions import Described
 from ..names import LATEST
+from ..pictures import takes_pictures
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is: programs want a recent one."""
@@ -83,6 +84,7 @@ def shown(model: Described, began: float) -> dict[str, Any]:
             *(["embedding"] if model.task is Task.EMBED else []),
             *(["completion"] if model.task is Task.GENERATE else []),
             *(["tools"] if model.takes_tools else []),
+            *(["vision"] if takes_pictures(model.row) else []),
             *(["thinking"] if model.thinks else []),
         ],
         **_modified(model, began),

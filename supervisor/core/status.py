@@ -147,6 +147,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "context_length": _context_length(model),
         "task": model.ready.task.value if model.ready else None,
         "dimensions": (model.ready.dimensions or None) if model.ready else None,
+        "input_modalities": model.ready.input_modalities if model.ready else None,
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
