@@ -14,7 +14,7 @@ from support.daemon.daemon import fake, row
 from support.eventually import eventually
 from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
-from support.gateway.pictures import PNG_BASE64
+from support.gateway.pictures import PNG_BASE64, PNG_URL
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
@@ -489,6 +489,11 @@ def test_pictures_are_attached_sent_kept_and_shown(
         browser.evaluate(AXE.read_text() + "; 0")
         assert browser.evaluate(FOUND) == []
     assert browser.evaluate(BEYOND) == []
+    browser.evaluate(
+        "{ const before = window.fetch; window.fetch = (url, how) => {"
+        " if (how?.body?.includes('messages')) window.sent = how.body;"
+        " return before(url, how); } }"
+    )
     browser.click("#message")
     browser.type("what?")
     browser.click("#send")
@@ -496,8 +501,9 @@ def test_pictures_are_attached_sent_kept_and_shown(
     browser.until(attached(0))
     shown = "document.querySelectorAll('.turn.user img[alt=\\'cat.png\\']').length === 2"
     browser.until(shown)
-    prompts = browser.evaluate("localStorage.getItem('mlxsup-last')")
-    assert json.loads(prompts)["model"] == "seeing"
+    [message] = json.loads(browser.evaluate("window.sent"))["messages"]
+    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    assert message["content"] == [picture, picture, {"type": "text", "text": "what?"}]
     show(browser, daemon, browser.evaluate("location.pathname + location.hash"))
     browser.until(shown)
     if AXE.is_file():
