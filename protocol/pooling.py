@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from .errors import ErrorCode, RemoteError, invalid, unfit
 from .regular_file import MIB, read_regular
@@ -210,8 +210,6 @@ class PoolingBody:
     input_type: str | None = None
     truncate: bool | None = None
 
-    picture_bytes: ClassVar[int] = 0
-
     def __post_init__(self) -> None:
         name = self.name
         if not isinstance(self.texts, list):
@@ -235,6 +233,11 @@ class PoolingBody:
         if self.query is not None and (size is not None or kind is not None):
             given = "dimensions" if size is not None else "input_type"
             raise unfit(given, f"{given} has no effect on a ranking: leave it out")
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return 0: texts have no pictures."""
+        return 0
 
     @property
     def name(self) -> str:
