@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,8 +11,11 @@ from typing import Any
 
 from .exit_status import CliError
 from .new_file import new_file
+from .pictures import Picture, with_pictures
 
 Message = dict[str, Any]
+Content = str | list[dict[str, Any]]
+"""A text, or pictures and a text."""
 
 PROMPT = "> "
 PROMPT_ON = "| "
@@ -67,7 +71,7 @@ def read_turn(read_line: Callable[[str], str | None]) -> str | None:
 class Ask:
     """A turn to be answered, and the messages before it."""
 
-    turn: str
+    turn: Content
     before: list[Message]
 
     def messages(self) -> list[Message]:
@@ -85,6 +89,7 @@ class Conversation:
         system: the system prompt; None for none.
         messages: turns and answers, in turns.
         unanswered: the latest turn if no answer to it has come; None otherwise.
+        attached: the pictures that go with the next turn.
         file: where it was saved or loaded last.
     """
 
@@ -92,13 +97,14 @@ class Conversation:
     parameters: dict[str, Any]
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    unanswered: str | None = None
+    unanswered: Content | None = None
+    attached: list[Picture] = field(default_factory=list)
     file: Path | None = None
 
     def ask(self, turn: str) -> Ask:
-        """Begin a new turn."""
-        self.unanswered = turn
-        return Ask(turn, self.messages)
+        """Begin a new turn, with what is attached."""
+        self.unanswered, self.attached = with_pictures(turn, self.attached), []
+        return Ask(self.unanswered, self.messages)
 
     def ask_again(self) -> Ask | None:
         """Return the latest turn once more, None before the first one; its answer stays until
@@ -122,7 +128,7 @@ class Conversation:
 
     def forget(self) -> None:
         """Begin anew, with the same model, system prompt and parameters."""
-        self.messages, self.unanswered = [], None
+        self.messages, self.unanswered, self.attached = [], None, []
 
     def save(self, path: Path) -> None:
         """Write one JSON object, readable by its owner alone; only the chat's own file is replaced.
@@ -137,7 +143,7 @@ class Conversation:
             "system": self.system,
             "messages": self.messages if last is None else Ask(last, self.messages).messages(),
         }
-        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(value, ensure_ascii=False, indent=2, default=_in_base64) + "\n"
         is_own = self.file == path
         written = path.with_name(f"{path.name}.new") if is_own else path
         try:
@@ -179,12 +185,35 @@ def _read(path: Path) -> tuple[str | None, list[Message]]:
     match value:
         case {"schema_version": version, "system": str() | None as system, "messages": [*messages]}:
             if version == SCHEMA_VERSION and all(map(_is_message, messages, range(MAX_BYTES))):
-                return system, messages
+                return system, [one | {"content": _content_of(one["content"])} for one in messages]
     raise CliError(f"{path} was not written by /save")
 
 
 def _is_message(value: object, place: int) -> bool:
     match value:
-        case {"role": str(role), "content": str(), **rest}:
-            return not rest and role == ROLES[place % 2]
+        case {"role": str(role), "content": content, **rest}:
+            is_content = isinstance(content, str) or _content_of(content) is not None
+            return is_content and not rest and role == ROLES[place % 2]
     return False
+
+
+def _in_base64(data: object) -> str:
+    """Return a picture as JSON has it."""
+    assert isinstance(data, bytes)
+    return base64.b64encode(data).decode()
+
+
+def _content_of(value: Any) -> Any:
+    """Return the content of a message from a file; None if it is none."""
+    match value:
+        case str():
+            return value
+        case [*pictures, {"type": "text", "text": str()} as text]:
+            try:
+                return [
+                    {"type": "image", "data": base64.b64decode(one["data"]), "at": str(one["at"])}
+                    for one in pictures
+                ] + [text]
+            except (ValueError, TypeError, KeyError):
+                return None
+    return None

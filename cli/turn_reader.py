@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import History as BaseHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -45,7 +45,7 @@ class TurnReader:
             PROMPT,
             multiline=True,
             prompt_continuation=lambda _, __, wraps: " " * len(PROMPT_ON) if wraps else PROMPT_ON,
-            completer=_Commands(commands),
+            completer=Commands(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             enable_suspend=True,
@@ -102,17 +102,24 @@ def _keys() -> KeyBindings:
     return keys
 
 
-class _Commands(Completer):
-    """The completer of commands at the beginning of a turn."""
+class Commands(Completer):
+    """The completer of commands at the beginning of a turn, and of the files behind them."""
+
+    OF_FILES = ("/image", "/load", "/save")
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
+        self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
         """See `Completer`."""
         typed = document.text_before_cursor
+        command, space, path = typed.partition(" ")
+        if space and command in self.OF_FILES:
+            yield from self._paths.get_completions(Document(path), complete_event)
+            return
         for word in self._words:
             if typed and word.startswith(typed):
                 yield Completion(word, start_position=-len(typed))

@@ -44,6 +44,7 @@ from .openai.chunks import ChatShape, CompletionShape
 from .openai.models import check_ready, model_list, one_model, readiness
 from .operator import Operator, answered
 from .page.page import Page
+from .pictures import check_taker
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
 from .tokens import counted, listed, shown
@@ -326,13 +327,16 @@ class Gateway:
         """Return the same request, which knows what its model's name means; so does the meter.
 
         Raises:
-            Failure: the daemon was asked, and does not answer, or cannot add the model.
+            Failure: the daemon was asked, and does not answer, or cannot add the model; or the
+                model does not take what it is shown.
         """
         resolved = await self._names.resolved(ask)
         target = resolved.target or resolved.model
         resolved = replace(resolved, target=await self._adding.named(target, caller))
         if not self._meter.knows(resolved.target):
             await self._learn(resolved.target)
+        if resolved.picture:
+            check_taker(resolved, await self._status())
         return resolved
 
     async def _learn(self, name: str) -> None:

@@ -30,6 +30,7 @@ class Ask:
         has_logprobs: whether each piece of a completion has log-probabilities.
         tells_prompt: whether those of the prompt come in a list of their own.
         has_one_call: whether what comes after the first call is left out.
+        picture: the path of one in the message that is to be answered; empty for none.
         unread: the paths of fields that are not known here, or have no effect.
     """
 
@@ -47,6 +48,7 @@ class Ask:
     has_logprobs: bool = False
     tells_prompt: bool = False
     has_one_call: bool = False
+    picture: str = ""
     unread: Sequence[str] = ()
 
     def in_name_of(self, account: str) -> Self:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from .failure import bad_field
 from .fields import check_count
+from .pictures import is_picture, read_picture
 
 Message = dict[str, Any]
 Part = str | dict[str, Any]
@@ -16,11 +18,10 @@ BETWEEN_TEXTS = "\n"
 """Parts of a text are paragraphs; a chat template takes one text."""
 
 MEDIA = {
-    "image": "image", "image_url": "image", "input_image": "image", "input_audio": "audio",
-    "file": "file", "input_file": "file", "container_upload": "file", "video_url": "video",
-    "document": "document",
+    "input_audio": "audio", "file": "file", "input_file": "file", "container_upload": "file",
+    "video_url": "video", "document": "document",
 }  # fmt: skip
-"""The parts of each API that are no text, with the daemon's name for them."""
+"""The parts of each API that no model takes, with the daemon's name for them."""
 
 
 def read_text(values: Mapping[str, Any], name: str, path: str) -> str:
@@ -59,20 +60,31 @@ def read_parts(
     return [one for place, part in enumerate(content) for one in read(part, f"{path}[{place}]")]
 
 
-def media_part(kind: Any, path: str) -> dict[str, Any] | None:
-    """Return a part that says what was there and where, without its data; None for a text."""
+def media_part(part: Any, path: str) -> dict[str, Any] | None:
+    """Return a part that is no text: a picture, or a mark that says what was there and where; None
+    for a text.
+
+    Raises:
+        Failure: a picture is none.
+    """
+    if is_picture(part):
+        return read_picture(part, path)
+    kind = part.get("type") if isinstance(part, dict) else None
     known = MEDIA.get(kind) if isinstance(kind, str) else None
     return {"type": known, "at": path} if known else None
 
 
 def join_parts(parts: Sequence[Part], between: str = BETWEEN_TEXTS) -> str | list[dict[str, Any]]:
-    """Return the content that has these parts."""
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) == len(parts):
-        return between.join(texts)
+    """Return the content that has these parts; neighbouring texts become one."""
     content: list[dict[str, Any]] = []
-    for part in parts:
-        if content and between:
-            content.append({"type": "text", "text": between})
-        content.append({"type": "text", "text": part} if isinstance(part, str) else part)
+    for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
+        if is_text:
+            content.append({"type": "text", "text": between.join(map(str, run))})
+        else:
+            content += [part for part in run if isinstance(part, dict)]
+    match content:
+        case []:
+            return ""
+        case [{"type": "text", "text": str(text)}]:
+            return text
     return content

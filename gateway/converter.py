@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import signal
 import struct
@@ -37,6 +38,7 @@ from .failure import Failure, bad_field
 from .ollama.requests import OllamaAsk, read_generate, read_ollama_chat
 from .openai.requests import read_chat, read_completion
 from .openai.tokens import read_detokenize, read_template, read_tokenize
+from .pictures import find_asked_picture
 from .responses.kept import Recalled
 from .responses.requests import ResponseAsk, read_response, read_response_count
 from .vectors.requests import (
@@ -66,6 +68,9 @@ NICENESS = 5
 """Streams come first: the gateway, the daemon and its workers are not slowed down by a body."""
 
 Frame = tuple[dict[str, Any], list[bytes]]
+
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=]{16,}")
+"""What may be a piece of a picture: some clients write its signs as escapes, or in lines."""
 
 _ids = RequestIds()
 
@@ -147,7 +152,9 @@ def read_ask(api: Api, data: bytes, recalled: Recalled | None = None) -> Ask:
     """
     _, read = _READERS[api]
     try:
+        _check_text(data)
         ask = read(parse_object(data), *([] if recalled is None else [recalled]))
+        ask = replace(ask, picture=find_asked_picture(ask.inputs))
     except RecursionError:
         raise _nested_too_deeply() from None
     extra = ask.parameters.get(TEMPLATE)
@@ -188,6 +195,24 @@ def ask_of(api: Api, head: dict[str, Any]) -> Ask:
     """Return what `head_of` was given, as far as it was kept."""
     kind, _ = _READERS[api]
     return kind(**head)
+
+
+def _check_text(data: bytes) -> None:
+    """Raise if a body has more text than any may, besides pictures.
+
+    Raises:
+        Failure: it does.
+    """
+    if len(data) <= limits.MAX_TEXT_BYTES:
+        return
+    text_bytes = len(data) - sum(one.end() - one.start() for one in _BASE64.finditer(data))
+    if text_bytes > limits.MAX_TEXT_BYTES:
+        size = limits.MAX_TEXT_BYTES // 2**20
+        raise Failure(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body must have at most {size} MiB besides pictures in base64; send less",
+            code="request_too_large",
+        )
 
 
 def _check_template(extra: dict[str, Any]) -> None:

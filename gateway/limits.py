@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from mlxsup.protocol import codec
 
-MAX_BODY_BYTES = codec.MAX_BODY_BYTES
-"""Of one request: what the daemon takes."""
+MAX_BODY_BYTES = 48 * 1024 * 1024
+"""Of one request: what the daemon takes, with its pictures in base64."""
+
+MAX_TEXT_BYTES = codec.MAX_TEXT_BYTES
+"""Of a body besides what may be base64: so the values in it are as few as without pictures."""
 
 MAX_SMALL_BODY_BYTES = 32 * 1024
 """A longer body is read in a converter. One of this length takes the event loop up to 9 ms of CPU
@@ -31,7 +34,7 @@ LEAST_KEPT_BYTES = 16 * 1024
 KEPT_ITEM_BYTES = 256
 """The memory of an item of a kept response besides its text."""
 
-MAX_ASKED_BYTES = 2 * MAX_BODY_BYTES
+MAX_ASKED_BYTES = 2 * codec.MAX_BODY_BYTES
 """What one HTTP request may ask of the daemon: with `n`, its body counts that many times."""
 
 MAX_HELD_BYTES = 128 * 1024 * 1024
@@ -42,7 +45,7 @@ MAX_WAITING_BODIES = 64
 
 MAX_CONVERTERS = 2
 CONVERT_LIMIT_S = 30
-"""How long a converter may take for one body: a hundred times what the worst of 8 MiB takes."""
+"""How long a converter may take for one body: twenty times what the worst one takes."""
 
 CONVERTER_MEMORY_BYTES = 1024 * 1024 * 1024
 """Address space of a converter; 8 MiB of `[]` take 0.3 GiB."""

@@ -26,6 +26,7 @@ from mlxsup.protocol.parameters import (
     MOST_TOKENS,
     NUMBERS,
 )
+from mlxsup.protocol.pictures import MAX_IMAGES
 from mlxsup.protocol.pooling import MAX_DIMENSIONS, MAX_TEXTS
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.version import VERSION
@@ -226,6 +227,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "chat_template_kwargs": OBJECT,
     "reasoning_effort": TEXT,
     "think": {"anyOf": [FLAG, TEXT]},
+    "images": _items({"type": "string", "contentEncoding": "base64", "minLength": 16}, MAX_IMAGES),
     "format": _FORMAT,
     "num_predict": {"type": "integer"},
     "repeat_penalty": _number("repetition_penalty"),

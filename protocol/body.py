@@ -21,7 +21,7 @@ from .parameters import (
     NUMBERS,
     SAMPLING,
 )
-from .pictures import check_pictures
+from .pictures import check_pictures, pictures_of
 from .states import AnswerForm
 from .tool_choice import ToolChoice, read_tool_choice
 
@@ -325,6 +325,11 @@ class RequestBody:
     def bias_by_token(self) -> dict[int, float]:
         """`logit_bias` with its keys as numbers; empty if absent."""
         return {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return the length of the files of all pictures in the messages."""
+        return sum(len(part["data"]) for _, _, part in pictures_of(self.messages or ()))
 
     @property
     def shows_prompt(self) -> bool:

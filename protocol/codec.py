@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from .pooling import PoolingBody
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_BODY_BYTES = 8 * 1024 * 1024
-MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+"""Of a body besides its pictures: what a worker tokenises."""
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Of a body with its pictures: seven photographs of a telephone."""
+
+MAX_FRAME_BYTES = 40 * 1024 * 1024
 """The largest frame a socket accepts; a body between the two limits is refused with an answer."""
 
 
@@ -181,12 +186,28 @@ def encode_body(body: RequestBody | PoolingBody) -> bytes:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST, f"the request cannot be encoded: {error}"
         ) from None
-    if len(packed) > MAX_BODY_BYTES:
+    _check_length(len(packed), body)
+    return packed
+
+
+def _check_length(length: int, body: RequestBody | PoolingBody) -> None:
+    """Raise if a body is too long, or its text is.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if length > MAX_BODY_BYTES:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST,
-            f"a request body has at most {MAX_BODY_BYTES} bytes, not {len(packed)}",
+            f"a request body has at most {MAX_BODY_BYTES} bytes, not {length}",
         )
-    return packed
+    text_bytes = length - body.picture_bytes
+    if text_bytes > MAX_TEXT_BYTES:
+        raise RemoteError(
+            ErrorCode.INVALID_REQUEST,
+            f"a request body has at most {MAX_TEXT_BYTES} bytes besides its pictures, not"
+            f" {text_bytes}",
+        )
 
 
 def decode_body(frame: bytes) -> RequestBody | PoolingBody:
@@ -199,7 +220,9 @@ def decode_body(frame: bytes) -> RequestBody | PoolingBody:
         value = _unpack(frame, "the body", {"strict_map_key": True, "max_ext_len": 0})
     except DecodeError as error:
         raise RemoteError(error.code, error.message) from None
-    return body_of(value)
+    body = body_of(value)
+    _check_length(len(frame), body)
+    return body
 
 
 def body_of(value: object) -> RequestBody | PoolingBody:

@@ -303,6 +303,11 @@ class PoolingBody:
             raise unfit(given, f"{given} has no effect on a ranking: leave it out")
 
     @property
+    def picture_bytes(self) -> int:
+        """Return 0: texts have no pictures."""
+        return 0
+
+    @property
     def name(self) -> str:
         """Return the name of the texts in an error: as in `Client.embed` and `Client.rerank`."""
         return "texts" if self.query is None else "documents"

@@ -42,10 +42,11 @@ from ..options import (
     priority_options,
     refusal_of,
 )
+from ..pictures import Picture, image_option, read_picture
 from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.text import counted
+from ..terminal.text import counted, format_bytes
 from .add import add_option, writer_name
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ HELP = {
     "/set [NAME VALUE]": "show or change a setting: max-tokens, temperature, top-p, top-k, min-p,"
     " seed, think; - restores the default",
     "/model [NAME]": "show or change the model",
+    "/image [FILE]": "attach a picture to the next message; without FILE show what is attached; -"
+    " drops it",
     "/retry": "answer the last message again",
     "/clear": "start a new conversation",
     "/save [FILE]": "write the conversation to a file",
@@ -89,6 +92,7 @@ NARROW = 60
 
 @click.command()
 @optional_writer_argument
+@image_option
 @answer_options
 @priority_options
 @keep_alive_option
@@ -97,6 +101,7 @@ NARROW = 60
 @daemon_options
 def chat(
     model: str | None,
+    images: tuple[Picture, ...],
     system: str | None,
     is_verbose: bool,
     is_sure: bool,
@@ -118,6 +123,7 @@ def chat(
         model, preset = writer_name(model, client, target, output, is_sure=is_sure)
         parameters = below(preset, parameters)
         talk = Conversation(model=model, system=system, parameters=parameters)
+        talk.attached = list(images)
         is_typed = sys.stdin.isatty()
         chatting = Chat(client, talk, output, is_verbose=is_verbose, is_typed=is_typed)
         if not is_typed:
@@ -311,6 +317,14 @@ class Chat:
                 check_makes(row, Task.GENERATE, Target())
                 talk.model, talk.parameters = row["name"], {**talk.parameters, **preset}
                 self._confirm(f"Model: {argument}.")
+            case "/image" if not argument:
+                note(_attached(talk.attached))
+            case "/image":
+                if argument == NOTHING:
+                    talk.attached = []
+                else:
+                    talk.attached.append(read_picture(argument))
+                self._confirm(_attached(talk.attached))
             case "/retry":
                 if (ask := talk.ask_again()) is None:
                     raise CliError("there is no message to answer again")
@@ -365,6 +379,14 @@ class Chat:
     def _confirm(self, text: str) -> None:
         if self._is_typed:
             self._output.note(text)
+
+
+def _attached(pictures: list[Picture]) -> str:
+    """Return what goes with the next message."""
+    if not pictures:
+        return "No picture is attached."
+    names = ", ".join(f"{one['at']} ({format_bytes(len(one['data']))})" for one in pictures)
+    return f"Attached to the next message: {names}."
 
 
 def _switch(text: str) -> dict[str, Any]:

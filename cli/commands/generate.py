@@ -26,6 +26,7 @@ from ..options import (
     priority_options,
     wrong_option,
 )
+from ..pictures import Picture, image_option, with_pictures
 from ..terminal.answer import (
     AnswerScreen,
     cancelled_text,
@@ -51,6 +52,7 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 @click.option(
     "--raw", is_flag=True, help="Continue PROMPT as plain text, without the chat template."
 )
+@image_option
 @answer_options
 @click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
 @click.option(
@@ -77,6 +79,7 @@ def generate(
     model: str | None,
     prompt: str | None,
     raw: bool,
+    images: tuple[Picture, ...],
     system: str | None,
     stop: tuple[str, ...],
     stop_token_ids: tuple[int, ...],
@@ -97,13 +100,15 @@ def generate(
     check_parameters(parameters, COMMAND)
     if raw and (system is not None or parameters[TEMPLATE] is not None):
         raise wrong_option("--raw cannot be combined with --system or --think", {}, COMMAND)
+    if raw and images:
+        raise wrong_option("--raw cannot be combined with --image", {}, COMMAND)
     if model is None:
         raise misuse(MISSING_PROMPT, COMMAND)
     with connect(target) as client:
         if prompt is None:
             model, prompt = _only_model(client, model), model
         text = read_stdin() if prompt == "-" else prompt
-        given = _input(text, system, is_raw=raw)
+        given = _input(text, system, list(images), is_raw=raw)
         model, preset = writer_name(model, client, target, output, is_sure=is_sure)
         asked = {**below(preset, parameters), **given}
         if raw:
@@ -140,7 +145,9 @@ def _only_model(client: Client, word: str) -> str:
     return only_model(status, COMMAND, " PROMPT")
 
 
-def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
+def _input(
+    text: str, system: str | None, pictures: list[Picture], *, is_raw: bool
+) -> dict[str, Any]:
     """Return the prompt as parameters of `Client.generate`.
 
     Raises:
@@ -149,7 +156,7 @@ def _input(text: str, system: str | None, *, is_raw: bool) -> dict[str, Any]:
     check_text("PROMPT", text, COMMAND)
     if is_raw:
         return {"prompt": text}
-    messages = [{"role": "user", "content": text}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": with_pictures(text, pictures)}]
     if system is not None:
         check_text("--system", system, COMMAND)
         messages.insert(0, {"role": "system", "content": system})

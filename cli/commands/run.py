@@ -15,6 +15,7 @@ from ..connection import Target, connect, daemon_options
 from ..downloading import download
 from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..options import answer_options, check_parameters, keep_alive_option, priority_options
+from ..pictures import image_option
 from ..terminal.output import Output
 from .add import add_option, ask_to_add, serve_also, served_name
 from .generate import generate, read_stdin
@@ -26,6 +27,7 @@ COMMAND = "mlxsup run"
 @click.command()
 @click.argument("model", shell_complete=complete_writer_or_repository)
 @click.argument("prompt", nargs=-1, metavar="[PROMPT]")
+@image_option
 @answer_options
 @priority_options
 @keep_alive_option

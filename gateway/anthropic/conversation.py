@@ -225,7 +225,7 @@ def _shown(block: dict[str, Any], path: str) -> list[Part]:
         case {"type": "document", "source": {"type": "content", "content": content}}:
             parts = _parts(content, f"{path}.source.content")
         case _:
-            media = media_part(block["type"], path)
+            media = media_part(block, path)
             if media is None:
                 raise bad_field(f"{path}.content", f"{path}.content must be a list of blocks")
             parts = [media]

@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from mlxsup.protocol.pictures import MAX_IMAGES
+
 from ..ask import Ask
+from ..content import Part, join_parts
 from ..failure import bad_field
 from ..fields import (
     KEEP_ALIVE,
@@ -15,6 +18,7 @@ from ..fields import (
     add_to_template,
     add_unread,
     check_fields,
+    check_list,
     hints,
     ignored,
     passed,
@@ -28,6 +32,7 @@ from ..fields import (
 )
 from ..openai.messages import read_messages, read_tools
 from ..openai.synonyms import translate
+from ..pictures import read_base64, read_url
 
 _BOTH = (
     used("model", "the name of a model of the configuration; `:latest` changes nothing"),
@@ -53,9 +58,9 @@ GENERATE_FIELDS = (
     used("prompt", "what the user says; without it, the model is loaded, or unloaded "
           "with `keep_alive: 0`", str),
     used("system", "comes before it", str),
+    used("images", "pictures in base64, shown before the prompt"),
     used("raw", "true: the prompt is continued as it is, without a chat template", bool),
     *_BOTH,
-    Field("images", Use.NEUTRAL, "no model here takes images; send text", ([],)),
     Field("template", Use.NEUTRAL, "the model's own template is used; render yours, and send it "
           "with `raw: true`", ("",)),
     Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
@@ -123,17 +128,20 @@ def read_generate(body: dict[str, Any]) -> OllamaAsk:
     unread: list[str] = []
     given = check_fields(body, GENERATE_FIELDS, unread)
     prompt, system = given.pop("prompt", ""), given.pop("system", "")
+    pictures = _read_images(given.pop("images", []), "images")
     is_raw = given.pop("raw", False)
+    if is_raw and pictures:
+        raise bad_field("images", "images have no effect with raw: leave out one of them")
     if is_raw and system:
         raise bad_field("system", "system has no effect with raw: put it into the prompt")
-    if not prompt:
+    if not prompt and not pictures:
         return _ask(given, None, unread, is_chat=False)
     if is_raw:
         if given.pop("think", None) is not None:  # there is no template that could heed it
             add_unread(unread, "think")
         return _ask(given, {"prompt": prompt}, unread, is_chat=False)
     said = [{"role": "system", "content": system}] if system else []
-    messages = [*said, {"role": "user", "content": prompt}]
+    messages = [*said, {"role": "user", "content": _shown(prompt, pictures)}]
     given["messages_as_text"] = True  # by a model without a chat template, as in Ollama
     return _ask(given, {"messages": messages}, unread, is_chat=False)
 
@@ -202,19 +210,40 @@ def _read_options(given: dict[str, Any], unread: list[str]) -> None:
 
 def _read_messages(given: Any) -> list[dict[str, Any]]:
     """Return the messages for the chat template: in OpenAI's form they differ a little."""
-    if isinstance(given, list):
-        given = [_message(one) for one in given]
-    return read_messages(given)
+    if not isinstance(given, list):
+        return read_messages(given)
+    messages = read_messages([_message(one) for one in given])
+    for place, (message, one) in enumerate(zip(messages, given, strict=True)):
+        pictures = _read_images(one.get("images") or [], f"messages[{place}].images")
+        if pictures:
+            message["content"] = _shown(message["content"] or "", pictures)
+    return messages
+
+
+def _read_images(given: Any, path: str) -> list[Part]:
+    """Return pictures, each in base64, or as a `data:` URL.
+
+    Raises:
+        Failure: they are something else.
+    """
+    return [
+        (read_url if isinstance(image, str) and image[:5].lower() == "data:" else read_base64)(
+            image, f"{path}[{nth}]", f"{path}[{nth}]"
+        )
+        for nth, image in enumerate(check_list(given, path, "pictures in base64", MAX_IMAGES))
+    ]
+
+
+def _shown(text: str | list[Part], pictures: list[Part]) -> str | list[dict[str, Any]]:
+    """Return the content of a message with pictures before its text, as Ollama shows them."""
+    texts = text if isinstance(text, list) else [text] if text else []
+    return join_parts([*pictures, *texts])
 
 
 def _message(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    content = message.get("content") or ""
-    images = message.get("images")
-    if images and isinstance(images, list) and isinstance(content, str):
-        content = [{"type": "text", "text": content}, *({"type": "image"} for _ in images)]
-    read = {**message, "content": content}
+    read = {**message, "content": message.get("content") or ""}
     if message.get("role") == "tool" and isinstance(message.get("tool_name"), str):
         read.setdefault("name", message["tool_name"])
     calls = message.get("tool_calls")

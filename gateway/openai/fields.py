@@ -65,7 +65,7 @@ COMPLETION_FIELDS = (
 MESSAGE_FIELDS = (
     used("role", "`system`, `developer` (which means the same), `user`, `assistant`, "
           "`tool` or `function` (which means the same)"),
-    used("content", "a text, or a list of parts of type `text`"),
+    used("content", "a text, or a list of parts of type `text` and `image_url`"),
     Field("name", Use.PASSED, "given to the chat template"),
     Field("tool_calls", Use.PASSED, "of an assistant's message"),
     used("function_call", "the older form of `tool_calls`"),

@@ -83,7 +83,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
 
 def _part(part: Any, path: str) -> list[Part]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if (media := media_part(kind, path)) is not None:
+    if (media := media_part(part, path)) is not None:
         return [media]
     if kind in THOUGHT_PARTS:
         return [""]

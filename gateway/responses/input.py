@@ -257,7 +257,7 @@ def _output(output: Any, path: str) -> str | list[dict[str, Any]]:
 
 def _part(part: Any, path: str) -> list[Part]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if (media := media_part(kind, path)) is not None:
+    if (media := media_part(part, path)) is not None:
         return [media]
     if not isinstance(kind, str) or kind not in TEXTS:
         raise bad_field(path, f'{path} must be a part such as {{"type": "input_text", "text": …}}')

@@ -52,7 +52,7 @@ STEPS_OF_ONE = 16
 
 LARGE_BYTES = 64 * 1024
 MAX_LARGE = 8
-"""How many messages above LARGE_BYTES are read at once: each may take 16 MiB until it is whole. The
+"""How many messages above LARGE_BYTES are read at once: each may take 40 MiB until it is whole. The
 others wait in the sockets of their senders."""
 LARGE_LIMIT_S = 10.0
 """How long the reading of one may take while others wait for it."""

@@ -270,8 +270,8 @@ MAX_PEAK_BYTES = 4 * MAX_HEADER_BYTES
 MAX_CALL_S = 0.1
 """CPU time of the longest message, and of the longest callback of the loop."""
 
-MAX_RSS_MB = 34.0
-"""Growth of the supervisor: a connection has at most two frames of 16 MiB read ahead."""
+MAX_RSS_MB = 84.0
+"""Growth of the supervisor: a connection has at most two frames of 40 MiB read ahead."""
 
 TRACED = 1_000
 """That many messages are decoded with every allocation traced, which takes several times longer."""

@@ -28,6 +28,7 @@ from support.client.scripted_supervisor import (
     scripted_supervisor,
     send_pieces,
 )
+from support.gateway.pictures import PNG
 
 NARROW = 40
 """The columns of a terminal in which every line must be folded."""
@@ -92,7 +93,7 @@ def sent(message: Generate) -> dict[str, Any]:
     return decode_body(message.body).to_wire()
 
 
-def said(supervisor: ScriptedSupervisor) -> list[list[str]]:
+def said(supervisor: ScriptedSupervisor) -> list[list[Any]]:
     """The texts of each request so far."""
     return [[m["content"] for m in sent(g)["messages"]] for g in supervisor.got(Generate)]
 
@@ -128,6 +129,30 @@ class Typing(Terminal):
 
 
 # ---------------------------------------------------------------- in a pipe
+
+
+def test_a_picture_is_attached_to_one_message(
+    supervisor: ScriptedSupervisor, tmp_path: Path
+) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    (tmp_path / "dog.png").write_bytes(PNG)
+    status, _, err = chat(
+        supervisor, "what?", f"/image {tmp_path}/dog.png", "/image -",
+        f"/image {tmp_path}/dog.png", "/image", "and this?", "/image",
+        options=("--image", f"{tmp_path}/cat.png"), HOME=str(tmp_path),
+    )  # fmt: skip
+    assert status == 0
+    assert re.fullmatch(
+        r"Attached to the next message: dog\.png \(.+\)\.\nNo picture is attached\.\n", err
+    )
+    cat, dog = ({"type": "image", "data": PNG, "at": f"{name}.png"} for name in ("cat", "dog"))
+    assert said(supervisor)[-1] == [
+        [cat, {"type": "text", "text": "what?"}],
+        "answer 1",
+        [dog, {"type": "text", "text": "and this?"}],
+    ]
+    status, _, err = chat(supervisor, f"/image {tmp_path}/none.png", "lost", HOME=str(tmp_path))
+    assert (status, "No such file" in err) == (1, True)
 
 
 def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(

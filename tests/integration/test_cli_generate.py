@@ -32,6 +32,7 @@ from support.client.scripted_supervisor import (
     send_pieces,
 )
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.gateway.pictures import PNG
 
 PROMPT = "What is the capital of France?"
 USER = {"role": "user", "content": PROMPT}
@@ -92,6 +93,27 @@ def test_prompt_and_options_become_a_body(
         assert run(supervisor, "m", PROMPT, *options) == (0, "Paris\n", "")
         sent = decode_body(supervisor.got(Generate)[-1].body).to_wire()
     assert sent == ({"messages_as_text": True} if "messages" in body else {}) | body
+
+
+def test_pictures_are_sent_before_the_prompt(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    (tmp_path / "note.png").write_text("hello")
+    cat = ("--image", f"{tmp_path}/cat.png")
+    with scripted_supervisor(path, script_of("m")) as supervisor:
+        assert run(supervisor, "m", PROMPT, *cat, *cat) == (0, "Paris\n", "")
+        [asked] = supervisor.got(Generate)
+        [message] = decode_body(asked.body).to_wire()["messages"]
+        picture = {"type": "image", "data": PNG, "at": "cat.png"}
+        assert message["content"] == [picture, picture, {"type": "text", "text": PROMPT}]
+        for options, words in (
+            ((*cat, "--raw"), "--raw cannot be combined with --image"),
+            (("--image", f"{tmp_path}/none"), "No such file or directory"),
+            (("--image", f"{tmp_path}/note.png"), "must be PNG, JPEG, WebP"),
+        ):
+            status, out, err = run(supervisor, "m", PROMPT, *options)
+            assert (status, out) == (64, "")
+            assert words in err
+        assert len(supervisor.got(Generate)) == 1
 
 
 def test_only_one_model_need_not_be_named(path: Path) -> None:

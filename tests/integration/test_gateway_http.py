@@ -148,9 +148,9 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
     "a form": (request(b"a=1", headers=FORM), 400, "the body is not JSON"),
     "a form of a page": (
         request(b"{}", headers=FORM | {"Origin": "http://evil.example"}), 415, JSON_ONLY),
-    "a body of more than 8 MiB": (
-        request(b" " * (limits.MAX_BODY_BYTES + 1)), 413, "at most 8 MiB"),
-    "a length of more than 8 MiB, and no body": (POST + TOO_LONG, 413, "at most 8 MiB"),
+    "a body that is too long": (
+        request(b" " * (limits.MAX_BODY_BYTES + 1)), 413, "at most 48 MiB"),
+    "a length that is too long, and no body": (POST + TOO_LONG, 413, "at most 48 MiB"),
     "a tunnel": (b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, NO_HTTP),
     "a GET where a POST belongs": (request(None, method="GET"), 405, "the method must be POST"),
     "an unknown path": (request(None, method="GET", path="/v2"), 404, "no such path"),

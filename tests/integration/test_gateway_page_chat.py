@@ -14,6 +14,7 @@ from support.daemon.daemon import fake, row
 from support.eventually import eventually
 from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
+from support.gateway.pictures import PNG_BASE64, PNG_URL
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
@@ -31,6 +32,7 @@ def daemon() -> Iterator[HttpDaemon]:
     models = {
         "m": fake(fake=options, max_concurrency=2),
         "other": fake(preload=False),
+        "seeing": fake(preload=False, fake={"input_modalities": "text,image"}),
         "slow": fake(preload=False, fake={**options, "load_s": 4.0, "load_steps": 20}),
     }
     with HttpDaemon(models) as running:
@@ -438,6 +440,85 @@ def test_chat_has_no_accessibility_problem_and_fits(
     click(browser, "Rename this chat")
     check()
     assert browser.problems == []
+
+
+# ---------------------------------------------------------------- pictures
+
+GIVE = """((how, picture) => {
+    const bytes = Uint8Array.from(atob(picture), (one) => one.charCodeAt(0));
+    const files = [new File([bytes], 'cat.png', {type: 'image/png'}),
+                   new File(['<svg/>'], 'x.svg', {type: 'image/svg+xml'})].slice(0, how.count);
+    const data = new DataTransfer();
+    for (const file of files) data.items.add(file);
+    if (how.by === 'choice') {
+        const input = document.querySelector('#ask input[type=file]');
+        input.files = data.files;
+        input.dispatchEvent(new Event('change'));
+        return;
+    }
+    const name = how.by === 'paste' ? 'clipboardData' : 'dataTransfer';
+    const event = new (how.by === 'paste' ? ClipboardEvent : DragEvent)(how.by,
+        {[name]: data, bubbles: true, cancelable: true});
+    document.querySelector('#message').dispatchEvent(event);
+})"""
+
+
+def give(browser: Browser, by: str, count: int = 1) -> None:
+    """Give the page a picture, and with a count of 2 a file that is none it takes."""
+    browser.evaluate(f"{GIVE}({{by: {by!r}, count: {count}}}, {PNG_BASE64!r})")
+
+
+def attached(number: int) -> str:
+    return f"document.querySelectorAll('.attached img').length === {number}"
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_pictures_are_attached_sent_kept_and_shown(
+    browser: Browser, daemon: HttpDaemon, size: tuple[int, int]
+) -> None:
+    browser.size(*size)
+    choose(browser, "seeing")
+    browser.until("!document.querySelector('#attach').hasAttribute('aria-disabled')")
+    for number, by in enumerate(("choice", "paste", "drop"), 1):
+        give(browser, by, count=2)
+        browser.until(attached(number))
+        browser.until(shows(".talk", "x.svg must be a PNG"))
+    click(browser, "Remove cat.png")
+    browser.until(attached(2))
+    if AXE.is_file():
+        browser.evaluate(AXE.read_text() + "; 0")
+        assert browser.evaluate(FOUND) == []
+    assert browser.evaluate(BEYOND) == []
+    browser.evaluate(
+        "{ const before = window.fetch; window.fetch = (url, how) => {"
+        " if (how?.body?.includes('messages')) window.sent = how.body;"
+        " return before(url, how); } }"
+    )
+    browser.click("#message")
+    browser.type("what?")
+    browser.click("#send")
+    browser.until("document.querySelector('#doing').textContent === 'Answered'")
+    browser.until(attached(0))
+    shown = "document.querySelectorAll('.turn.user img[alt=\\'cat.png\\']').length === 2"
+    browser.until(shown)
+    [message] = json.loads(browser.evaluate("window.sent"))["messages"]
+    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    assert message["content"] == [picture, picture, {"type": "text", "text": "what?"}]
+    show(browser, daemon, browser.evaluate("location.pathname + location.hash"))
+    browser.until(shown)
+    if AXE.is_file():
+        browser.evaluate(AXE.read_text() + "; 0")
+        assert browser.evaluate(FOUND) == []
+    assert browser.problems == []
+
+
+def test_a_model_that_takes_text_only_says_so_at_the_button(browser: Browser) -> None:
+    browser.until("document.querySelector('#attach').getAttribute('aria-disabled')")
+    label = browser.evaluate("document.querySelector('#attach').getAttribute('aria-label')")
+    assert label == "Attach pictures: m takes text only, no pictures."
+    give(browser, "paste")
+    browser.until(shows(".talk", "m takes text only, no pictures."))
+    assert browser.evaluate(attached(0))
 
 
 # ---------------------------------------------------------------- what it survives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from mlxsup.cli.arguments import model_meant
 from mlxsup.cli.commands.chat import interrupts_cancel
 from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import below
-from mlxsup.cli.turn_reader import MAX_ENTRIES, History
+from mlxsup.cli.pictures import read_picture
+from mlxsup.cli.turn_reader import MAX_ENTRIES, Commands, History
+
+from support.gateway.pictures import PNG, PNG_BASE64
 
 
 def user(text: str) -> dict[str, str]:
@@ -102,6 +108,66 @@ def test_a_saved_conversation_can_be_continued(tmp_path: Path) -> None:
     again = other.ask_again()
     assert again is not None
     assert (again.turn, other.file) == ("unanswered", path)
+
+
+def test_pictures_go_with_one_turn_and_into_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    (tmp_path / "two words.png").write_bytes(PNG)
+    picture = read_picture(f"'{tmp_path}/two words.png'")
+    assert read_picture(str(tmp_path).replace("/", "\\/") + "/two\\ words.png") == picture
+    saved = talk("one", "1")
+    saved.attached = [picture]
+    asked = [picture, {"type": "text", "text": "look"}]
+    assert saved.to_send(saved.ask("look"))[-1]["content"] == asked
+    again = saved.ask_again()
+    assert again is not None
+    saved.take(again, "2")
+    assert saved.to_send(saved.ask("and now?"))[-1]["content"] == "and now?"
+    saved.save(path)
+    other = talk()
+    other.load(path)
+    assert other.messages == saved.messages
+    assert other.messages[2]["content"] == asked
+    broken = path.read_text().replace('"type": "image"', '"type": "image", "x": 1')
+    broken = broken.replace(f'"data": "{PNG_BASE64}"', '"data": 3')
+    path.write_text(broken)
+    with pytest.raises(CliError, match="was not written by /save"):
+        other.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("none.png", "cannot read the picture .*none.png: No such file or directory"),
+        (".", "cannot read the picture .*: it is a folder, not a regular file"),
+        ("pipe", "cannot read the picture .*pipe: it is a named pipe"),
+        ("text.png", "text.png must be PNG, JPEG, .*, not something else"),
+        ("empty.png", "empty.png must be a picture, not empty"),
+        ("large.png", "more than the 20 MiB"),
+        ("\0", "null"),
+    ],
+)
+def test_a_file_that_is_no_picture_is_refused(tmp_path: Path, name: str, error: str) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty.png").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with open(tmp_path / "large.png", "wb") as file:
+        file.truncate(20 * 2**20 + 1)
+    with pytest.raises(CliError, match=error):
+        read_picture(f"{tmp_path}/{name}")
+
+
+def test_files_are_completed_behind_the_commands_that_take_one(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").touch()
+    completer = Commands(["/image", "/set"])
+
+    def completed(typed: str) -> list[str]:
+        found = completer.get_completions(Document(typed), CompleteEvent())
+        return [one.text for one in found]
+
+    assert completed("/im") == ["/image"]
+    assert completed(f"/image {tmp_path}/c") == ["at.png"]
+    assert completed(f"/set {tmp_path}/c") == []
 
 
 def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:

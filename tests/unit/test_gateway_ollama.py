@@ -28,6 +28,7 @@ from mlxsup.store.description import Description, describe
 
 from support.daemon.hub_caches import MODEL, write_folder
 from support.gateway.key_place import place_in
+from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL
 from support.gateway.played_gateway import (
     GENERATE,
     HI,
@@ -86,10 +87,18 @@ def turn(**message: Any) -> dict[str, Any]:
         (CHAT, {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"},
          {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "priority": "batch"}),
         (CHAT, {"tools": []}, {"tools": None}),
-        (CHAT, turn(role="user", content="a", images=["aGk="]),
+        (CHAT, turn(role="user", content="a", images=[PNG_BASE64, PNG_URL]),
          {"messages": [*HI, {"role": "user", "content": [
-             {"type": "text", "text": "a"},
-             {"type": "image", "at": "messages[1].content[1]"}]}]}),
+             *({"type": "image", "data": PNG, "at": f"messages[1].images[{n}]"}
+               for n in (0, 1)),
+             {"type": "text", "text": "a"}]}]}),
+        (GENERATE, {"images": [PNG_BASE64]},
+         {"messages": [{"role": "user", "content": [
+             {"type": "image", "data": PNG, "at": "images[0]"},
+             {"type": "text", "text": "hi"}]}]}),
+        (GENERATE, {"prompt": "", "images": [PNG_BASE64]},
+         {"messages": [{"role": "user", "content": [
+             {"type": "image", "data": PNG, "at": "images[0]"}]}]}),
         (CHAT, turn(role="assistant", thinking="t", tool_calls=[call({"é": 1})]),
          {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": "t",
                              "tool_calls": [call('{"é": 1}', type="function")]}]}),
@@ -141,7 +150,13 @@ def test_field_without_effect_is_named(
         (CHAT, {"keep_alive": "1h1m30"}, "keep_alive must be seconds"),
         (GENERATE, {"raw": True, "system": "s"}, "system has no effect with raw"),
         (GENERATE, {"context": [1]}, "context has no effect here"),
-        (GENERATE, {"images": ["aGk="]}, "images has no effect here: no model here takes images"),
+        (GENERATE, {"images": ["aGk="]}, "images[0] must be PNG, JPEG"),
+        (GENERATE, {"images": [3]}, "images[0] must be a picture in base64"),
+        (GENERATE, {"images": PNG_BASE64}, "images must be a list of pictures"),
+        (GENERATE, {"raw": True, "images": [PNG_BASE64]}, "images have no effect with raw"),
+        (CHAT, turn(role="user", images=["!"]), "messages[1].images[0] must be a picture in"),
+        (CHAT, turn(role="system", images=[PNG_BASE64]),
+         "messages[1].images[0]: a picture must be in a message of the user"),
     ],
 )  # fmt: skip
 def test_refusal_is_a_text(path: str, fields: dict[str, Any], error: str) -> None:

@@ -26,6 +26,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
+    MAX_TEXT_BYTES,
     DecodeError,
     Decoder,
     decode_body,
@@ -153,12 +154,17 @@ def decode(header: dict[Any, Any], *more: bytes, decoder: Decoder[Any] = CLIENTS
 def test_body_of_just_the_limit_is_read() -> None:
     assert len(decode(GENERATE, bytes(MAX_BODY_BYTES)).body) == MAX_BODY_BYTES
     assert decode({"type": "ping", "id": "x" * 128}) == Ping(id=RequestId("x" * 128))
-    room = MAX_BODY_BYTES - len(encode_body(body(prompt="x" * 70_000))) + 70_000
-    assert len(encode_body(body(prompt="x" * room))) == MAX_BODY_BYTES
-    with pytest.raises(
-        RemoteError, match=f"^a request body has at most {MAX_BODY_BYTES} bytes, not"
-    ):
-        encode_body(body(prompt="x" * (room + 1)))
+    room = MAX_TEXT_BYTES - len(encode_body(body(prompt="x" * 70_000))) + 70_000
+    assert len(encode_body(body(prompt="x" * room))) == MAX_TEXT_BYTES
+    longer = body(prompt="x" * (room + 1))
+    for refused in (lambda: encode_body(longer), lambda: decode_body(pack(longer.to_wire()))):
+        with pytest.raises(RemoteError, match=f"at most {MAX_TEXT_BYTES} bytes besides its pict"):
+            refused()
+    with pytest.raises(RemoteError, match=f"^a request body has at most {MAX_BODY_BYTES} bytes"):
+        encode_body(body(prompt="x" * MAX_BODY_BYTES))
+    picture = {"type": "image", "data": bytes(MAX_TEXT_BYTES)}
+    shown = body(prompt=None, messages=[{"role": "user", "content": [picture, picture]}])
+    assert len(encode_body(shown)) > 2 * MAX_TEXT_BYTES
 
 
 def test_another_version_is_refused_with_the_id() -> None:

@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { Chats } from "./chats.js";
 import { Conversation, newId } from "./conversation.js";
+import { Pictures } from "./pictures.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
 import { Turn } from "./turn.js";
@@ -79,6 +80,7 @@ export class Chat {
     this.models = make("select", { id: "model", "aria-label": "Model" });
     this.models.addEventListener("change", () => {
       this.conversation.head.model = this.models.value;
+      this.drawPictures();
       this.remember();
     });
     this.settings.element.hidden = true;
@@ -106,9 +108,11 @@ export class Chat {
     this.sendButton = make("button", { type: "submit", id: "send" });
     const keys = make("span", { id: "keys", class: "unseen" },
       "Enter sends, Shift and Enter begins a line, Escape stops the answer.");
-    const form = make("form", { id: "ask" }, this.message, this.sendButton, keys);
+    this.pictures = new Pictures((problem) => write(this.trouble, problem));
+    this.pictures.listenAt(this.message, section);
+    const form = make("form", { id: "ask" }, this.pictures.button, this.pictures.input, this.message, this.sendButton, keys);
     this.talk = make("div", { class: "talk" }, top, this.settings.element, this.said, this.newest, this.waiting,
-      this.trouble, form);
+      this.trouble, this.pictures.list, form);
     section.append(this.chats.element, this.chats.curtain, this.talk);
 
     form.addEventListener("submit", (event) => {
@@ -273,7 +277,15 @@ export class Chat {
       head.model = (answering.find(({ state }) => state === "READY") ?? answering[0])?.name ?? "";
     }
     if (this.models.value !== head.model) this.models.value = head.model;
+    this.drawPictures();
     this.drawWelcome();
+  }
+
+  /** Says at the button whether the model takes pictures; one that was not loaded yet may. */
+  drawPictures() {
+    const { model } = this.conversation.head;
+    const takes = this.status?.models.find(({ name }) => name === model)?.input_modalities;
+    this.pictures.refuse(takes && !takes.includes("image") ? `${model} takes text only, no pictures.` : "");
   }
 
   toggleSettings() {
@@ -303,19 +315,21 @@ export class Chat {
 
   send() {
     const text = this.message.value.trim();
-    if (!text || this.answer) return;
-    write(this.trouble, this.conversation.head.model ? "" : "There is no model yet. Add one under Models.");
-    if (!this.conversation.head.model) return;
+    const hasPictures = this.pictures.all.length > 0;
+    if ((!text && !hasPictures) || this.answer) return;
+    const refusal = hasPictures ? this.pictures.refusal : "";
+    write(this.trouble, this.conversation.head.model ? refusal : "There is no model yet. Add one under Models.");
+    if (!this.conversation.head.model || refusal) return;
     this.message.value = "";
     sessionStorage.removeItem(DRAFT);
     this.fit();
-    this.ask(this.conversation.head.leaf, text);
+    this.ask(this.conversation.head.leaf, text, this.pictures.send());
   }
 
   /** Adds a message of the user below another, and has it answered. */
-  ask(parent, text) {
+  ask(parent, text, pictures = []) {
     const { conversation } = this;
-    const message = conversation.add(parent, "user", { text });
+    const message = conversation.add(parent, "user", { text, pictures });
     history.replaceState(null, "", `#chat/${conversation.head.id}`);
     this.answerTo(message);
   }
@@ -400,7 +414,7 @@ export class Chat {
     const actions = {
       retry: (answer) => this.answerTo(this.conversation.messages.get(answer.parent)),
       goOn: (answer) => this.give(answer),
-      edit: ({ parent }, text) => this.ask(parent, text),
+      edit: ({ parent, pictures }, text) => this.ask(parent, text, pictures),
       choose: (other) => {
         this.conversation.choose(other);
         this.keep();

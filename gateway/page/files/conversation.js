@@ -47,7 +47,7 @@ export class Conversation {
     this.messages.set(message.id, message);
     this.head.leaf = message.id;
     this.head.at = message.at;
-    if (!this.head.title && role === "user") this.head.title = titleOf(message.text);
+    if (!this.head.title && role === "user") this.head.title = titleOf(message.text || "Picture");
     return message;
   }
 
@@ -75,9 +75,9 @@ export class Conversation {
       before.push(message);
       message = this.messages.get(message.parent);
     }
-    for (const { role, text } of before.reverse()) {
+    for (const { role, text, pictures } of before.reverse()) {
       // An answer that failed before its first word has nothing to tell.
-      if (text || role === "user") given.push({ role, content: text });
+      if (text || role === "user") given.push({ role, content: contentOf(text, pictures) });
     }
     // What ends with an answer is continued.
     if (answer.text.trim()) {
@@ -92,16 +92,27 @@ export class Conversation {
 
   /** The conversation as a Markdown file. */
   markdown() {
-    const parts = this.path().map(({ role, text, model }) => {
-      return `## ${role === "user" ? "You" : model}\n\n${text.trim()}\n`;
+    const parts = this.path().map(({ role, text, model, pictures = [] }) => {
+      return `## ${role === "user" ? "You" : model}\n\n${names(pictures)}${text.trim()}\n`;
     });
     return [`# ${this.head.title}\n`, ...parts].join("\n");
   }
 }
 
+/** What a message says: a text, or pictures before one. */
+function contentOf(text, pictures = []) {
+  if (!pictures.length) return text;
+  const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
 function titleOf(text) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   return line.length > TITLE ? `${line.slice(0, TITLE - 1)}…` : line;
+}
+
+function names(pictures) {
+  return pictures.map(({ name }) => `[Picture: ${name}]\n\n`).join("");
 }
 
 /** The fields of a request; what is not set is left to the model. */

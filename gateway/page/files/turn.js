@@ -1,6 +1,7 @@
 // One message of the chat, with what can be done with it.
 
 import { Prose, visible } from "./markdown.js";
+import { shown } from "./pictures.js";
 import { copyButton, count, icon, iconButton, keep, make, mark, sentence, write } from "./view.js";
 
 /** What is said below an answer that is not whole. */
@@ -35,7 +36,8 @@ export class Turn {
       this.change = iconButton("retry", "Answer again", () => actions.retry(this.message));
     }
     this.buttons.append(this.change, this.figures);
-    const body = make("div", { class: "body" }, this.text);
+    const seen = message.pictures?.length ? [shown(message.pictures)] : [];
+    const body = make("div", { class: "body" }, ...seen, this.text);
     const more = this.isUser ? [] : [this.calls, this.end, make("div", { class: "next" }, this.goOn, this.again)];
     this.element = make("article", { class: `turn ${message.role}` }, this.head,
       ...(this.thought ? [this.thought.element] : []), body, ...more, this.buttons);
@@ -74,7 +76,10 @@ export class Turn {
   /** Shows the text as far as it has come. */
   grow(isWhole) {
     const { message } = this;
-    if (this.isUser) write(this.text, visible(message.text));
+    if (this.isUser) {
+      write(this.text, visible(message.text));
+      this.text.hidden ||= !message.text;
+    }
     else this.prose.update(message.text, isWhole);
     this.thought?.update(message, isWhole);
   }
@@ -85,7 +90,7 @@ export class Turn {
     box.value = this.message.text;
     const close = () => {
       form.remove();
-      this.text.hidden = false;
+      this.text.hidden = !this.message.text;
       this.buttons.hidden = false;
       this.change.focus();
     };
@@ -95,7 +100,7 @@ export class Turn {
       event.preventDefault();
       const text = box.value.trim();
       close();
-      if (text) this.actions.edit(this.message, text);
+      if (text || this.message.pictures?.length) this.actions.edit(this.message, text);
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();

@@ -12,6 +12,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const ICONS = {
   add: "M12 5v14M5 12h14", back: "M15 5l-7 7 7 7", check: "M5 12l5 5 9-10", close: "M6 6l12 12M18 6L6 18",
+  picture: "M4 5h16v14H4zM4 17l5-6 4 5 3-3 4 4",
   copy: "M9 9h11v11H9zM15 9V4H4v11h5", down: "M12 5v14M6 13l6 6 6-6", edit: "M4 20l1-5L16 4l4 4L9 19z",
   forward: "M9 5l7 7-7 7", list: "M4 6h16M4 12h16M4 18h16", play: "M8 5l11 7-11 7z",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13", retry: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",

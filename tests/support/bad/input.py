@@ -250,7 +250,7 @@ BODIES = (
         )
     ),
     _body("a body that is a list", [1], "body must be a map"),
-    _body("a body over 8 MiB", bytes(MAX_BODY_BYTES + 1), f"at most {MAX_BODY_BYTES} bytes"),
+    _body("a body over the limit", bytes(MAX_BODY_BYTES + 1), f"at most {MAX_BODY_BYTES} bytes"),
     _body("an unknown parameter", {"prompt": "a", "colour": 1}, "unknown parameter 'colour'"),
     *(
         _body(f"the configuration's key `{key}` in a body", {"prompt": "hello", key: "/models/x"},

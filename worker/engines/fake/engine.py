@@ -110,7 +110,10 @@ class FakeEngine:
         self._reach = reach
         self._task = Task(self._options.task)
         self._codec = FakeTextCodec(
-            self._options.tokenize_s, self._task, self._options.context_length
+            self._options.tokenize_s,
+            self._task,
+            self._options.context_length,
+            takes_pictures="image" in self._options.input_modalities,
         )
         self._rows: dict[RequestKey, FakeRow] = {}
         self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
@@ -149,6 +152,7 @@ class FakeEngine:
             warnings=(options.warning,) if options.warning else (),
             cache_layers=options.cache_layers,
             task=self._task,
+            input_modalities=tuple(self._options.input_modalities.split(",")),
             dimensions=FAKE_DIMENSIONS if self._task is Task.EMBED else 0,
         )
 

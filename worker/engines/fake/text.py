@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -22,6 +23,7 @@ from mlxsup.protocol.pooling import PoolingBody, Task, pack_vector
 from ...engine import Prompt, RowLogprobs
 from ...pooling import check_lengths, other_task
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
+from ...text.chat_messages import without_media
 from ...text.tool_formats import parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
 
@@ -223,14 +225,22 @@ class FakeTextCodec:
         tokenize_s: float = 0.0,
         task: Task = Task.GENERATE,
         context_length: int = 4096,
+        *,
+        takes_pictures: bool = False,
     ) -> None:
         self._tokenize_s = tokenize_s
         self._task = task
         self._context_length = context_length
+        self._takes_pictures = takes_pictures
 
     def twin(self) -> FakeTextCodec:
         """See `TextCodec.twin`."""
-        return FakeTextCodec(self._tokenize_s, self._task, self._context_length)
+        return FakeTextCodec(
+            self._tokenize_s,
+            self._task,
+            self._context_length,
+            takes_pictures=self._takes_pictures,
+        )
 
     def encode(self, body: RequestBody) -> Prompt:
         """See `TextCodec.encode`; wrong directives are the request's own error."""
@@ -238,6 +248,7 @@ class FakeTextCodec:
             raise other_task(self._task, Task.GENERATE)
         if self._tokenize_s > 0:
             time.sleep(self._tokenize_s)
+        changes: tuple[str, ...] = ()
         if body.prompt_tokens is not None:
             tokens = body.prompt_tokens
             if max(tokens, default=0) >= VOCABULARY_SIZE:
@@ -248,14 +259,18 @@ class FakeTextCodec:
                 )
             text = decode_tokens(tokens)
         else:
-            text = body.prompt if body.prompt is not None else _render(body)
+            messages = body.messages or []
+            if not self._takes_pictures:
+                messages, changes = without_media(messages)
+            text = body.prompt if body.prompt is not None else _render(body, messages)
             tokens = encode_text(text)
         try:
             self._obey(Directives.parse(text).tokenize)
         except FakeOptionError as error:
             raise RemoteError(ErrorCode.INVALID_REQUEST, str(error)) from None
         is_thinking = text.endswith("<think>")
-        return Prompt(tokens=tokens, opening="<think>" if is_thinking else "")
+        opening = "<think>" if is_thinking else ""
+        return Prompt(tokens=tokens, opening=opening, warnings=changes)
 
     def encode_texts(self, body: PoolingBody) -> Prompt:
         """See `TextCodec.encode_texts`; a document comes after its query."""
@@ -317,11 +332,19 @@ class FakeTextCodec:
                 raise FakeOptionError(f"tokenize must be raise, loop or slow=SECONDS, not {how!r}")
 
 
-def _render(body: RequestBody) -> str:
-    lines = [
-        f"{message['role']}: {message.get('content') or ''}" for message in body.messages or ()
-    ]
+def _render(body: RequestBody, messages: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{message['role']}: {_shown(message.get('content'))}" for message in messages]
     return "\n".join(lines + ["assistant:"] * body.tokenizes("add_generation_prompt"))
+
+
+def _shown(content: Any) -> str:
+    """Return a content as text; a picture is the length of its file."""
+    if not isinstance(content, list):
+        return str(content or "")
+    return "".join(
+        f"[{len(part['data'])} bytes]" if part["type"] == "image" else part["text"]
+        for part in content
+    )
 
 
 def token_logprobs(token: int, count: int | None) -> RowLogprobs | None:
