@@ -71,6 +71,7 @@ class EngineFacts:
         sampling: how the model's makers sample, for requests that do not say.
         task: what the model is for.
         dimensions: of its embeddings; 0 for a model without any.
+        adapters: the fingerprint of each by its name, in the order of the configuration.
     """
 
     context_length: int
@@ -87,6 +88,12 @@ class EngineFacts:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     task: Task = Task.GENERATE
     dimensions: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint_of(self, adapter: str) -> str | None:
+        """Return the fingerprint of rows with an adapter, or with none (empty); None if it is not
+        there."""
+        return self.adapters.get(adapter) if adapter else self.fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +158,7 @@ class Row:
             order, under the number of the text instead of a token; `max_tokens` is how many there
             are, and `delivered` has the numbers of those that are not computed again.
         dimensions: of each vector; 0: all that the model has.
+        adapter: one of the model's adapters; empty: the model itself.
     """
 
     key: RequestKey
@@ -169,6 +177,7 @@ class Row:
     checkpoints: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     dimensions: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

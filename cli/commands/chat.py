@@ -298,8 +298,11 @@ class Chat:
                 note(f"Model: {talk.model}. Available: {names}.")
             case "/model":
                 status = self._client.status()
-                row, preset = model_meant(status, argument) or (check_known(status, argument), {})
-                talk.model, talk.parameters = row["name"], {**talk.parameters, **preset}
+                if (found := model_meant(status, argument)) is None:
+                    talk.model = check_known(status, argument)["name"]
+                else:
+                    talk.model = found.name
+                    talk.parameters = {**talk.parameters, **found.preset}
                 self._confirm(f"Model: {argument}.")
             case "/retry":
                 if (ask := talk.ask_again()) is None:

@@ -24,10 +24,10 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
-from ..arguments import complete_model
+from ..arguments import complete_model, model_meant
 from ..changes import progress_shown
 from ..configuration import read_configuration
-from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
+from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..exit_status import CliError, ExitStatus
 from ..keys import launch_key
@@ -250,7 +250,8 @@ def _choose(
     """
     rows = status["models"]
     site_of(status, model, None)  # refuses what is unknown
-    if model is None:
+    found = None if model is None else model_meant(status, model)
+    if found is None:
         # Instructions, tools and files fill a context before anything else goes wrong.
         row = max(rows, key=lambda one: (
             one["state"] != "FAILED", one["context_length"] or 0, one["state"] == "READY",
@@ -261,7 +262,7 @@ def _choose(
                 " --model chooses another"
             )
     else:
-        row = row_meant(status, model)
+        row = found.row
     name = model or str(row["name"])
     context = row["context_length"]
     if context is not None and context < ENOUGH_TOKENS:

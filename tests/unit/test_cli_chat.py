@@ -65,7 +65,12 @@ def test_retry_is_of_the_latest_turn_whose_answer_stays_until_then() -> None:
 
 
 ROWS = [
-    {"name": "m", "aliases": ["em"], "presets": {"hot": {"temperature": 2.0, "max_tokens": 9}}},
+    {
+        "name": "m",
+        "aliases": ["em"],
+        "adapters": {"sql": "/sql"},
+        "presets": {"hot": {"temperature": 2.0, "max_tokens": 9}},
+    },
     {"name": "m:cold", "aliases": []},
 ]
 MEANT = {

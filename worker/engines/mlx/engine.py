@@ -176,6 +176,7 @@ class MlxEngine:
         self._clock = clock
         self.model: Any = None
         self._model_type = ""
+        self._adapters: dict[str, str] = {}  # their digests
         self.stream: Any = None
         self.batch: MlxBatch | None = None
         self.prefixes: PrefixCache | None = None
@@ -219,11 +220,14 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
+        from .adapters import adapt, read_adapters
         from .loader import iterate_arrays, load_lazily, materialise
         from .logits import FloatLogits
         from .text import load_text
 
         report(LoadPhase.WEIGHTS, IMPORTED)
+        adapters = read_adapters(self._spec.adapters)
+        self._adapters = {adapter.name: adapter.digest for adapter in adapters}
         with mx.stream(self.stream):
             width = WEIGHTS_FOUND - IMPORTED
             model, config = load_lazily(
@@ -244,6 +248,8 @@ class MlxEngine:
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
             )
+            if adapters:
+                model = adapt(model, adapters)
         self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
 
@@ -307,6 +313,7 @@ class MlxEngine:
             spared_tokens=self._text.spared_tokens,
             costs=costs,
             prefixes=self.prefixes,
+            adapters=self.facts.adapters,
             shapes=SeenShapes() if self.facts.backend == "cuda" else None,
             clock=self._clock,
         )
@@ -323,10 +330,12 @@ class MlxEngine:
         context = find_context_length(folder.config, self._spec.context_length)
         sampler = SAMPLER_VERSIONS[choose_draw(backend)]
         ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
+        own = fingerprint(folder, versions | ours)
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
-            fingerprint=fingerprint(folder, versions | ours),
+            fingerprint=own,
+            adapters={name: f"{own}+{digest}" for name, digest in self._adapters.items()},
             backend=backend,
             versions=versions,
             warnings=(*context.warnings, *find_warnings(folder.path, folder.config)),

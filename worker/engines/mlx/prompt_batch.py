@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx_lm.generate import PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
+from .adapters import adapters_of
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -186,7 +187,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             chunk = ids[:, done : done + most]
             rows, width = chunk.shape
             self.last_shape = (rows, width, padded_keys(self._held + width))
-            logits = self.model(chunk, cache=self.prompt_cache)
+            logits = self.model(chunk, cache=self.prompt_cache, **adapters_of(self.samplers))
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
