@@ -156,8 +156,8 @@ def status(**changes: Any) -> dict[str, Any]:
         {"name": name, "aliases": aliases, "presets": presets, "adapters": {}, "state": state,
          "context_length": context}
         for name, aliases, presets, state, context in (
-            ("cold", ["frozen"], ["high"], "STOPPED", 77_000), ("m", [], [], "READY", 200_000),
-            ("gone", [], [], "FAILED", None),
+            ("cold", ["frozen"], {"high": {}}, "STOPPED", 77_000), ("m", [], {}, "READY", 200_000),
+            ("gone", [], {}, "FAILED", None),
         )
     ]  # fmt: skip
     return {"models": rows, "gateway": {"url": URL, "state": "RUNNING"}, **changes}
