@@ -105,6 +105,25 @@ def test_an_adapter_gives_what_mlx_lm_computes_with_it_in_either_layout(tmp_path
         assert token.logprobs.logprob == pytest.approx(expected, abs=1e-4)
 
 
+def test_an_adapter_reads_prompts_in_each_way(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "base")
+    folders = {"a": str(make_adapter(tmp_path / "a", base))}
+    answers = []
+    for way in Batching:
+        with loaded_engine(base, adapters=folders, known_batching=known_as(base, way)) as engine:
+            row = make_row(1, PROMPT, adapter="a", top_logprobs=2, prompt_logprobs=1)
+            engine.insert(row)
+            told, got = [], []
+            while engine.has_rows():
+                step = engine.step()
+                got += shown(step.tokens)
+                told += [one for read in step.prefill for one in read.logprobs]
+            plain = shown(run_rows(engine, [replace(row, prompt_logprobs=None)])[1])
+            answers.append((told, got))
+            assert plain == got, way
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_caches_of_one_adapter_serve_no_other(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base")
     folders = {n: str(make_adapter(tmp_path / n, base, seed=ord(n))) for n in "ab"}
@@ -229,8 +248,8 @@ def test_a_wrong_adapter_is_refused_in_a_sentence_that_names_it(name: str, tmp_p
     base = make_tiny_model(tmp_path / "base")
     good = make_adapter(tmp_path / "good", base)
     change(bad := make_adapter(tmp_path / "bad", base))
-    with pytest.raises(kind, match=words) as caught:
-        with loaded_engine(base, adapters={"fine": str(good), "sql": str(bad)}):
-            pass
+    folders = {"fine": str(good), "sql": str(bad)}
+    with pytest.raises(kind, match=words) as caught, loaded_engine(base, adapters=folders):
+        pass
     assert str(caught.value).startswith("adapter sql: ")
     assert str(bad) in str(caught.value)
