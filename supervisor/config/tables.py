@@ -518,7 +518,7 @@ class ModelTable(Table):
     restart: RestartTable = table("how often and how soon a crashed worker is started again")
     sampling: SamplingTable = table("the parameters of requests that leave them out")
     adapters: dict[str, Folder] = table(
-        "folders of LoRA adapters, by name: NAME:ADAPTER is the model with this one",
+        "LoRA adapters: NAME:ADAPTER is the model with this one",
         "a table of names, each with a folder",
     )
     presets: dict[str, PresetTable] = table(
