@@ -136,7 +136,13 @@ def test_caches_of_one_adapter_serve_no_other(tmp_path: Path) -> None:
                 row = make_row(10 * again + n, PROMPT, adapter=name)
                 assert engine.insert(row) == (len(PROMPT) - 1 if again else 0), name
                 assert token_ids(run_rows(engine)[row.key]) == alone[n], name
-        # A row that was set aside keeps its own state.
+
+
+def test_a_row_that_was_set_aside_goes_on_from_its_own_state(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "base")
+    folders = {"a": str(make_adapter(tmp_path / "a", base))}
+    with loaded_engine(base, adapters=folders) as engine:
+        whole = solo(engine, make_row(1, PROMPT, adapter="a"))
         engine.insert(make_row(30, PROMPT, adapter="a"))
         got: list[int] = []
         while len(got) < 5:
@@ -148,7 +154,7 @@ def test_caches_of_one_adapter_serve_no_other(tmp_path: Path) -> None:
         got.append(aside.token.token)
         back = make_row(30, PROMPT, adapter="a", delivered=got)
         assert engine.insert(back) == len(PROMPT) + len(got) - 1
-        assert got + token_ids(run_rows(engine)[30]) == alone[1]
+        assert got + token_ids(run_rows(engine)[30]) == whole
         check_no_row_is_left(engine)
 
 
