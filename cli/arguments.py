@@ -7,7 +7,7 @@ import shlex
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -182,17 +182,31 @@ def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return named or next((row for row in rows if name in row.get("aliases", ())), None)
 
 
-def model_meant(
-    status: Mapping[str, Any], name: str
-) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
-    """Return the row of the model that requests with this name reach, and the parameters of the
-    preset in `NAME:PRESET`; None if there is none."""
+class ModelMeant(NamedTuple):
+    """The meaning of a name in requests.
+
+    Attributes:
+        row: of the model.
+        name: as the daemon knows it, which may end in that of an adapter.
+        preset: parameters of the preset in `NAME:PRESET`.
+    """
+
+    row: dict[str, Any]
+    name: str
+    preset: Mapping[str, Any]
+
+
+def model_meant(status: Mapping[str, Any], name: str) -> ModelMeant | None:
+    """Return the meaning of a name, also of `NAME:PRESET` and `NAME:ADAPTER`; None: it has none."""
     if (row := row_called(status, name)) is not None:
-        return row, {}
-    base, _, preset = name.rpartition(":")
-    row = row_called(status, base)
-    presets = {LATEST: {}, **row.get("presets", {})} if row is not None else {}
-    return (row, presets[preset]) if row is not None and preset in presets else None
+        return ModelMeant(row, row["name"], {})
+    base, _, variant = name.rpartition(":")
+    if (row := row_called(status, base)) is None:
+        return None
+    if variant in row.get("adapters", ()):
+        return ModelMeant(row, f"{row['name']}:{variant}", {})
+    presets = {LATEST: {}, **row.get("presets", {})}
+    return ModelMeant(row, row["name"], presets[variant]) if variant in presets else None
 
 
 def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:

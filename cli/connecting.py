@@ -15,7 +15,7 @@ from typing import Any
 
 from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
 
-from .arguments import is_writer, row_called
+from .arguments import is_writer, model_meant
 from .connection import Target, unknown_model
 from .exit_status import CliError
 from .keys import usable_keys
@@ -151,7 +151,7 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     Args:
         status: of the daemon.
         name: of the model that the program uses first, as requests may call it: also an alias, or
-            `NAME:PRESET`; None: the first that is READY.
+            `NAME:PRESET` or `NAME:ADAPTER`; None: the first that is READY.
         key: of the gateway; None for none.
 
     Raises:
@@ -159,27 +159,23 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     """
     url = gateway_url(status, ", which other programs need")
     rows = [row for row in status["models"] if is_writer(row)]
-    if name is not None and row_meant(status, name) is None:
-        presets = [f"{row['name']}:{preset}" for row in rows for preset in row["presets"]]
-        raise unknown_model(name, [*(row["name"] for row in rows), *presets])
+    if name is not None and model_meant(status, name) is None:
+        variants = [
+            f"{row['name']}:{variant}"
+            for row in rows
+            for variant in (*row["presets"], *row["adapters"])
+        ]
+        raise unknown_model(name, [*(row["name"] for row in rows), *variants])
     if not rows:
         message = "the daemon has no model that writes text"
         raise CliError(message, code="no_models", hint="`mlxsup add MODEL`")
     ready = [row["name"] for row in rows if row["state"] == "READY"]
     first = name or (ready or [row["name"] for row in rows])[0]
-    meant = row_meant(status, first) or rows[0]
+    meant = model_meant(status, first)
+    context_length = (rows[0] if meant is None else meant.row)["context_length"]
     others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
-    models = [Model(first, meant["context_length"]), *others]
+    models = [Model(first, context_length), *others]
     return Site(url=url, models=models, key=key or ANY_KEY)
-
-
-def row_meant(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Return the model that requests with this name reach; None if there is none."""
-    if (row := row_called(status, name)) is not None:
-        return row
-    base, _, preset = name.rpartition(":")
-    row = row_called(status, base)
-    return row if row is not None and preset in row["presets"] else None
 
 
 def gateway_url(status: Mapping[str, Any], purpose: str) -> str:

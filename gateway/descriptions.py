@@ -21,7 +21,7 @@ from mlxsup.protocol.states import State
 from mlxsup.store.description import Description, describe
 
 from . import limits
-from .names import Names
+from .names import Names, names_of, row_of
 from .openai.models import input_modalities, no_model
 
 THINKS = ("enable_thinking", "<think>", "thinking", "reasoning_effort")
@@ -36,7 +36,7 @@ class Described:
 
     Attributes:
         row: of the status.
-        name: as requests call it: the model's own, or that of a preset.
+        name: as requests call it: the model's own, or that of a preset or an adapter.
         said: by its folder; None if that is not there, or does not answer.
         modified_at: of the newest file, in seconds since the epoch; None as above.
     """
@@ -147,7 +147,7 @@ class Descriptions:
         self._reading: asyncio.Task[dict[str, Known]] | None = None
 
     async def all(self) -> list[Described]:
-        """Return each model, and each of its presets.
+        """Return each model, and each of its presets and adapters.
 
         Raises:
             Failure: the daemon does not answer.
@@ -155,17 +155,17 @@ class Descriptions:
         return await self._of(await self._status())
 
     async def one(self, name: str) -> Described:
-        """Return the model, or the preset of it, that a name means; it may be an alias.
+        """Return the model, or the preset or adapter of it, that a name means; it may be an alias.
 
         Raises:
             Failure: there is none, or the daemon does not answer.
         """
         status, meant = await self._status(), await self._names.meant(name)
-        models = await self._of(status)
-        found = [one for one in models if meant.model in (one.row["name"], *one.row["aliases"])]
-        preset = name.rpartition(":")[2]
-        of_preset = [one for one in found if one.name == f"{one.row['name']}:{preset}"]
-        for one in (*of_preset, *found):
+        row = row_of(status, meant.model)
+        found = [one for one in await self._of(status) if one.row is row]
+        variant = name.rpartition(":")[2]
+        of_variant = [one for one in found if one.name == f"{one.row['name']}:{variant}"]
+        for one in (*of_variant, *found):
             return one
         raise no_model(status, name)
 
@@ -178,11 +178,7 @@ class Descriptions:
                 self._known = await asyncio.shield(self._reading)
         except TimeoutError:
             pass  # a disk does not answer
-        return [
-            self._described(row, name)
-            for row in status["models"]
-            for name in (row["name"], *(f"{row['name']}:{preset}" for preset in row["presets"]))
-        ]
+        return [self._described(row, name) for row in status["models"] for name in names_of(row)]
 
     def _described(self, row: Mapping[str, Any], name: str) -> Described:
         modified_at, said = self._known.get(row["folder"], (None, None))

@@ -21,6 +21,8 @@ from mlxsup.client import ConnectionLost, FinishReason, RequestError, Result
 from mlxsup.protocol.states import Priority, State, Why, WorkerPhase
 from mlxsup.protocol.tool_choice import UNFIT_CALL, UNREADABLE_CALL
 
+from .names import names_of
+
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
 COUNTER = "counter"
@@ -261,7 +263,7 @@ class Meter:
             rows: of its status.
         """
         self._models.update((alias, row["name"]) for row in rows for alias in row["aliases"])
-        self._models.update((row["name"], row["name"]) for row in rows)
+        self._models.update((name, row["name"]) for row in rows for name in names_of(row))
 
     def knows(self, name: str) -> bool:
         """True if it is known which model a name means."""

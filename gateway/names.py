@@ -1,9 +1,10 @@
-"""Which model a name means: a model's own, an alias, a preset (`x:high`), or one of another API.
+"""Which model a name means: a model's own, an alias, a preset or an adapter (`x:high`), or one of
+another API.
 
 Ollama's clients write `x:latest` for `x`.
 
 A model's own names come first, so that `gpt-*` does not take away a model called `gpt-oss`.
-Presets are known here only, because the core reads no parameters.
+Presets are known here only, because the core reads no parameters; `x:ADAPTER` it knows itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Meant:
     """What a name means.
 
     Attributes:
-        model: the name that the daemon knows.
+        model: the name that the daemon knows, which may end in that of an adapter.
         preset: parameters for what the request leaves out.
         row: of the model, in the status; None if nobody has looked, or there is none.
     """
@@ -90,20 +91,32 @@ class Names:
 def look_up(status: Mapping[str, Any], name: str) -> Meant | None:
     """Return what a name means among the models of a status."""
     row = row_of(status, name)
+    base, _, variant = name.rpartition(":")
     if row is not None:
-        return Meant(row["name"], row=row)
-    base, _, preset = name.rpartition(":")
+        is_adapter = row is row_of(status, base)
+        return Meant(f"{row['name']}:{variant}" if is_adapter else row["name"], row=row)
     row = row_of(status, base)
-    if row is None or preset not in (LATEST, *row["presets"]):
+    if row is None or variant not in (LATEST, *row["presets"]):
         return None
-    return Meant(row["name"], row["presets"].get(preset, {}), row)
+    return Meant(row["name"], row["presets"].get(variant, {}), row)
+
+
+def names_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the name of a model, and those of it with each of its presets and adapters."""
+    name = row["name"]
+    return [name, *(f"{name}:{variant}" for variant in (*row["presets"], *row["adapters"]))]
 
 
 def row_of(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Return the model with this name or alias."""
+    """Return the model with this name or alias, behind which one of its adapters may stand."""
     rows: list[Mapping[str, Any]] = status["models"]
     named = next((row for row in rows if row["name"] == name), None)
-    return named or next((row for row in rows if name in row["aliases"]), None)
+    found = named or next((row for row in rows if name in row["aliases"]), None)
+    if found is not None or ":" not in name:
+        return found
+    base, _, adapter = name.rpartition(":")
+    found = row_of(status, base)
+    return found if found is not None and adapter in found["adapters"] else None
 
 
 def _pattern_of(name: str) -> re.Pattern[str]:

@@ -79,6 +79,7 @@ _SHARE = {"values": Values("a number from 0 to 0.95", lambda value: is_share(val
 _FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}
 _BYTES = {"values": Values("bytes or null", lambda value: value is None or is_integer(value, 0))}
 _MAP = {"values": Values("a map", lambda value: isinstance(value, dict))}
+_FOLDERS = {"values": Values("a map of folders", lambda value: _are_folders(value))}
 _SAMPLING = {
     "values": Values("a map of parameters in their ranges", lambda value: _is_sampling(value))
 }
@@ -88,6 +89,10 @@ def _is_sampling(value: Any) -> bool:
     return isinstance(value, dict) and all(
         name in SAMPLING and SAMPLING[name].is_right(number) for name, number in value.items()
     )
+
+
+def _are_folders(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(folder, str) for folder in value.values())
 
 
 def is_integer(value: Any, low: int) -> bool:
@@ -134,6 +139,7 @@ class LaunchSettings:
         sampling: parameters of requests that leave them out, by name; before those of the model.
         pooling: `mean`, `cls` or `last` to make an embedding model of any model, `yes_no` to rank
             with one; empty: as its folder says.
+        adapters: folders of LoRA adapters, absolute, by name.
         fake: options of the fake engine, by name.
     """
 
@@ -151,6 +157,7 @@ class LaunchSettings:
     prefix_cache_bytes: int | None = field(default=None, metadata=_BYTES)
     sampling: dict[str, Any] = field(default_factory=dict, metadata=_SAMPLING)
     pooling: str = field(default="", metadata=_POOLING)
+    adapters: dict[str, str] = field(default_factory=dict, metadata=_FOLDERS)
     fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
 
 

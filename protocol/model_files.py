@@ -6,6 +6,13 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
+MLX_ADAPTER = "adapters.safetensors"
+PEFT_ADAPTER = "adapter_model.safetensors"
+"""The matrices of a LoRA adapter in the layouts of mlx-lm and of peft."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The adapter's configuration in both layouts."""
+
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
 
 

@@ -75,12 +75,14 @@ class Dispatch(Message):
         resume: an answer to continue; the body is then empty.
         priority: the class in which it runs: short of memory, rows of the lowest leave first.
         may_leave: whether its row may leave the batch and continue later; if not, it leaves last.
+        adapter: one of the model's adapters; empty: the model itself.
         body: msgpack of `RequestBody.to_wire()`.
     """
 
     TYPE: ClassVar[str] = "dispatch"
     key: RequestKey
     resume: Resume | None = None
+    adapter: str = ""
     priority: Priority = Priority.NORMAL
     may_leave: bool = True
     body: bytes = b""

@@ -116,4 +116,6 @@ class FileLooks:
 
     async def _stamp(self, launch: LaunchSettings) -> Stamp:
         folder = Path(launch.path)
-        return await self._threads.run(folder, lambda: stamp(folder), limit_s=self._limit_s)
+        return await self._threads.run(
+            folder, lambda: stamp(folder, launch.adapters.values()), limit_s=self._limit_s
+        )

@@ -72,6 +72,7 @@ class EngineFacts:
         task: what the model is for.
         dimensions: of its embeddings; 0 for a model without any.
         input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
+        adapters: the fingerprint of each by its name, in the order of the configuration.
     """
 
     context_length: int
@@ -89,6 +90,12 @@ class EngineFacts:
     task: Task = Task.GENERATE
     dimensions: int = 0
     input_modalities: tuple[str, ...] = ("text",)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint_of(self, adapter: str) -> str | None:
+        """Return the fingerprint of rows with an adapter, or with none (empty); None if it is not
+        there."""
+        return self.adapters.get(adapter) if adapter else self.fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,6 +185,7 @@ class Row:
             are, and `delivered` has the numbers of those that are not computed again.
         dimensions: of each vector; 0: all that the model has.
         pictures: see `Prompt.pictures`.
+        adapter: one of the model's adapters; empty: the model itself.
     """
 
     key: RequestKey
@@ -197,6 +205,7 @@ class Row:
     lengths: tuple[int, ...] = ()
     dimensions: int = 0
     pictures: tuple[Picture, ...] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,7 @@ class StepLoop:
             self._cancelled_early.remove(key)
             self._running.end(RowDelta(key=key, finish=FinishReason.CANCELLED))
             return
-        changed = None if resume is None else check_resume(resume, self._facts)
+        changed = None if resume is None else check_resume(resume, self._facts, message.adapter)
         if changed is not None:
             self._reject(key, changed)
             return
@@ -321,6 +321,7 @@ class StepLoop:
             delivered=delivered,
             shown=shown,
             sampling=self._sampling,
+            adapter=dispatched.adapter,
         )
         running = running_row(row, body, prompt, self._engine.text, dispatched, shown=shown)
         return row, running, acceptance(row, body, prompt, self._facts)

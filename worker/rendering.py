@@ -93,7 +93,7 @@ class Rendering:
     def begin(self, asked: Render) -> None:
         """Takes one more; an answer of another engine could come out different."""
         try:
-            if asked.fingerprint == self._facts.fingerprint:
+            if asked.fingerprint in (self._facts.fingerprint, *self._facts.adapters.values()):
                 self._jobs.append(_Job(asked, self._engine.text))
                 return
         except RemoteError as error:  # another version of mlxsup had accepted the request

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid
+from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import AnswerForm, FinishReason, Priority
@@ -38,9 +38,9 @@ NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llg
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
 
 
-def check_resume(resume: Resume, facts: EngineFacts) -> RemoteError | None:
-    """Why an answer cannot continue in this engine; None if it can."""
-    if resume.acceptance.fingerprint == facts.fingerprint:
+def check_resume(resume: Resume, facts: EngineFacts, adapter: str = "") -> RemoteError | None:
+    """Why an answer cannot continue in this engine, with its adapter; None if it can."""
+    if resume.acceptance.fingerprint == facts.fingerprint_of(adapter):
         return None
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
@@ -63,6 +63,7 @@ def plan_row(
     delivered: Sequence[int] = (),
     shown: int = 0,
     sampling: Mapping[str, Any] | None = None,
+    adapter: str = "",
 ) -> Row:
     """The row of a request: limits checked against the context (I6), every default filled in.
 
@@ -70,11 +71,14 @@ def plan_row(
         delivered: ids of its answer that an earlier life produced; max_tokens counts them.
         shown: of how many tokens of the prompt the client was shown how likely they were.
         sampling: the model's own defaults, by the names of `parameters.Sampling`.
+        adapter: that the request names; may be empty.
 
     Raises:
-        RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids that
-            the model does not have.
+        RemoteError: `context_length_exceeded`, with the numbers; `invalid_request`, for ids or an
+            adapter that the model does not have.
     """
+    if facts.fingerprint_of(adapter) is None:
+        raise unfit("model", f"the model's adapter {adapter} was removed; ask for another one")
     context = MOST_TOKENS_OF_ROW
     if body.tokenize is None:
         context = min(facts.context_length, context)
@@ -101,6 +105,7 @@ def plan_row(
         checkpoints=prompt.checkpoints,
         pictures=prompt.pictures,
         sampling=Sampling(**{**(sampling or {}), **body.sampling}),
+        adapter=adapter,
     )
 
 
@@ -163,12 +168,14 @@ def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
     """What the supervisor gets to know about a request that will run."""
+    fingerprint = facts.fingerprint_of(row.adapter)
+    assert fingerprint is not None
     return Acceptance(
         prompt_tokens=pack_tokens(row.tokens),
         opening=prompt.opening,
         parameters=body.parameters() | {"max_tokens": row.max_tokens, **asdict(row.sampling)},
         seed=row.seed,
-        fingerprint=facts.fingerprint,
+        fingerprint=fingerprint,
         needs_body=bool(row.pictures),
     )
 

@@ -173,11 +173,11 @@ def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def served_name(
     model: str, client: Client, target: Target, output: Output, *, is_sure: bool
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return what the daemon calls a model, which it is given now if it is not served yet, and the
-    parameters of its preset.
+    """Return what requests call a model, which the daemon is given now if it is not served yet, and
+    the parameters of its preset.
 
     Args:
-        model: a name of the daemon, also `NAME:PRESET`, or whatever `add` takes.
+        model: a name of the daemon, also `NAME:PRESET` or `NAME:ADAPTER`, or what `add` takes.
         client: of the daemon.
         target: the same daemon.
         output: for the progress of a download or a conversion.
@@ -188,8 +188,7 @@ def served_name(
     """
     status = client.status()
     if (known := model_meant(status, model)) is not None:
-        row, preset = known
-        return str(row["name"]), preset
+        return known.name, known.preset
     try:
         source = find_source(model)
         for row in status["models"]:

@@ -313,9 +313,12 @@ class Chat:
                 note(f"Model: {talk.model}. Available: {names}.")
             case "/model":
                 status = self._client.status()
-                row, preset = model_meant(status, argument) or (check_known(status, argument), {})
+                found = model_meant(status, argument)
+                row = check_known(status, argument) if found is None else found.row
                 check_makes(row, Task.GENERATE, Target())
-                talk.model, talk.parameters = row["name"], {**talk.parameters, **preset}
+                talk.model = row["name"] if found is None else found.name
+                if found is not None:
+                    talk.parameters = {**talk.parameters, **found.preset}
                 self._confirm(f"Model: {argument}.")
             case "/image" if not argument:
                 note(_attached(talk.attached))

@@ -25,10 +25,10 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
-from ..arguments import complete_writer, is_writer
+from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
 from ..configuration import read_configuration
-from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, row_meant, site_of
+from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import LAUNCH_KEY, known_launch_key, launch_key
@@ -279,7 +279,8 @@ def _choose(
     """
     rows = [row for row in status["models"] if is_writer(row)]
     site_of(status, model, None)  # refuses what is unknown
-    if model is None:
+    found = None if model is None else model_meant(status, model)
+    if found is None:
         # Instructions, tools and files fill a context before anything else goes wrong.
         row = max(rows, key=lambda one: (
             one["state"] != "FAILED", one["context_length"] or 0, one["state"] == "READY",
@@ -290,7 +291,7 @@ def _choose(
                 " --model chooses another"
             )
     else:
-        row = row_meant(status, model)
+        row = found.row
     name = model or str(row["name"])
     context = row["context_length"]
     if context is not None and context < ENOUGH_TOKENS:

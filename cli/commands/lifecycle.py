@@ -55,11 +55,13 @@ def load(
     how: dict[str, Any] = {"context_length": context_length, "keep_alive": keep_alive}
     with connect(target) as client:
         if is_dry:
-            row, _ = model_meant(client.status(), model) or ({"name": model}, {})
-            forecast = client.load(row["name"], dry_run=True, **how)
+            meant = model_meant(client.status(), model)
+            name = model if meant is None else meant.row["name"]
+            forecast = client.load(name, dry_run=True, **how)
             output.result(forecast, _forecast_sentence(forecast))
             return
-        model, _ = served_name(model, client, target, output, is_sure=is_sure)
+        name, _ = served_name(model, client, target, output, is_sure=is_sure)
+        model = name.partition(":")[0]  # without its adapter
         said = f"{model} continues to load. `mlxsup unload {model}` stops it."
         with interrupt_says(said), progress_shown(client, model, output):
             client.load(model, **how)

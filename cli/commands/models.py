@@ -224,9 +224,10 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
 
 
 def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
-    """Return the first entry with this name, or else alias, repository, or name and preset."""
+    """Return the first entry with this name, or else alias, repository, or name and preset or
+    adapter."""
     entries = configuration.models
-    base, _, preset = name.rpartition(":")
+    base, _, variant = name.rpartition(":")
     matches = (
         *(one for one in entries if one.name == name),
         *(one for one in entries if name in one.aliases),
@@ -234,7 +235,8 @@ def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None
         *(
             one
             for one in entries
-            if base in (one.name, *one.aliases) and preset in (LATEST, *one.presets)
+            if base in (one.name, *one.aliases)
+            and variant in (LATEST, *one.presets, *one.launch.adapters)
         ),
     )
     return next(iter(matches), None)

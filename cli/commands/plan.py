@@ -195,8 +195,8 @@ def _needs_of(
             models = "1 model" if count == 1 else f"{count} models"
             output.note(f"estimating the memory of {models}")
 
-    paths = [model.launch.path for model in models if model.launch.engine != "fake"]
-    found = estimate_folders(paths, asking)
+    launches = [model.launch for model in models if model.launch.engine != "fake"]
+    found = estimate_folders({one.path: one.adapters.values() for one in launches}, asking)
     needs: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
     for model in models:

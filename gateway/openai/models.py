@@ -11,7 +11,7 @@ from mlxsup.protocol.pooling import Task
 
 from ..errors import HOW_TO_ADD, advice_of
 from ..failure import Failure
-from ..names import Meant, row_of
+from ..names import Meant, names_of, row_of
 
 OWNER = "mlxsup"
 
@@ -41,9 +41,9 @@ def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
     """
     data = []
     for row in status["models"]:
-        data.append(_model(row, row["name"], created))
-        for preset in row["presets"]:
-            data.append(_preset(row, f"{row['name']}:{preset}", created))
+        own, *variants = names_of(row)
+        data.append(_model(row, own, created))
+        data += [_variant(row, name, created) for name in variants]
     return {"object": "list", "data": data}
 
 
@@ -61,9 +61,9 @@ def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) 
     """
     row = row_of(status, meant.model)
     if row is not None:
-        base, _, preset = name.rpartition(":")
-        is_preset = row_of(status, base) is row and preset in row["presets"]
-        return (_preset if is_preset else _model)(row, name, created)
+        base, _, variant = name.rpartition(":")
+        is_variant = row_of(status, base) is row and variant in (*row["presets"], *row["adapters"])
+        return (_variant if is_variant else _model)(row, name, created)
     raise no_model(status, name)
 
 
@@ -130,12 +130,11 @@ def status_of(state: str) -> dict[str, Any]:
 def _names_of(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield every name that `GET /v1/models` lists."""
     for row in status["models"]:
-        yield row["name"]
+        yield from names_of(row)
         yield from row["aliases"]
-        yield from (f"{row['name']}:{preset}" for preset in row["presets"])
 
 
-def _preset(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
+def _variant(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
     return _model(row, name, created) | {"parent": row["name"], "aliases": []}
 
 

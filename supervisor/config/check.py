@@ -67,6 +67,8 @@ ORIGIN_EXPECTED = (
     '"https://chat.example"'
 )
 
+MAX_ADAPTERS = 128
+
 # These travel with the command that starts the gateway.
 MAX_FOREIGN = 64
 MAX_SITES = 32
@@ -285,7 +287,7 @@ def _model_name_problems(models: object) -> Iterator[Problem]:
 
 
 def _alias_problems(models: Mapping[str, ModelTable]) -> Iterator[Problem]:
-    """Yield what is wrong with the names of aliases and presets."""
+    """Yield what is wrong with the names of aliases, presets and adapters."""
     owners = {name: name for name in models}
     for name, entry in models.items():
         where = ("models", name, "aliases")
@@ -295,10 +297,16 @@ def _alias_problems(models: Mapping[str, ModelTable]) -> Iterator[Problem]:
             elif alias in owners:
                 yield where, f"has {alias}, which already means models.{owners[alias]}"
             owners.setdefault(alias, name)
-        for preset in entry.presets:
-            if not MODEL_NAME.fullmatch(preset):
-                place = ("models", name, "presets", preset)
-                yield place, f"is not a valid preset name: it must be {MODEL_NAME_EXPECTED}"
+        for kind, table in (("preset", entry.presets), ("adapter", entry.adapters)):
+            for own in table:
+                if not MODEL_NAME.fullmatch(own):
+                    place = ("models", name, f"{kind}s", own)
+                    yield place, f"is not a valid {kind} name: it must be {MODEL_NAME_EXPECTED}"
+        for adapter in entry.adapters.keys() & entry.presets.keys():
+            yield ("models", name, "adapters", adapter), f"is the name of a preset of {name}, too"
+        if len(entry.adapters) > MAX_ADAPTERS:
+            expected = f"at most {MAX_ADAPTERS} adapters, not {len(entry.adapters)}"
+            yield ("models", name, "adapters"), f"must have {expected}"
 
 
 def _foreign_problems(
@@ -310,13 +318,17 @@ def _foreign_problems(
         yield ("gateway", "names"), f"must have at most {MAX_FOREIGN} names, not {len(names)}"
     for foreign, model in names.items():
         where = ("gateway", "names", foreign)
-        base, _, preset = model.rpartition(":")
+        base, _, variant = model.rpartition(":")
+        entry = models.get(known.get(base, ""))
         if not FOREIGN.fullmatch(foreign):
             yield where, f"is not a valid name: it must be {FOREIGN_EXPECTED}"
         elif foreign in known:
             yield where, f"has no effect, because models.{known[foreign]} has this name"
-        elif model not in known and not (base in known and preset in models[known[base]].presets):
-            yield where, f"must be the name of a model, or NAME:PRESET, not {_shown(model)}"
+        elif model not in known and not (
+            entry and (variant in entry.presets or variant in entry.adapters)
+        ):
+            expected = "the name of a model, NAME:PRESET or NAME:ADAPTER"
+            yield where, f"must be {expected}, not {_shown(model)}"
 
 
 def _site_problems(table: GatewayTable) -> Iterator[Problem]:

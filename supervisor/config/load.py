@@ -337,8 +337,10 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
         path = str(repository_folder(entry.repo, find_cache()))
     sizes = {setting: getattr(entry, key) for setting, key in _SIZES.items()}
     shared = _shared(LaunchSettings, entry)
+    adapters = {name: str(absolute(place, folder)) for name, place in entry.adapters.items()}
     sampling = entry.sampling.model_dump(exclude_unset=True)
-    return LaunchSettings(**{**shared, **sizes, "path": path, "sampling": sampling})
+    own = {"path": path, "adapters": adapters, "sampling": sampling}
+    return LaunchSettings(**{**shared, **sizes, **own})
 
 
 # ---------------------------------------------------------------- without a file

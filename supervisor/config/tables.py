@@ -518,6 +518,10 @@ class ModelTable(Table):
     )
     restart: RestartTable = table("how often and how soon a crashed worker is started again")
     sampling: SamplingTable = table("the parameters of requests that leave them out")
+    adapters: dict[str, Folder] = table(
+        "LoRA adapters: NAME:ADAPTER is the model with this one",
+        "a table of names, each with a folder",
+    )
     presets: dict[str, PresetTable] = table(
         "over HTTP, NAME:PRESET is the model with these parameters",
         "a table for each preset, [models.NAME.presets.PRESET]",

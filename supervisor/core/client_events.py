@@ -203,11 +203,14 @@ class ClientEvents:
         check_keep_alive(message.keep_alive)
         if self._attaching.listens(caller):
             raise duplicate_id(caller.id)
-        model = self._model(message.model)
+        if self._fleet.is_shutting_down:
+            raise shutting_down()
+        model, adapter = self._fleet.find_adapted(message.model)
         refusal = self._serving.admit(
             model,
             message,
             caller.connection,
+            adapter=adapter,
             process=process,
             settings=self._fleet.settings,
             models=len(self._fleet.by_name),

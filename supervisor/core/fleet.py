@@ -188,6 +188,25 @@ class Fleet:
             raise unknown_model(name, known)
         return model
 
+    def find_adapted(self, name: ModelName) -> tuple[Model, str]:
+        """Find what a request names: a model, and one of its adapters if it is `NAME:ADAPTER`.
+
+        Raises:
+            RemoteError: `unknown_model`.
+        """
+        base, colon, adapter = name.rpartition(":")
+        if not colon:
+            return self.find(name), ""
+        try:
+            model = self.find(ModelName(base))
+        except RemoteError:
+            return self.find(name), ""  # which says that there is no such model
+        adapters = model.life.settings.launch.adapters
+        if adapter not in adapters:
+            known = [model.name, *(ModelName(f"{model.name}:{one}") for one in adapters)]
+            raise unknown_model(name, known)
+        return model, adapter
+
     def touch(self, model: Model) -> None:
         """Something about this model changed: `run_policies` looks at it."""
         self._touched[model.name] = None

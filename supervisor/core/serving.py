@@ -80,6 +80,7 @@ class Serving:
         message: Generate,
         connection: ConnectionId,
         *,
+        adapter: str,
         process: str,
         settings: CoreSettings,
         models: int,
@@ -90,6 +91,7 @@ class Serving:
         Args:
             model: the model that must answer.
             message, connection, process: who asks for what, as in `ClientSaid`.
+            adapter: of the model; empty: none is named.
             settings: the limits.
             models: how many models share the queue.
             now: monotonic seconds.
@@ -98,7 +100,7 @@ class Serving:
             return duplicate_id(message.id)
         account = self.ledger.terms.account(message.client, process, connection)
         priority = message.priority or self.ledger.terms.of(account).priority
-        digest = digest_of(model.name, message.body)
+        digest = digest_of(model.name, message.body, adapter)
         model.blame.expire(now)
         refusal = (
             refuse_for_priority(self.ledger.terms, account, priority)
@@ -121,6 +123,7 @@ class Serving:
             id=message.id,
             account=account,
             model=model.name,
+            adapter=adapter,
             priority=priority,
             body=message.body,
             digest=digest,
@@ -387,6 +390,7 @@ def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
     return Dispatch(
         key=request.key,
         resume=resume,
+        adapter=request.adapter,
         priority=request.standing,
         may_leave=may_leave(model, request),
         body=request.body,

@@ -210,6 +210,7 @@ def _names_map(model: Model) -> dict[str, Any]:
         "name": model.name,
         "aliases": list(settings.aliases),
         "presets": presets,
+        "adapters": dict(settings.launch.adapters),
         "repo": settings.repo or None,
         "revision": settings.revision or None,
         "folder": model.life.launch.path or None,

@@ -104,29 +104,37 @@ class Estimates:
             return dict(looks)
         async with self._asking_engine:
             found = await ask_engine(unasked)
-        return {
-            place: replace(look, estimate=found.get(look.path, look.estimate))
-            for place, look in looks.items()
-        }
+        return {place: _with_answer(look, found.get(look.path)) for place, look in looks.items()}
 
     def _fingerprint(self, place: Place) -> str:
         known = self._known.get(place)
         return known.estimate.fingerprint if known is not None and known.estimate else ""
 
 
+def _with_answer(look: Look, said: Estimate | None) -> Look:
+    """Return the same with what mlx-lm has said of its folder, whose adapters it was not asked
+    about."""
+    if look.estimate is None or said is None:
+        return look
+    estimate = replace(
+        look.estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark=said.remark
+    )
+    return replace(look, estimate=estimate)
+
+
 def estimate_folders(
-    paths: Collection[str], asking: Callable[[int], None] = lambda count: None
+    adapters: Mapping[str, Collection[str]], asking: Callable[[int], None] = lambda count: None
 ) -> dict[str, Estimate | FolderError]:
     """Return what is known of folders, for a command: it reads them itself.
 
     Args:
-        paths: the folders.
+        adapters: the folders of the adapters of each model folder.
         asking: called with the number of models before mlx-lm is asked, which takes seconds.
     """
     found: dict[str, Estimate | FolderError] = {}
-    for path in paths:
+    for path, own in adapters.items():
         try:
-            found[path] = read_folder(Path(path))
+            found[path] = read_folder(Path(path), [*own])
         except FolderError as error:
             found[path] = error
     unasked = {

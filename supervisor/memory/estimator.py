@@ -60,7 +60,8 @@ class MemoryEstimator:
         context = limited_context_length(estimate.context_length, launch.context_length)
         measured = self._measurements.find(launch.path, self._backend, estimate.fingerprint)
         layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
-        weights = Figure(size_bytes=estimate.weight_bytes, source=Source.ESTIMATED)
+        estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
+        weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
         task = estimate.task
         if launch.pooling and task is Task.GENERATE:
             task = Task.EMBED
@@ -178,7 +179,9 @@ def check_memory(config: DaemonConfig) -> None:
     backend = find_backend()
     estimator = MemoryEstimator(backend, Measurements(config.runtime_dir))
     launches = {model.name: model.launch for model in config.models}
-    folders = estimate_folders([one.path for one in launches.values() if one.engine != "fake"])
+    folders = estimate_folders(
+        {one.path: one.adapters.values() for one in launches.values() if one.engine != "fake"}
+    )
     found = {
         name: None if launch.engine == "fake" else folders[launch.path]
         for name, launch in launches.items()

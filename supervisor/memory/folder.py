@@ -16,16 +16,23 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import declared_context_length
 from mlxsup.protocol.estimate import MAX_BYTES
-from mlxsup.protocol.model_files import is_tokenizer_file, is_weight_file, weights_among
+from mlxsup.protocol.model_files import (
+    ADAPTER_CONFIG,
+    MLX_ADAPTER,
+    PEFT_ADAPTER,
+    is_tokenizer_file,
+    is_weight_file,
+    weights_among,
+)
 from mlxsup.protocol.pooling import Pooling, Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
@@ -44,6 +51,11 @@ OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector", "patc
 """In the names of arrays that mlx-lm leaves out: it only serves the text model."""
 
 _ENGINE_VERSION = re.compile(r"(?:mlx|mlx_lm)-[^-]+\.dist-info")
+
+ADAPTER_FILES = (MLX_ADAPTER, PEFT_ADAPTER, ADAPTER_CONFIG)
+MAX_ADAPTER_HEADER_BYTES = 4 * MIB
+
+_MATRIX = re.compile(r"^base_model\.model\.|\.lora_[abAB](\.weight)?$")
 
 Stamp = Mapping[str, tuple[int, int]]
 """Size in bytes and time of modification in nanoseconds of each file, by name."""
@@ -65,6 +77,7 @@ class Estimate:
         remark: why the layers are not known; empty if mlx-lm has said it.
         context_length: tokens that the folder declares; None if it does not.
         task: what the model is for.
+        adapter_bytes: its adapters, as large as their numbers are in the files, at most.
     """
 
     fingerprint: str
@@ -74,6 +87,7 @@ class Estimate:
     remark: str
     context_length: int | None
     task: Task = Task.GENERATE
+    adapter_bytes: int = 0
 
 
 UNASKED = "the caches of its rows are measured at its first load"
@@ -92,6 +106,7 @@ class FolderBytes:
         pooling: how the model pools; None if it writes text.
         quantization: the file of that name; empty if there is none.
         headers: of each weight file its name, its size in bytes, and its header.
+        adapters: the headers of its adapters.
     """
 
     path: Path
@@ -102,24 +117,41 @@ class FolderBytes:
     pooling: Pooling | None
     quantization: bytes
     headers: list[tuple[str, int, bytes]]
+    adapters: Sequence[bytes] = ()
 
 
-def stamp(folder: Path) -> Stamp:
-    """Return the files of a model folder that decide what the model answers.
+def stamp(folder: Path, adapters: Iterable[str] = ()) -> Stamp:
+    """Return the files of a model folder, and of its adapters' folders, that decide what the model
+    answers.
 
     Raises:
         OSError: the folder cannot be read.
     """
-    return {
+    return _stamp_of_adapters(adapters) | {
         name: (status.st_size, status.st_mtime_ns)
         for name, status in _files(folder).items()
         if is_tokenizer_file(name) or is_weight_file(name)
     }
 
 
+def _stamp_of_adapters(adapters: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return the files of adapters, by their paths; those that are missing are left out."""
+    found = {}
+    for path in (f"{folder}/{name}" for folder in adapters for name in ADAPTER_FILES):
+        with suppress(OSError):
+            status = os.stat(path)
+            found[path] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
 def fingerprint(of: Stamp) -> str:
-    """Return a text that changes when config.json or a weight file does, by name, size or time."""
-    known = {name: of[name] for name in sorted(of) if name == CONFIG or is_weight_file(name)}
+    """Return a text that changes when config.json, a weight file or an adapter does, by name, size
+    or time."""
+    known = {
+        name: of[name]
+        for name in sorted(of)
+        if name == CONFIG or is_weight_file(name) or os.path.isabs(name)
+    }
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
@@ -139,14 +171,24 @@ def difference(loaded: Stamp, present: Stamp) -> str:
     return ""
 
 
-def read_bytes(path: Path) -> FolderBytes:
+def read_bytes(path: Path, adapters: Sequence[str] = ()) -> FolderBytes:
     """Read what `estimate` needs; this may wait for a disk, and takes little time otherwise.
+
+    Args:
+        path: the folder of the model.
+        adapters: folders of its adapters; what cannot be read of them is left out.
 
     Raises:
         FolderError: the folder or one of its files is missing, or no regular file of its size.
     """
     try:
-        return _read_bytes(path)
+        read = _read_bytes(path)
+        headers = []
+        for file in (Path(one) / name for one in adapters for name in ADAPTER_FILES[:2]):
+            with suppress(OSError, FolderError):
+                headers.append(_read_header(file, MAX_ADAPTER_HEADER_BYTES)[1])
+        stamp_ = {**read.stamp, **_stamp_of_adapters(adapters)}
+        return replace(read, stamp=stamp_, adapters=headers)
     except FileNotFoundError as error:
         if error.filename is not None and Path(error.filename) == path:
             raise FolderError(f"the model folder {path} does not exist") from error
@@ -188,7 +230,27 @@ def estimate(read: FolderBytes) -> Estimate:
             (length for length in (declared, most) if length is not None), default=None
         ),
         task=read.pooling.task if read.pooling else Task.GENERATE,
+        adapter_bytes=_adapter_bytes(read.adapters),
     )
+
+
+def _adapter_bytes(headers: Sequence[bytes]) -> int:
+    """Return the bytes of the stacks of all adapters: each layer has as much for each of them, and
+    once more for none, as the largest of them needs.
+
+    A damaged header counts nothing: the load says what is wrong with it.
+    """
+    largest: dict[str, int] = {}
+    for header in headers:
+        sizes: dict[str, int] = {}
+        with suppress(ValueError, AttributeError, LookupError, TypeError, RecursionError):
+            for name, value in json.loads(header).items():
+                begin, end = value.get("data_offsets", (0, 0))
+                layer = _MATRIX.sub("", name)
+                sizes[layer] = sizes.get(layer, 0) + int(end) - int(begin)
+        for layer, size in sizes.items():
+            largest[layer] = max(largest.get(layer, 0), size)
+    return min((len(headers) + 1) * sum(largest.values()), MAX_BYTES)
 
 
 def _read_bytes(path: Path) -> FolderBytes:

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -49,18 +50,21 @@ class Place:
         path: its folder, absolute; empty if it is a repository.
         repo: OWNER/NAME in the Hugging Face cache; empty if it is a folder.
         revision: of the repository.
+        adapters: the folders of its adapters.
     """
 
     path: str
     repo: str = ""
     revision: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 def place_of(launch: LaunchSettings, repo: str, revision: str) -> Place | None:
     """Return where a model is; None if it is no folder, as with the fake engine."""
+    adapters = tuple(launch.adapters.values())
     if repo:
-        return Place("", repo, revision)
-    return None if launch.engine == "fake" else Place(launch.path)
+        return Place("", repo, revision, adapters)
+    return None if launch.engine == "fake" else Place(launch.path, adapters=adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,9 @@ class Question:
     def of_line(cls, line: bytes) -> Question:
         """Return the question that a line asks."""
         values = json.loads(line)
-        return cls(**{**values, "place": Place(**values["place"])})
+        place = values["place"]
+        place["adapters"] = tuple(place["adapters"])
+        return cls(**{**values, "place": Place(**place)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +151,13 @@ _PARSING = threading.Lock()
 while nothing waits for a disk."""
 
 
-def read_folder(path: Path) -> Estimate:
+def read_folder(path: Path, adapters: Sequence[str] = ()) -> Estimate:
     """Return what the files of a folder say, and what mlx-lm has said of such files before.
 
     Raises:
         FolderError: the folder is missing or damaged; loading it will fail, too.
     """
-    read = read_bytes(path)
+    read = read_bytes(path, adapters)
     with _PARSING:
         found = estimate(read)
     kept = find_kept(found.key, estimates_folder())
@@ -177,10 +183,10 @@ def look(question: Question) -> Look:
     answer = Look(path=path, is_lacking=is_lacking)
     problem = folder_problem(Path(path)) if question.is_checked and is_there else None
     if not is_lacking:
-        if question.known and question.known == _fingerprint(Path(path)):
+        if question.known and question.known == _fingerprint(Path(path), place.adapters):
             return replace(answer, is_same=True)
         try:
-            answer = replace(answer, estimate=read_folder(Path(path)))
+            answer = replace(answer, estimate=read_folder(Path(path), place.adapters))
         except FolderError as error:
             problem = problem or FolderProblem(text=str(error))
         except MemoryError:
@@ -191,9 +197,9 @@ def look(question: Question) -> Look:
     return replace(answer, problem=text, hint=problem.hint)
 
 
-def _fingerprint(path: Path) -> str:
+def _fingerprint(path: Path, adapters: Sequence[str]) -> str:
     try:
-        return fingerprint(stamp(path))
+        return fingerprint(stamp(path, adapters))
     except OSError:  # reading it says why
         return ""
 

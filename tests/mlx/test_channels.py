@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -405,7 +405,7 @@ def script(monkeypatch: pytest.MonkeyPatch, driver: LoopDriver, text: str) -> in
     codec: Any = driver.engine.text
     tokens = codec.encode(RequestBody(prompt=text)).tokens
 
-    def make_scripted(row: Row, **named: Sequence[int]) -> RowDraws:
+    def make_scripted(row: Row, **named: Any) -> RowDraws:
         count = len(row.delivered)
 
         def force(logits: mx.array, latest: int) -> mx.array:

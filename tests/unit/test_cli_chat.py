@@ -71,19 +71,27 @@ def test_retry_is_of_the_latest_turn_whose_answer_stays_until_then() -> None:
 
 
 ROWS = [
-    {"name": "m", "aliases": ["em"], "presets": {"hot": {"temperature": 2.0, "max_tokens": 9}}},
+    {
+        "name": "m",
+        "aliases": ["em"],
+        "adapters": {"sql": "/sql"},
+        "presets": {"hot": {"temperature": 2.0, "max_tokens": 9}},
+    },
     {"name": "m:cold", "aliases": []},
 ]
 MEANT = {
     "m": ("m", {}), "em": ("m", {}), "m:hot": ("m", {"temperature": 2.0, "max_tokens": 9}),
-    "em:latest": ("m", {}), "m:cold": ("m:cold", {}), "m:none": None, "hot": None, "": None,
+    "em:latest": ("m", {}), "em:sql": ("m:sql", {}),
+    "m:cold": ("m:cold", {}), "m:none": None, "hot": None, "": None,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "meant"), MEANT.items(), ids=MEANT)
-def test_name_of_a_model_may_have_a_preset(name: str, meant: tuple[str, object] | None) -> None:
+def test_name_of_a_model_may_have_a_preset_or_an_adapter(
+    name: str, meant: tuple[str, object] | None
+) -> None:
     found = model_meant({"models": ROWS}, name)
-    assert (found and (found[0]["name"], found[1])) == meant
+    assert (found and (found.name, found.preset)) == meant
 
 
 def test_preset_stands_below_what_was_given() -> None:

@@ -152,12 +152,12 @@ def test_file_that_would_lose_something_is_refused(tool: str, before: str, words
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    rows = [
-        {"name": name, "aliases": aliases, "presets": presets, "state": state,
+    rows: list[dict[str, Any]] = [
+        {"name": name, "aliases": aliases, "presets": presets, "adapters": {}, "state": state,
          "context_length": context}
         for name, aliases, presets, state, context in (
-            ("cold", ["frozen"], ["high"], "STOPPED", 77_000), ("m", [], [], "READY", 200_000),
-            ("gone", [], [], "FAILED", None),
+            ("cold", ["frozen"], {"high": {}}, "STOPPED", 77_000), ("m", [], {}, "READY", 200_000),
+            ("gone", [], {}, "FAILED", None),
         )
     ]  # fmt: skip
     return {"models": rows, "gateway": {"url": URL, "state": "RUNNING"}, **changes}

@@ -182,12 +182,12 @@ def test_a_fault_concerns_the_configurations_that_have_it(
 
 
 @pytest.mark.parametrize("name", ["adapters.safetensors", "adapter_model.safetensors"])
-def test_an_adapter_that_is_not_applied_is_named(tmp_path: Path, name: str) -> None:
+def test_an_adapter_among_the_files_of_a_model_is_named(tmp_path: Path, name: str) -> None:
     config = {"model_type": "llama"}
     assert find_warnings(tmp_path, config) == ()
     (tmp_path / name).touch()
     (warning,) = find_warnings(tmp_path, config)
     assert warning == (
-        f"{name} is ignored, because adapters are not supported; merge it into the weights with "
-        "mlx_lm.fuse to use it"
+        f"{name} is ignored unless a request names it; add its folder to the model's adapters in "
+        "the configuration"
     )

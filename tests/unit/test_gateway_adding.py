@@ -48,7 +48,14 @@ class AddingDaemon(PlayedDaemon):
         if model == "unknown":
             raise RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so")
         self.added.append(model)
-        row = {"name": "new", "aliases": [], "presets": {}, "state": "STOPPED", "generation": 0}
+        row = {
+            "name": "new",
+            "aliases": [],
+            "presets": {},
+            "adapters": {},
+            "state": "STOPPED",
+            "generation": 0,
+        }
         self.rows = [row]
         return {"model": "new", "added": ["new"]}
 

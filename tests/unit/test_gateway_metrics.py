@@ -29,7 +29,7 @@ from support.gateway.played_gateway import (
 TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
 
 ROW: dict[str, Any] = {
-    "name": "m", "aliases": ["n"], "presets": {"warm": {}},
+    "name": "m", "aliases": ["n"], "presets": {"warm": {}}, "adapters": {},
     "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
     "last_exit": {"reason": "crash", "cause": "worker", "at": 17.5},
     "exits": [{"reason": "crash", "cause": "unknown", "count": 2},

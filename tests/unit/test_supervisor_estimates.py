@@ -115,14 +115,14 @@ def test_mlx_lm_is_asked_unless_an_answer_is_kept(tmp_path: Path, kept: Path) ->
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     asked: list[int] = []
     paths = [str(tmp_path / "m"), str(tmp_path / "gone")]
-    first = estimate_folders(paths, asked.append)
+    first = estimate_folders(dict.fromkeys(paths, ()), asked.append)
     assert asked == [1]
     found = first[paths[0]]
     assert isinstance(found, Estimate)
     assert (found.layers, found.remark) == ((CacheLayers(layers=2, token_bytes=128),), "")
     assert isinstance(first[paths[1]], FolderError)
     keep(found.key, SAID, kept)
-    known = estimate_folders(paths, asked.append)[paths[0]]
+    known = estimate_folders(dict.fromkeys(paths, ()), asked.append)[paths[0]]
     assert known == replace(found, weight_bytes=7, layers=SAID.layers)
     assert asked == [1]
 

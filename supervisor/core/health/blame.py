@@ -45,9 +45,9 @@ MAX_PLACES = 8
 MAX_QUARANTINED = 4096
 
 
-def digest_of(model: ModelName, body: bytes) -> Digest:
-    """The digest of a request: model, prompt and parameters."""
-    name = model.encode()
+def digest_of(model: ModelName, body: bytes, adapter: str = "") -> Digest:
+    """The digest of a request: model, adapter, prompt and parameters."""
+    name = f"{model}:{adapter}".encode()
     return Digest(blake2b(len(name).to_bytes(4) + name + body, digest_size=16).digest())
 
 

@@ -49,6 +49,7 @@ class Request:
         id: the client's name for it.
         account: on whose behalf, for limits and fairness.
         model: the model that must answer.
+        adapter: one of its adapters; empty: the model itself.
         priority: its class, as it was asked for.
         body: the body frame, until the worker has accepted it.
         digest: hash of the model and the body; equal requests have equal ones.
@@ -135,6 +136,7 @@ class Request:
     warnings: list[str] = field(default_factory=list)
     wants_notices: bool = False
     told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
+    adapter: str = ""
 
     @property
     def tokens_sent(self) -> int:

@@ -43,7 +43,7 @@ def estimated(launch: LaunchSettings) -> Estimate | None:
     """What is known of a model before its first load; None of the fake engine."""
     if launch.engine == "fake":
         return None
-    found = estimates.estimate_folders([launch.path])[launch.path]
+    found = estimates.estimate_folders({launch.path: launch.adapters.values()})[launch.path]
     assert not isinstance(found, FolderError), found
     return found
 

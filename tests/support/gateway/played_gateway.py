@@ -168,6 +168,7 @@ class PlayedDaemon:
         self.subscriptions: list[PlayedEvents] = []
         self.opened: asyncio.Queue[PlayedEvents] = asyncio.Queue()
         self.presets: dict[str, dict[str, Any]] = {}
+        self.adapters: dict[str, str] = {}
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
         self.log_dir = "/nowhere"
 
@@ -200,7 +201,8 @@ class PlayedDaemon:
         if isinstance(self.state, Exception):
             raise self.state
         row = {
-            "name": "m", "aliases": ["n"], "presets": self.presets, "state": self.state,
+            "name": "m", "aliases": ["n"], "presets": self.presets, "adapters": self.adapters,
+            "state": self.state,
             "footprint_bytes": 0, "tokens_per_s": 0.0, "running": [], "queued": 0, **self.row,
         }  # fmt: skip
         memory = {"budget_bytes": 2**30}

@@ -10,10 +10,23 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from mlxsup.worker.engines.mlx.encoders import ENCODER_CLASSES, Config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = ("tide", "lantern", "amber", "harbour", "moss", "omega", "river", "cloud", "what", "is", "a")
+from mlxsup.worker.engines.mlx.encoders import ENCODER_CLASSES, Config
+
+WORDS = (
+    "tide",
+    "lantern",
+    "amber",
+    "harbour",
+    "moss",
+    "omega",
+    "river",
+    "cloud",
+    "what",
+    "is",
+    "a",
+)
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 VOCABULARY = (*SPECIAL, *WORDS)
 
@@ -84,7 +97,9 @@ def write_modules(folder: Path, mode: str, **said: Any) -> None:
     modules = [{"path": path, "type": f"x.{kind}"} for path, kind in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    settings = {f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")}
+    settings = {
+        f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")
+    }
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
 

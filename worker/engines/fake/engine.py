@@ -1,10 +1,11 @@
 """An engine without a model: deterministic answers, and faults on demand.
 
 `engine = "fake"` in a model's entry tries mlxsup without a model; the tests rely on it. Token n of
-an answer is a pure function of the prompt's tokens, of n, of the option `voice`, and of the seed if
-temperature is above 0 (`fake_text.answer_token`), but one of the request's `stop_token_ids`, drawn
-before `min_tokens`, becomes the next id that is not one. An answer ends with `length` at max_tokens
-unless a directive or the option `answer_tokens`, as a model's end of text would, ends it earlier.
+an answer is a pure function of the prompt's tokens, of n, of the option `voice`, of the name of its
+adapter, and of the seed if temperature is above 0 (`fake_text.answer_token`), but one of the
+request's `stop_token_ids`, drawn before `min_tokens`, becomes the next id that is not one. An
+answer ends with `length` at max_tokens unless a directive or the option `answer_tokens`, as a
+model's end of text would, ends it earlier.
 
 Options (a map in the launch spec): see `fake_options.FakeOptions`.
 
@@ -154,6 +155,7 @@ class FakeEngine:
             task=self._task,
             input_modalities=tuple(self._options.input_modalities.split(",")),
             dimensions=FAKE_DIMENSIONS if self._task is Task.EMBED else 0,
+            adapters={n: f"{fingerprint}+{n}={path}" for n, path in self._spec.adapters.items()},
         )
 
     def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
@@ -192,7 +194,7 @@ class FakeEngine:
             raise RuntimeError(f"row {row.key} has no place among {len(self._rows)}")
         directives = Directives.parse(decode_tokens(row.tokens))
         said = encode_text(directives.say)
-        digest = prompt_digest(row.tokens, self._options.voice)
+        digest = prompt_digest(row.tokens, self._options.voice + row.adapter)
         known = max(self._kept.pop(row.key, 0), self._aside.pop(row.key, 0))
         if row.prompt_logprobs is not None:
             known = 0

@@ -18,6 +18,7 @@ from mlxsup.protocol.states import FinishReason
 
 from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepResult
 from ...text.grammar import RowGrammar
+from .adapters import path_of
 from .batch_modes import BatchMode
 from .loader import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
@@ -81,6 +82,7 @@ class MlxBatch:
         spared_tokens: ids that XTC never leaves out.
         costs: sizes the prefill chunks; the same as those of `scheduler`.
         prefixes: caches of earlier rows.
+        adapters: their names, by slot from 1.
         shapes: of its steps; None: the device compiles nothing for a new one.
         clock: see the attribute.
     """
@@ -95,6 +97,7 @@ class MlxBatch:
         spared_tokens: Sequence[int] = (),
         costs: CostModel,
         prefixes: PrefixCache,
+        adapters: Iterable[str] = (),
         shapes: SeenShapes | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -103,6 +106,8 @@ class MlxBatch:
         self._stream = stream
         self._costs = costs
         self._prefixes = prefixes
+        self._slot_of = {name: slot for slot, name in enumerate(adapters, 1)}
+        self._slots: dict[int, int] = {}  # of rows with an adapter
         self._shapes = shapes
         self._plan_s = 0.0
         self.clock = clock
@@ -168,10 +173,12 @@ class MlxBatch:
             raise ValueError(f"request {row.key} is in the batch already")
         self.settle()
         tokens = prefix_ids(row.tokens, row.pictures) + row.delivered
-        ids = as_tokens(tokens)
+        slot = self._slot_of[row.adapter] if row.adapter else 0
+        path = path_of(tokens, slot)
+        ids = as_tokens(path)
         with mx.stream(self._stream):
             prompt = None
-            own = self._kept.take(row.key, tokens)
+            own = self._kept.take(row.key, path)
             if row.prompt_logprobs is None:
                 found = own or self._find(ids)
             else:  # nothing kept tells how likely tokens were
@@ -186,12 +193,14 @@ class MlxBatch:
                     cache=found.cache,
                     checkpoints=self._prefixes.plan_checkpoints(row, found),
                     max_tokens=max(row.max_tokens - len(row.delivered), 1),
-                    draws=make_draws(row, ending=ending, spared=self._spared),
+                    draws=make_draws(row, ending=ending, spared=self._spared, adapter=slot),
                     stops=StopSequences([(token,) for token in ending]),
                     prompt=prompt,
                     pictures=row.pictures,
                 )
             )
+        if slot:
+            self._slots[uid] = slot
         if prompt is not None:
             self._prompts[uid] = prompt
         if not row.max_tokens:
@@ -220,8 +229,11 @@ class MlxBatch:
             return found
         cache, held = self.mode.copy(lender)
         if cuttable is None or len(held) <= cuttable:
-            self._prefixes.keep(held, cache)
+            self._prefixes.keep(self._path(lender, held), cache)
         return self._prefixes.find(ids)
+
+    def _path(self, uid: int, tokens: list[int]) -> list[int]:
+        return path_of(tokens, self._slots.get(uid, 0))
 
     def _has_read(self, uid: int, count: int) -> bool:
         done = self._scheduler.read_of(uid)
@@ -271,7 +283,8 @@ class MlxBatch:
             if found.cache is not None and found.count > known:
                 known = found.count
                 self._lent[uid] = min(known, len(one.row.tokens))
-                self.mode.restart(uid, ids[:known].tolist(), found.cache)
+                tokens = one.row.tokens + one.row.delivered
+                self.mode.restart(uid, tokens[:known], found.cache)
             self._scheduler.lead(uid, known)
             self._follow(uid, one.row)
 
@@ -341,12 +354,14 @@ class MlxBatch:
         """Takes rows out in one change; gives the caches that hold anything new, those of the
         warm-up only if asked for."""
         out: dict[int, RequestKey] = {}
+        slots: dict[int, int] = {}
         kept: set[int] = set()
         for key in keys:
             uid = self._uids.pop(key, None)
             if uid is None:
                 continue
             out[uid] = key
+            slots[uid] = self._slots.pop(uid, 0)
             del self._keys[uid]
             self._wanted_logprobs.pop(uid, None)
             self._grammars.pop(uid, None)
@@ -356,7 +371,10 @@ class MlxBatch:
             if self._scheduler.drop(uid) and (of_warm_up or not _warms_up(key)):
                 kept.add(uid)
         caches = self.mode.remove(list(out), kept=kept) if out else {}
-        return {out[uid]: held for uid, held in caches.items()}
+        return {
+            out[uid]: (cache, path_of(tokens, slots[uid]))
+            for uid, (cache, tokens) in caches.items()
+        }
 
     def _forget_start(self, uid: int) -> None:
         self._ids.pop(uid, None)
@@ -405,7 +423,7 @@ class MlxBatch:
         """How many entries each book has that is kept of rows: all 0 once there is no row."""
         rows = (self._keys, self._uids, self._scheduler, self._kept, self._silent, self._ended)
         asked = (self._wanted_logprobs, self._grammars, self._prompts)
-        shared = (self._ids, self._followers, self._lent)
+        shared = (self._ids, self._followers, self._lent, self._slots)
         return tuple(len(book) for book in (*rows, *asked, *shared))
 
     def predict_step_s(self) -> float:
@@ -469,7 +487,9 @@ class MlxBatch:
         reads, tokens = self.mode.step(plan)
         passes_s = self.clock() - started
         if checkpoints := self.mode.take_checkpoints():
-            self._keep(checkpoints)
+            self._keep(
+                (cache, self._path(uid, tokens)) for uid, (cache, tokens) in checkpoints.items()
+            )
         passes = self.mode.take_shapes()
         if self._shapes is not None:
             self._costs.is_first = self._shapes.saw(shape, passes)
@@ -544,8 +564,10 @@ class MlxBatch:
         self._wanted_logprobs.pop(response.uid, None)
         self._silent.discard(response.uid)
         self._forget_start(response.uid)
+        path = self._path(response.uid, response.all_tokens)
+        self._slots.pop(response.uid, None)
         if not _warms_up(key):
-            self._ended.append((response.prompt_cache, response.all_tokens))
+            self._ended.append((response.prompt_cache, path))
 
     @judging_errors
     def close(self) -> None:

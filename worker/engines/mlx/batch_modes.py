@@ -24,6 +24,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
+from .adapters import adapters_of
 from .checkpoints import LEAST_GAIN
 from .logprobs import pass_tokens
 from .prefill import PromptRead
@@ -69,7 +70,7 @@ class BatchMode(Protocol):
             that has ended also prompt_cache and all_tokens).
         """
 
-    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+    def take_checkpoints(self) -> KeptCaches:
         """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
 
     def take_shapes(self) -> list[PassShape]:
@@ -115,7 +116,7 @@ class TogetherMode:
         self._draw = draw
         self._next_uid = 0
         self.batches: list[PromptBatch] = []
-        self._reached: list[tuple[list[Any], list[int]]] = []  # in the last step
+        self._reached: KeptCaches = {}  # in the last step
         self._shapes: list[PassShape] = []
         self.waiting: dict[int, PromptPlace] = {}
         self.decode = decode
@@ -212,7 +213,7 @@ class TogetherMode:
             for nth, uid in enumerate(batch.uids):
                 place = self.waiting[uid]
                 if uid in sizes and place.is_at_checkpoint:
-                    self._reached.append((batch.extract_cache(nth), list(batch.tokens[nth])))
+                    self._reached[uid] = (batch.extract_cache(nth), list(batch.tokens[nth]))
             reads += [
                 PromptRead(uid=uid, done=self.waiting[uid].done, is_over=False)
                 for uid in batch.uids
@@ -223,9 +224,9 @@ class TogetherMode:
     def _forget_empty(self) -> None:
         self.batches = [batch for batch in self.batches if batch.uids]
 
-    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+    def take_checkpoints(self) -> KeptCaches:
         """See `BatchMode.take_checkpoints`."""
-        reached, self._reached = self._reached, []
+        reached, self._reached = self._reached, {}
         return reached
 
     def take_shapes(self) -> list[PassShape]:
@@ -254,7 +255,7 @@ class SerialMode:
         self._model = model
         self._stream = stream
         self._next_uid = 0
-        self._reached: list[tuple[list[Any], list[int]]] = []  # in the last step
+        self._reached: KeptCaches = {}  # in the last step
         self.waiting: dict[int, WaitingPrompt] = {}
         self.decode = decode
 
@@ -311,16 +312,16 @@ class SerialMode:
         took_s = time.perf_counter() - started
         is_over = prompt.is_read
         if prompt.is_at_checkpoint:
-            self._reached.append((copy.deepcopy(prompt.cache), prompt.held))
+            self._reached[uid] = (copy.deepcopy(prompt.cache), prompt.held)
         if is_over:
             del self.waiting[uid]
             self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
         done = len(prompt.row.tokens) if is_over else prompt.done
         return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
 
-    def take_checkpoints(self) -> list[tuple[list[Any], list[int]]]:
+    def take_checkpoints(self) -> KeptCaches:
         """See `BatchMode.take_checkpoints`."""
-        reached, self._reached = self._reached, []
+        reached, self._reached = self._reached, {}
         return reached
 
     def take_shapes(self) -> list[PassShape]:
@@ -414,15 +415,16 @@ class WaitingPrompt(PromptPlace):
         chunk = self.take(size)
         if not chunk:
             return
+        adapters = adapters_of([self.row.draws])
         if self._pictures is not None:
             self._pictures.read(begin, begin + len(chunk), self.cache)
         elif self.row.prompt is None:
-            self._model(mx.array([chunk]), cache=self.cache)
+            self._model(mx.array([chunk]), cache=self.cache, **adapters)
         else:
             most = pass_tokens(self._model, rows=1)
             for begin in range(0, len(chunk), most):
                 tokens = mx.array([chunk[begin : begin + most]])
-                self.row.prompt.read(self._model(tokens, cache=self.cache)[0])
+                self.row.prompt.read(self._model(tokens, cache=self.cache, **adapters)[0])
         mx.eval([layer.state for layer in self.cache])
         mx.clear_cache()
 

@@ -29,6 +29,7 @@ from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 from mlxsup.protocol.text import log_line
 
 from ...engine import (
+    BadLaunchError,
     BadModelError,
     Engine,
     EngineBytes,
@@ -106,6 +107,8 @@ def make_engine(spec: LaunchSpec, clock: Callable[[], float]) -> Engine:
             pooling = find_pooling(Path(spec.path), config, spec.pooling)
     except (OSError, ValueError, RecursionError):
         pass  # the load says what is wrong with the folder
+    if pooling is not None and spec.adapters:
+        raise BadLaunchError("adapters need a model that answers with text, not with vectors")
     if pooling is not None:
         return EmbeddingEngine(spec, pooling)
     from .engine import MlxEngine

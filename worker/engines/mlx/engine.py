@@ -173,6 +173,7 @@ class MlxEngine:
         self._clock = clock
         self.model: Any = None
         self._model_type = ""
+        self._adapters: dict[str, str] = {}  # their digests
         self.stream: Any = None
         self.batch: MlxBatch | None = None
         self.prefixes: PrefixCache | None = None
@@ -219,10 +220,13 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
+        from .adapters import adapt, read_adapters
         from .loader import iterate_arrays, materialise
         from .logits import FloatLogits
 
         report(LoadPhase.WEIGHTS, IMPORTED)
+        adapters = read_adapters(self._spec.adapters)
+        self._adapters = {adapter.name: adapter.digest for adapter in adapters}
         with mx.stream(self.stream):
             width = WEIGHTS_FOUND - IMPORTED
             model = self._open_model(
@@ -238,6 +242,8 @@ class MlxEngine:
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
             )
+            if adapters:
+                model = adapt(model, adapters)
         self.model = FloatLogits(model)
         self._model_type = str(folder.config["model_type"])
 
@@ -248,7 +254,10 @@ class MlxEngine:
 
         hint = None
         if has_vision_tower(folder):
-            if is_installed():
+            if self._spec.adapters:
+                # Their layers have the names of mlx-lm's model, which has no tower.
+                hint = "send text: it is served with adapters"
+            elif is_installed():
                 try:
                     return self._open_vision(folder, report)
                 except MemoryError:
@@ -356,6 +365,7 @@ class MlxEngine:
             spared_tokens=self._text.spared_tokens,
             costs=costs,
             prefixes=self.prefixes,
+            adapters=self.facts.adapters,
             shapes=SeenShapes() if self.facts.backend == "cuda" else None,
             clock=self._clock,
         )
@@ -372,10 +382,12 @@ class MlxEngine:
         context = find_context_length(folder.config, self._spec.context_length)
         sampler = SAMPLER_VERSIONS[choose_draw(backend)]
         ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
+        own = fingerprint(folder, versions | ours)
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
-            fingerprint=fingerprint(folder, versions | ours),
+            fingerprint=own,
+            adapters={name: f"{own}+{digest}" for name, digest in self._adapters.items()},
             backend=backend,
             versions=versions,
             warnings=(

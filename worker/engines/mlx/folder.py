@@ -224,7 +224,7 @@ def _check_folder(path: Path, report: Callable[[float], None]) -> ModelFolder:
     names = sorted(name for name in os.listdir(path) if _is_file(path / name))
     if "config.json" not in names:
         raise ModelMissingError(f"{path / 'config.json'} does not exist")
-    read = {name: _read_json(path / name) for name in READ_AS_JSON if name in names}
+    read = {name: read_json(path / name) for name in READ_AS_JSON if name in names}
     config = read["config.json"]
     if not isinstance(config.get("model_type"), str):
         raise BadModelError(f"{path / 'config.json'} has no model_type")
@@ -293,7 +293,12 @@ def _named_templates(path: Path) -> list[str]:
     return [name for name in files if _is_file(path / name)]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        BadModelError: it holds something else.
+    """
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -314,7 +319,7 @@ def _find_shards(path: Path, names: list[str]) -> list[Path]:
     """Return the weight files; all that the index names have to be there."""
     indexed: set[str] = set()
     if "model.safetensors.index.json" in names:
-        index = _read_json(path / "model.safetensors.index.json").get("weight_map")
+        index = read_json(path / "model.safetensors.index.json").get("weight_map")
         if not isinstance(index, dict):
             raise BadModelError(f"{path / 'model.safetensors.index.json'} has no weight_map")
         indexed = {str(value) for value in index.values()}

@@ -22,6 +22,7 @@ from mlx_lm.generate import PromptProcessingBatch, StopSequences
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from ...engine import Picture
+from .adapters import adapters_of
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -192,7 +193,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             chunk = ids[:, done : done + most + is_all_but_one]
             rows, width = chunk.shape
             self.last_shape = (rows, width, padded_keys(self._held + width))
-            logits = self.model(chunk, cache=self.prompt_cache)
+            logits = self.model(chunk, cache=self.prompt_cache, **adapters_of(self.samplers))
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding

@@ -14,8 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors")
-"""Files in which mlx-lm and peft keep fine-tuning that is not merged into the weights."""
+from mlxsup.protocol.model_files import MLX_ADAPTER, PEFT_ADAPTER
 
 
 class Remedy(Enum):
@@ -111,9 +110,9 @@ def find_warnings(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
         config: the content of its config.json.
     """
     warnings = [
-        f"{name} is ignored, because adapters are not supported; merge it into the weights "
-        "with mlx_lm.fuse to use it"
-        for name in ADAPTER_FILES
+        f"{name} is ignored unless a request names it; add its folder to the model's adapters in "
+        "the configuration"
+        for name in (MLX_ADAPTER, PEFT_ADAPTER)
         if (path / name).is_file()
     ]
     fault = find_fault(config)

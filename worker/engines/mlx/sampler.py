@@ -36,6 +36,7 @@ from mlx_lm.generate import GenerationBatch
 from mlxsup.protocol.parameters import Sampling
 
 from ...engine import Row
+from .adapters import adapters_of
 from .logits_processors import GrammarProcessor, column, entries_at, make_shapers, rows_at
 
 Processor = Callable[[mx.array, int], mx.array]
@@ -61,6 +62,7 @@ class RowDraws:
         processors: change its logits behind the penalties.
         forced: its tokens, whatever its logits are; the last one again and again after the others.
             Empty: they are drawn.
+        adapter: the slot of the row's adapter; 0: it has none.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -72,6 +74,7 @@ class RowDraws:
     min_tokens: int = 0
     processors: Sequence[Processor] = ()
     forced: Sequence[int] = ()
+    adapter: int = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -98,13 +101,16 @@ PLAIN = RowDraws()
 """Takes the likeliest token of unchanged logits: shared by all rows that ask for nothing else."""
 
 
-def make_draws(row: Row, *, ending: Sequence[int] = (), spared: Sequence[int] = ()) -> RowDraws:
+def make_draws(
+    row: Row, *, ending: Sequence[int] = (), spared: Sequence[int] = (), adapter: int = 0
+) -> RowDraws:
     """How a row's tokens are drawn; never raises for parameters that a request body accepts.
 
     Args:
         row: its parameters, and how many of its tokens were drawn in an earlier life.
         ending: the ids that end its answer.
         spared: ids that XTC never leaves out, besides the row's own stop tokens.
+        adapter: the slot of the row's adapter.
     """
     draws = RowDraws(
         sampling=row.sampling,
@@ -115,9 +121,10 @@ def make_draws(row: Row, *, ending: Sequence[int] = (), spared: Sequence[int] = 
         ending=tuple(ending) if row.min_tokens > len(row.delivered) else (),
         min_tokens=row.min_tokens,
         processors=() if row.grammar is None else (GrammarProcessor(row.grammar),),
+        adapter=adapter,
     )
     changes_logits = draws.logit_bias or draws.has_penalties or draws.ending or draws.processors
-    return draws if changes_logits or not draws.is_greedy else PLAIN
+    return draws if changes_logits or adapter or not draws.is_greedy else PLAIN
 
 
 def derive_key(seed: int, number: int) -> int:
@@ -516,7 +523,8 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         (`_current_tokens`, `_current_logprobs`), which never looks at it again.
         """
         latest, logprobs = self._next_tokens, self._next_logprobs
-        logits = self.model(latest[:, None], cache=self.prompt_cache)[:, -1, :]
+        adapters = adapters_of(self.samplers)
+        logits = self.model(latest[:, None], cache=self.prompt_cache, **adapters)[:, -1, :]
         sampler = self._sampler_for(logits.shape[-1])
         logits = sampler.shape(logits.astype(mx.float32), latest)
         coming = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
