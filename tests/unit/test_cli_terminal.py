@@ -218,7 +218,7 @@ def test_a_plan_of_one_model_speaks_of_no_others_and_explains_no_sign_that_is_no
     plan = PLAN | {"models": [alone], "fits": True}
     _, _, _, row, *rest = map(plain_of, plan_lines(plan, None))
     assert row.split()[-1] == "yes"
-    fits = "each model fits on its own and is loaded on request"
+    fits = "it fits into memory"
     assert rest == ["  loaded on request", "", fits]
 
 

@@ -161,7 +161,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
     "a load that waits though failed": (failed, load_waits, "m lets callers wait in FAILED"),
     "an unload that waits though stopped": (Driver, unload_waits, ""),
     "waits beside an idle worker": (idle, waits_beside_room, "m has room and lets requests wait"),
-    "waits beside a row that is free": (ready, waits_beside_room, "nobody's turn is due"),
+    "waits beside a row that is free": (ready, waits_beside_room, "no turn is due"),
     "belongs nowhere": (ready, smuggled, ""),
     "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
 }  # fmt: skip

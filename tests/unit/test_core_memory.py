@@ -118,7 +118,7 @@ def test_a_model_that_waits_says_for_what() -> None:
     driver = play(pair_and_more(), "serve r1 model=a; serve r2 model=b; ask r3 c; wait 100")
     assert driver.row("c")["memory_wait"] == {
         "waits_s": 100.0,
-        "reason": "needs 4.00 GiB; 0.0 MiB is free: a is busy, and goes when its turn is over",
+        "reason": "needs 4.00 GiB; 0.0 MiB is free: a is busy and makes room when its turn ends",
     }
 
 

@@ -214,7 +214,7 @@ def test_the_budget_comes_back_after_ten_calm_seconds_and_a_waiting_model_is_loa
     driver.exit("a", code=0)
     driver.ask("r2", "b")
     driver.ask("r1", "a")
-    reason = "needs 4.00 GiB; 3.36 GiB is free: b is busy, and goes when its turn is over"
+    reason = "needs 4.00 GiB; 3.36 GiB is free: b is busy and makes room when its turn ends"
     assert driver.row("a")["memory_wait"]["reason"] == reason
     for _ in range(int(CALM_S)):
         sample(driver, 9, b=4)

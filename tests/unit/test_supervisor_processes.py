@@ -479,7 +479,7 @@ def test_a_silent_disk_times_out_and_has_one_thread(
 ) -> None:
     answers, ended = threading.Event(), list[bool]()
 
-    def hang(path: Path) -> object:
+    def hang(path: Path, adapters: object) -> object:
         assert threading.current_thread().daemon, "it holds up no end of the process"
         ended.append(answers.wait(60.0))
         return {}
