@@ -75,7 +75,9 @@ def test_launch_is_one_line() -> None:
         ):
             LaunchSpec.from_line(wrong)
     for keys in (b"[]\n", b"{}\n", line.replace(b'"token"', b'"tokens"')):
-        with pytest.raises(ValueError, match=r"^a launch spec has exactly the keys adapters, cache_limit"):
+        with pytest.raises(
+            ValueError, match=r"^a launch spec has exactly the keys adapters, cache_limit"
+        ):
             LaunchSpec.from_line(keys)
     with pytest.raises(ValueError, match=r"^a launch spec is nested less deeply$"):
         LaunchSpec.from_line(b"[" * (MAX_LAUNCH_SPEC_BYTES - 1) + b"\n")
