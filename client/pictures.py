@@ -6,13 +6,14 @@ import re
 
 from mlxsup.protocol.pictures import MAX_IMAGE_BYTES
 
-FORMATS = "PNG, JPEG, WebP, GIF, BMP or TIFF"
+FORMATS = "PNG, JPEG, WebP, GIF or BMP"
 
 _PICTURE = re.compile(
-    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF....WEBP|GIF8[79]a|BM....\0\0\0\0|II\*\0|MM\0\*",
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|RIFF....WEBP|GIF8[79]a|BM....\0\0\0\0",
     re.DOTALL,
 )
 _OTHERS = {
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
     "HEIC": re.compile(rb"....ftyp(?:hei|hev|mif|msf)", re.DOTALL),
     "AVIF": re.compile(rb"....ftypavi", re.DOTALL),
     "SVG": re.compile(rb"\s*<(?:\?xml|!DOCTYPE svg|svg)"),

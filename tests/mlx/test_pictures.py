@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxsup.client.pictures import picture_problem
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.worker.engine import Picture
@@ -208,3 +209,14 @@ def test_what_a_prompt_with_pictures_cannot_have_is_refused(tmp_path: Path) -> N
                 engine.text.encode(RequestBody(**values))
         counted = RequestBody(messages=[asked("?", file)], tokenize={"ids": True})
         assert len(engine.text.encode(counted).tokens) > 8
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_worker_opens_what_the_doors_send_and_no_more(kind: str) -> None:
+    data = _saved(_grey().convert("P") if kind == "GIF" else _grey(), kind)
+    if picture_problem(data):
+        assert kind == "TIFF"
+        with pytest.raises(RemoteError):
+            open_picture("messages[0].content[0]", data)
+    else:
+        open_picture("messages[0].content[0]", data)

@@ -113,7 +113,7 @@ def test_a_data_url_may_be_written_in_several_ways(url: str) -> None:
 
 # ---------------------------------------------------------------- what is refused
 
-ANY = "must be PNG, JPEG, WebP, GIF, BMP or TIFF, not "
+ANY = "must be PNG, JPEG, WebP, GIF or BMP, not "
 URLS = [
     ("https://x.example/a.png", "not an address: nothing is fetched here"),
     ("HTTP://x.example/a.png", "not an address: nothing is fetched here"),
@@ -130,6 +130,7 @@ URLS = [
     (data_url(b'<?xml version="1.0"?><svg/>', "image/svg+xml"), ANY + "SVG"),
     (data_url(b"\0\0\0\x18ftypheic", "image/heic"), ANY + "HEIC"),
     (data_url(b"%PDF-1.7"), ANY + "PDF"),
+    (data_url(b"II*\0\x08\0\0\0"), ANY + "TIFF"),
     (data_url(png(padding=MAX_IMAGE_BYTES)), "at most 20 MiB, not 20.0 MiB"),
 ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 import { iconButton, keep, make, mark, size } from "./view.js";
 
 /** What every model that takes pictures can read; a phone converts its own photographs to one of these. */
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff"];
+const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const MOST_BYTES = 20 * 2 ** 20;
 const MOST = 50;
 
@@ -64,7 +64,7 @@ export class Pictures {
   }
 
   problemOf({ name, type, size: bytes }) {
-    if (!TYPES.includes(type)) return `${name} must be a PNG, JPEG, WebP, GIF, BMP or TIFF.`;
+    if (!TYPES.includes(type)) return `${name} must be a PNG, JPEG, WebP, GIF or BMP.`;
     if (!bytes) return `${name} is empty.`;
     if (bytes > MOST_BYTES) return `${name} must have at most ${size(MOST_BYTES)}, not ${size(bytes)}.`;
     return this.all.length < MOST ? "" : `A message has at most ${MOST} pictures.`;
