@@ -405,6 +405,8 @@ class WaitingPrompt(PromptPlace):
         if row.pictures:
             self._pictures = model.prompt(row.known + row.tokens, row.pictures)
             self._pictures.seat(cache)
+        elif getattr(model, "has_rope_positions", False):
+            cache[-1].deltas = [0]  # its beginning may be kept from a prompt with pictures
 
     def read(self, size: int) -> None:
         """One pass over that many tokens, never over the last one, or one in which the tower sees a
