@@ -477,7 +477,7 @@ def complete(words: str, **variables: str) -> list[str]:
 def test_completion_knows_commands_options_and_live_models(daemon: Daemon) -> None:
     assert complete("mlxsup sta") == ["start", "status"]
     assert "--follow" in complete("mlxsup logs --f")
-    assert complete("mlxsup config ") == ["check", "path", "schema", "set", "unset"]
+    assert complete("mlxsup config ") == ["check", "get", "path", "schema", "set", "unset"]
     live, names = {"MLXSUP_ENDPOINT": daemon.endpoint}, ["ready", "bad", "loading", "cold"]
     for words, expected in (
         ("mlxsup load ", names),

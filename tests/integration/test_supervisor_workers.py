@@ -385,7 +385,7 @@ def test_a_folder_that_does_not_answer_gets_no_process_and_leaves_none_prewarmed
     async def compare(number: int) -> None:
         compared.append(number)
 
-    monkeypatch.setattr("mlxsup.supervisor.file_threads.stamp", lambda _: answers.wait())
+    monkeypatch.setattr("mlxsup.supervisor.file_threads.stamp", lambda *_: answers.wait())
 
     async def scene(everyone: All) -> None:
         monkeypatch.setattr(everyone.workers.prewarmed, "kill", killed.append)

@@ -199,7 +199,7 @@ def open_stream() -> tuple[str, mx.Stream]:
 def load_lazily(
     folder: ModelFolder,
     report: Callable[[float], None] = lambda share: None,
-    load: Callable[..., tuple[Any, dict[str, Any]]] = load_model,
+    load: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and its configuration; arrays are still to be read, unless there are more
@@ -208,7 +208,7 @@ def load_lazily(
     Args:
         folder: of the model.
         report: called with the share of the files that were read, if they are read now.
-        load: mlx-lm's `load_model`, or another one that takes and returns the same.
+        load: takes and returns what mlx-lm's `load_model` does; None: that.
         options: of `load`.
 
     Raises:
@@ -219,7 +219,7 @@ def load_lazily(
         with _loadable(folder) as path:
             streams = min(READERS, os.cpu_count() or 1)
             with reading_side_by_side(len(folder.shards), streams, report):
-                model, config = load(path, lazy=True, **options)
+                model, config = (load or load_model)(path, lazy=True, **options)
     except MemoryError:
         raise
     except SystemExit as error:
