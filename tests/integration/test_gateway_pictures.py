@@ -79,15 +79,16 @@ def test_the_packages_send_pictures(daemon: HttpDaemon) -> None:
         message = client.messages.create(
             model="m", messages=[{"role": "user", "content": content}], max_tokens=8
         )
-    told = ollama.Client(daemon.url).chat(
-        "m", [{"role": "user", "content": "look", "images": [PNG]}],
-        options={"num_predict": 8},
-    )  # fmt: skip
+    with ollama.Client(daemon.url) as client:
+        told = client.chat(
+            "m", [{"role": "user", "content": "look", "images": [PNG]}],
+            options={"num_predict": 8},
+        )  # fmt: skip
+        assert "vision" in client.show("m").capabilities
     prompts = {chat.usage.prompt_tokens, first.usage.input_tokens, message.usage.input_tokens,
                told.prompt_eval_count}  # fmt: skip
     assert prompts == {len(f"{SHOWN}\nassistant:")}
     assert second.usage.input_tokens > first.usage.input_tokens, "the picture is kept with it"
-    assert "vision" in ollama.Client(daemon.url).show("m").capabilities
 
 
 def test_photographs_are_taken_several_at_a_time(daemon: HttpDaemon) -> None:
