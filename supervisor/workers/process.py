@@ -254,12 +254,12 @@ def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
         OSError: no thread can be started, or on macOS no file be opened.
     """
     loop = asyncio.get_running_loop()
-    is_stopped = threading.Event()
+    watchers = [on_exit]  # a thread that waits for ever must not hold a process that was forgotten
     wait_for_exit = _exit_waiter(pid)
 
     def tell() -> None:
-        if not is_stopped.is_set():
-            on_exit()
+        while watchers:
+            watchers.pop()()
 
     def wait() -> None:
         with contextlib.suppress(ChildProcessError):  # it was forgotten, and then reaped
@@ -271,7 +271,7 @@ def watch_exit(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
         threading.Thread(target=wait, name=f"exit-of-{pid}", daemon=True).start()
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, str(error)) from None
-    return is_stopped.set
+    return watchers.clear
 
 
 def _exit_waiter(pid: int) -> Callable[[], object]:
