@@ -83,9 +83,9 @@ def test_a_folder_that_ends_the_process_costs_the_others_nothing(tmp_path: Path)
         "import os, runpy, sys\n"
         "from mlxsup.supervisor.memory import folder_reader\n"
         "read = folder_reader.read_bytes\n"
-        "def fall(path):\n"
+        "def fall(path, *more):\n"
         "    if path.name == 'deadly': os.kill(os.getpid(), 9)\n"
-        "    return read(path)\n"
+        "    return read(path, *more)\n"
         "folder_reader.read_bytes = fall\n"
         "folder_reader.main()\n"
     )
