@@ -56,7 +56,7 @@ CONVERTER_IDLE_S = 300.0
 BODY_LIMIT_S = 30.0
 """From the end of a request's head to the end of its body."""
 
-DISCARD_LIMIT_S = 1.0
+DISCARD_LIMIT_S = 6.0
 """How long the rest of a refused body is read, so that its sender gets to see the refusal."""
 
 MAX_DISCARD_BYTES = 2 * MAX_BODY_BYTES

@@ -117,7 +117,7 @@ def test_public_address_needs_keys_and_stays_closed_without() -> None:
     key = new_key(daemon, "laptop")
     assert run_cli("config", "check", str(daemon.config)).returncode == 0
     with daemon:
-        assert daemon.url.startswith("http://0.0.0.0:")
+        assert daemon.url.startswith("http://127.0.0.1:")
         assert (status_of(daemon), status_of(daemon, key)) == (401, 200)
         off = daemon.run("key", "off", "--yes")
         assert "keys stay necessary, because gateway.listen" in off.stderr
