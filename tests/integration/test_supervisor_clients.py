@@ -75,7 +75,7 @@ GARBAGE: list[list[bytes]] = [
     [msgpack.packb({"type": "ping", "id": "g", "more": float("nan")})],
     [msgpack.packb({"type": "ping", "id": "g" * 70_000})],
     [b"\x81" * 60_000],
-    [msgpack.packb({"type": "generate", "id": "g", "model": "m"}), b"x" * (9 * 1024 * 1024)],
+    [msgpack.packb({"type": "generate", "id": "g", "model": "m"}), b"x" * (33 * 1024 * 1024)],
     [msgpack.packb({"type": "ping", "id": "g", "v": 99})],
 ]
 
