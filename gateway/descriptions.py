@@ -22,7 +22,8 @@ from mlxsup.store.description import Description, describe
 
 from . import limits
 from .names import Names, names_of, row_of
-from .openai.models import input_modalities, no_model
+from .openai.models import no_model
+from .pictures import takes_pictures
 
 THINKS = ("enable_thinking", "<think>", "thinking", "reasoning_effort")
 """Words in the chat template of a model that reasons."""
@@ -109,7 +110,7 @@ class Described:
     @property
     def sees_images(self) -> bool:
         """True if it takes images."""
-        return "image" in input_modalities(self.row)
+        return bool(takes_pictures(self.row))
 
     @property
     def takes_tools(self) -> bool:
