@@ -372,6 +372,26 @@ def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.Monk
     assert shares == [1.0]
 
 
+def test_with_cuda_every_array_is_touched_on_the_gpu_before_the_load_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The CPU has read them; their pages move when the GPU first reads them."""
+    touched: list[int] = []
+    real = mx.sum
+
+    def sum_of(array: mx.array) -> mx.array:
+        touched.append(array.size)
+        return real(array)
+
+    arrays = [mx.zeros(size, kind) for size in (1, 0, 3) for kind in (mx.uint32, mx.bfloat16)]
+    monkeypatch.setattr(mx, "sum", sum_of)
+    materialise(arrays, ONE, lambda share: None)
+    assert touched == []
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    materialise(arrays, ONE, lambda share: None)
+    assert sorted(touched) == [0, 0, 1, 1, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("error", "expected", "message"),
     [

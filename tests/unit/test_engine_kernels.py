@@ -46,6 +46,16 @@ def use(folder: Path, version: str = "0.32.4-sm_90") -> Path:
     return Path(os.environ[VARIABLE])
 
 
+def use_as_other(learned_dir: Path, version: str = "0.32.4-sm_90") -> Path:
+    """What `use` gives the worker of another model."""
+    before = os.environ.pop(VARIABLE, None)
+    folder = use(learned_dir, version)
+    del os.environ[VARIABLE]
+    if before is not None:
+        os.environ[VARIABLE] = before
+    return folder
+
+
 def test_kernels_are_kept_with_what_was_learned_and_those_of_other_versions_deleted(
     tmp_path: Path,
 ) -> None:
@@ -58,6 +68,21 @@ def test_kernels_are_kept_with_what_was_learned_and_those_of_other_versions_dele
     del os.environ[VARIABLE]
     assert use(tmp_path / "m", "2").is_dir()
     assert not folder.exists()
+
+
+def test_a_new_model_begins_with_the_whole_kernels_of_others(tmp_path: Path) -> None:
+    other = use_as_other(tmp_path / "other")
+    for name in ("whole", "own"):
+        write_kernel(other, name)
+    write_kernel(other, "being-written", without=".cu")
+    write_kernel(use_as_other(tmp_path / "old", "0.32.3-sm_90"), "of-another-version")
+    mine = use_as_other(tmp_path / "m")
+    (mine / "own.cu").write_text("mine")
+    assert use(tmp_path / "m") == mine
+    assert sorted(path.name for path in mine.glob("*.ptx")) == ["own.ptx", "whole.ptx"]
+    assert [(mine / name).read_text() for name in ("whole.cu", "whole.txt", "own.cu")] == [
+        "x", "x", "mine",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("chosen", ["/somewhere/else", ""])
@@ -109,13 +134,14 @@ def test_a_folder_that_cannot_be_made_is_said_once_and_left_to_mlx(
 def test_kernels_that_cannot_be_loaded_are_deleted_so_that_the_next_life_compiles(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    folder = use(tmp_path)
+    folder = use(tmp_path / "m")
     write_kernel(folder, "add")
+    write_kernel(source := use_as_other(tmp_path / "other"), "add")
     discard_if_unloadable(RuntimeError(text))
-    assert not folder.exists()
-    assert said(caplog) == [("WARNING", f"unusable kernels deleted folder={folder}")]
-    discard_if_unloadable(RuntimeError(text))
-    assert len(said(caplog)) == 1
+    assert [*folder.glob("*.ptx"), *source.glob("*.ptx")] == []  # where it may have come from
+    assert said(caplog) == [("WARNING", f"unusable kernels deleted folder={folder} kernels=2")]
+    del os.environ[VARIABLE]
+    assert not list(use(tmp_path / "m").glob("*.ptx"))
 
 
 def test_a_folder_that_is_not_ours_is_never_cleared(

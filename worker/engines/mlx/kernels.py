@@ -1,5 +1,6 @@
-"""What MLX for CUDA keeps: the kernels that it compiles, so that they survive a reboot, and the
-graphs and plans that it makes of them, so that it does not give up; no MLX.
+"""What MLX for CUDA keeps: the kernels that it compiles, so that they survive a reboot and serve
+other models, too, and the graphs and plans that it makes of them, so that it does not give up; no
+MLX.
 
 MLX counts how often a graph or a plan was not in its cache, and never forgets: when a process has
 missed twice as many as its cache holds (512 shapes of attention, 800 graphs), it raises. A prompt
@@ -15,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from mlxsup.protocol.text import log_line
@@ -51,7 +53,9 @@ def keep_plans() -> None:
 def use_kernel_folder(learned_dir: str | None, *, model: str, version: str) -> None:
     """Has MLX keep its kernels there, unless the user has said where; before anything is computed.
 
-    A folder that cannot be used is ignored, which is logged once; so is what is damaged in it.
+    It begins with those that the daemon's other models have had compiled: most models need the
+    same ones, and compiling them takes a first load a minute. A folder that cannot be used is
+    ignored, which is logged once; so is what is damaged in it.
 
     Args:
         learned_dir: where what was learned of the model is kept; None: nothing is.
@@ -68,6 +72,7 @@ def use_kernel_folder(learned_dir: str | None, *, model: str, version: str) -> N
         for other in parent.iterdir():
             if other != folder:
                 shutil.rmtree(other)
+        copy_missing(folder)
         damaged = remove_damaged(folder)
     except OSError as error:
         logger.warning(log_line("compiled kernels not kept", model=model, cause=error.strerror))
@@ -77,31 +82,52 @@ def use_kernel_folder(learned_dir: str | None, *, model: str, version: str) -> N
     os.environ[VARIABLE] = str(folder)
 
 
+def copy_missing(folder: Path) -> None:
+    """Copy the whole kernels of the other models that this folder lacks; their workers may go on
+    writing, or delete them meanwhile.
+
+    Raises:
+        OSError: nothing can be written to the folder.
+    """
+    for kernel in (kernel for one in _of_all_models(folder) for kernel in one.glob("*.ptx")):
+        if not (folder / kernel.name).exists() and _is_whole(kernel):
+            for part in _parts(kernel):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(part, folder / part.name)
+
+
 def remove_damaged(folder: Path) -> int:
     """Deletes each kernel that was not written to its end; returns how many those were.
 
     Raises:
         OSError: the folder cannot be read, or nothing can be deleted in it.
     """
-    damaged = [
-        kernel
-        for kernel in folder.glob("*.ptx")
-        if not all(_has_content(path) for path in (kernel, *map(kernel.with_suffix, _PARTS)))
-    ]
+    damaged = [kernel for kernel in folder.glob("*.ptx") if not _is_whole(kernel)]
     for kernel in damaged:
         kernel.unlink()
     return len(damaged)
 
 
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
+def _parts(kernel: Path) -> list[Path]:
+    return [kernel, *map(kernel.with_suffix, _PARTS)]
+
+
+def _is_whole(kernel: Path) -> bool:
+    return all(part.is_file() and part.stat().st_size > 0 for part in _parts(kernel))
 
 
 def discard_if_unloadable(error: Exception) -> None:
-    """Deletes what is in the folder if an error says that a kernel from it cannot be used, so that
-    the next process compiles its kernels anew; a folder that the user has chosen stays."""
-    folder = os.environ.get(VARIABLE)
-    is_about_kernels = _UNLOADABLE.search(str(error)) is not None
-    if folder and is_about_kernels and (Path(folder) / MARK).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        logger.warning(log_line("unusable kernels deleted", folder=folder))
+    """Deletes the kernels of all models if an error says that one cannot be used, so that the next
+    process compiles its own anew; a folder that the user has chosen stays."""
+    folder = Path(os.environ.get(VARIABLE) or "/")
+    if _UNLOADABLE.search(str(error)) is None or not (folder / MARK).exists():
+        return
+    kernels = [kernel for one in _of_all_models(folder) for kernel in one.glob("*.ptx")]
+    for kernel in kernels:
+        kernel.unlink(missing_ok=True)
+    logger.warning(log_line("unusable kernels deleted", folder=folder, kernels=len(kernels)))
+
+
+def _of_all_models(folder: Path) -> list[Path]:
+    """Return the folders of this version of all models of the daemon, this one included."""
+    return list(folder.parents[2].glob(f"*/{FOLDER_NAME}/{folder.name}"))

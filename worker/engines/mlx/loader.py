@@ -336,6 +336,9 @@ def _culprit(folder: ModelFolder, error: Exception) -> str:
 def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None]) -> None:
     """Evaluates every array that a model refers to, on the calling thread (A4).
 
+    With CUDA, what the CPU has read moves to the GPU while the next files are read: left to the
+    first pass, the pages of a 7B model take it 1.8 s.
+
     Args:
         root: the module tree.
         folder: named when an array cannot be read.
@@ -349,14 +352,20 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
     total = sum(array.nbytes for array in arrays) or 1
     done = 0
     under_way: deque[list[mx.array]] = deque()
+    moving: list[mx.array] = []
     try:
         groups = iter(_groups(arrays))
         for group in islice(groups, READERS):
             under_way.append(_begin(group))
         while under_way:
-            done += _wait_for(under_way.popleft())
+            group = under_way.popleft()
+            done += _wait_for(group)
+            if mx.cuda.is_available():
+                moving += _begin([mx.sum(array) for array in group])
             report(done / total)
             under_way.extend(_begin(group) for group in islice(groups, 1))
+        if moving:
+            mx.eval(moving)
     except (RuntimeError, ValueError) as error:
         raise_if_memory(error)
         if isinstance(error, ValueError) or "read" in str(error):
