@@ -199,6 +199,11 @@ def stalls(driver: Driver) -> None:
     assert evidence is Evidence.NONE, "a stall during a load accuses no request"
 
 
+def reads_and_stalls(driver: Driver) -> None:
+    driver.progress(0.5)
+    stalls(driver)
+
+
 ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
     "garbage": (State.READY, Driver.broke, "crash", "garbage"),
     "another version": (
@@ -213,7 +218,12 @@ ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
         State.READY, lambda d: d.progress(0.5), "crash", "reported a load after READY",
     ),
     "a stalled load": (
-        State.LOADING, stalls, "stall", "the load made no progress for 20 s",
+        State.LOADING, stalls, "stall",
+        "the load made no progress for 20 s while MLX was imported",
+    ),
+    "a disk that does not let go": (
+        State.LOADING, reads_and_stalls, "stall",
+        "the load made no progress for 20 s while its weights were opened",
     ),
 }  # fmt: skip
 

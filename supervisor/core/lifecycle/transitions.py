@@ -79,6 +79,14 @@ from .triggers import (
     WantUp,
 )
 
+DOING = {
+    LoadPhase.SPAWN: "its process started",
+    LoadPhase.IMPORT: "MLX was imported",
+    LoadPhase.WEIGHTS: "its weights were opened",
+    LoadPhase.MATERIALISE: "its weights were read",
+    LoadPhase.WARMUP: "it was warmed up",
+}
+
 
 class ImpossibleTransitionError(Exception):
     """The state has no case for this trigger: a bug."""
@@ -255,7 +263,7 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             life.do(UpWaitersEnd(error=None))
         case Due():
             limit_s = life.settings.load_stall_timeout_s
-            detail = f"the load made no progress for {limit_s:g} s"
+            detail = f"the load made no progress for {limit_s:g} s while {DOING[phase.load_phase]}"
             # Before HELLO the signal that prints stacks would only end the process.
             is_silent = phase.load_phase is LoadPhase.SPAWN
             stage = StopStage.KILL if is_silent else StopStage.DUMP
