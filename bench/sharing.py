@@ -47,7 +47,7 @@ class Job:
     began_at: float | None = None
 
     def fresh(self) -> Job:
-        """The same for another server, nothing of it computed."""
+        """Return the same job for another server, with nothing of it computed."""
         return Job(
             number=self.number, account=self.account, cost_s=self.cost_s, at=self.at,
             priority=self.priority, left_s=self.cost_s,
@@ -64,7 +64,7 @@ class Order(Protocol):
         """Removes and returns the next one; None if nobody waits."""
 
     def charge(self, account: str, seconds: float) -> None:
-        """An account has received engine seconds."""
+        """Note that an account has received engine seconds."""
 
 
 class FirstCome:
@@ -78,7 +78,7 @@ class FirstCome:
         self._line.append(job)
 
     def take(self) -> Job | None:
-        """The oldest."""
+        """Take the oldest job."""
         return self._line.popleft() if self._line else None
 
     def charge(self, account: str, seconds: float) -> None:
@@ -112,7 +112,7 @@ class RoundRobin:
         line.append(job)
 
     def take(self) -> Job | None:
-        """The oldest of the account whose turn it is."""
+        """Take the oldest job of the account whose turn it is."""
         while self._ring:
             account = self._ring[0]
             line = self._lines[account]
@@ -151,10 +151,10 @@ class Server(Protocol):
     """Decides which request gets a row that is free."""
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """A request comes; returns those that begin to run now."""
+        """Take a request; return the jobs that begin to run now."""
 
     def step(self, running: Mapping[int, Job], ended: Sequence[int], now: float) -> list[Job]:
-        """A step of `STEP_S` has ended, and so have some of its rows; returns who begins now."""
+        """End a step of `STEP_S` and the rows in `ended`; return the jobs that begin now."""
 
 
 class Peer:
@@ -216,14 +216,14 @@ class Ours:
         self._keys: dict[int, RequestKey] = {}
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """A client asks."""
+        """Ask as a client."""
         self._pass_until(now)
         self._jobs[len(self._jobs) + 1] = job  # keys count arrivals
         self._driver.ask(f"r{job.number}", client=job.account, priority=job.priority)
         return self._begun()
 
     def step(self, running: Mapping[int, Job], ended: Sequence[int], now: float) -> list[Job]:
-        """The worker reports a step."""
+        """Report a step as the worker."""
         self._pass_until(now)
         rows = [
             RowDelta(
@@ -283,7 +283,7 @@ class Play:
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has come and has ended."""
+        """True if every job has arrived and has ended."""
         return self._come == len(self.arrivals) and not self.running
 
     def step(self) -> None:
@@ -408,7 +408,7 @@ class Gap:
 
 
 def bounds_of(seed: int) -> dict[str, list[float]]:
-    """The gap after each step, in bounds, by server; rows, weights and costs are drawn."""
+    """Draw rows, weights and costs; return the gap after each step, in bounds, by server."""
     dice = random.Random(f"bound {seed}")
     rows = dice.randint(1, 6)
     pair = tuple(
@@ -456,7 +456,7 @@ def received(askers: Sequence[Asker], seed: int) -> dict[str, dict[str, float]]:
 
 
 def deviation(askers: Sequence[Asker], by_account: Mapping[str, float]) -> float:
-    """How far the share of any account is from its weight's, as a part of that."""
+    """Return the largest distance of an account's share from its weight's, as a part of that."""
     whole, weights = sum(by_account.values()), sum(asker.weight for asker in askers)
     return max(
         abs(by_account.get(asker.name, 0.0) / whole / (asker.weight / weights) - 1)
@@ -470,7 +470,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def by_server(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The values of each server, one for each run."""
+    """Return the values of each server, one for each run."""
     return {name: [run[name] for run in runs] for name in (OURS, DRR, FCFS)}
 
 
@@ -490,7 +490,7 @@ class Run:
 
 
 def played(seed: int) -> Run:
-    """All three."""
+    """Play the bounds, the weighed and the tenfold load with one seed."""
     return Run(
         gaps=bounds_of(seed), weighed=received(WEIGHED, seed), tenfold=received(TENFOLD, seed)
     )

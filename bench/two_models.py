@@ -42,7 +42,7 @@ Disturbance = Callable[[], Awaitable[object]]
 
 
 def words(count: int, seed: int) -> str:
-    """A prompt of that many words; another seed gives another one from the first word on."""
+    """Return a prompt of that many words; another seed gives another one from the first word on."""
     chooser = random.Random(seed)
     return " ".join([str(seed), *(chooser.choice(WORDS) for _ in range(count - 1))])
 
@@ -105,7 +105,7 @@ async def quiet() -> None:
 
 
 async def words_per_second(server: Server, model: str) -> float:
-    """How fast it reads a prompt."""
+    """Measure how many words of a prompt the server reads per second."""
     await server.ask(model, words(CALIBRATION_WORDS, 1), 1)  # the first one is slower
     answer = await server.ask(model, words(CALIBRATION_WORDS, 2), 1)
     return CALIBRATION_WORDS / answer.first_token_s
