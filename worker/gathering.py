@@ -49,14 +49,14 @@ class Gathering:
         self._until: float | None = None
 
     def arrived(self) -> None:
-        """A request has come."""
+        """Note that a request has come."""
         now = self._clock()
         is_soon = now - self._arrived_at <= BURST_QUIET_S
         self._arrivals = self._arrivals + 1 if is_soon else 1
         self._arrived_at = now
 
     def is_on(self, *, pass_s: float, is_preparing: bool) -> bool:
-        """Whether the rows that are ready still wait.
+        """True if the rows that are ready still wait.
 
         Args:
             pass_s: what they save by sharing a pass (`Engine.shared_pass_s`).
@@ -81,5 +81,5 @@ class Gathering:
 
     @property
     def left_s(self) -> float | None:
-        """How long they still wait if nothing else happens; None if none does."""
+        """Return the seconds that rows still wait if nothing else happens; None if none does."""
         return None if self._until is None else max(0.0, self._until - self._clock())

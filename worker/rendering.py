@@ -87,7 +87,7 @@ class Rendering:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything left to render."""
+        """True if there is anything left to render."""
         return bool(self._jobs)
 
     def begin(self, asked: Render) -> None:
