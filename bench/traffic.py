@@ -227,7 +227,7 @@ def running(server: servers.Server, root: int, pid: Callable[[], int] | None = N
 
 @asynccontextmanager
 async def mlxsup(folder: Path, warm: int = 0, *, http: bool = False) -> AsyncIterator[Running]:
-    """Start a daemon of its own, to be asked over its socket or over HTTP."""
+    """Start a daemon, to be asked over its socket or over HTTP."""
     entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
     daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"warm_workers": warm})
     with daemon, daemon.client() as client:
@@ -297,8 +297,7 @@ SPARED: dict[str, Start] = {
 
 @contextmanager
 def empty_caches() -> Iterator[None]:
-    """Hide the kernels and prompts that earlier processes have kept from those started
-    meanwhile."""
+    """Let processes that start meanwhile find no kernel and no prompt of an earlier one."""
     names = ("MLX_PTX_CACHE_DIR", "TMPDIR", "HOME")  # of CUDA, of the CPU, of vllm-mlx
     before = {name: os.environ.get(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="mlxsup-k-") as folder:
