@@ -134,7 +134,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child process."""
+        """Return the child's process id."""
         return self._process.pid
 
     @property

@@ -58,7 +58,7 @@ class Order(Protocol):
     """Decides who is next among those that wait."""
 
     def add(self, job: Job) -> None:
-        """It waits."""
+        """Let a job wait."""
 
     def take(self) -> Job | None:
         """Removes and returns the next one; None if nobody waits."""
@@ -74,7 +74,7 @@ class FirstCome:
         self._line: deque[Job] = deque()
 
     def add(self, job: Job) -> None:
-        """It waits behind all others."""
+        """Let a job wait behind all others."""
         self._line.append(job)
 
     def take(self) -> Job | None:
@@ -82,7 +82,7 @@ class FirstCome:
         return self._line.popleft() if self._line else None
 
     def charge(self, account: str, seconds: float) -> None:
-        """Nobody counts."""
+        """Ignore the seconds: this order does not count them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RoundRobin:
     _has_turn: str = ""
 
     def add(self, job: Job) -> None:
-        """It waits behind those of its account."""
+        """Let a job wait behind those of its account."""
         line = self._lines.setdefault(job.account, deque())
         if not line and job.account not in self._ring:
             self._ring.append(job.account)
@@ -171,7 +171,7 @@ class Peer:
         self._running = 0
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """It waits, or begins."""
+        """Let a job wait or begin; return the jobs that begin now."""
         self._order.add(job)
         return self._fill()
 
@@ -323,7 +323,7 @@ class Play:
 
 
 def play(server: Server, arrivals: Iterable[Job]) -> Play:
-    """One server, with its own copy of the arrivals."""
+    """Play a server, with its own copy of the arrivals."""
     return Play(server, [job.fresh() for job in arrivals])
 
 
@@ -401,7 +401,7 @@ class Gap:
     parts: list[float]
 
     def look(self, seen: Play) -> None:
-        """After each step."""
+        """Note the gap after a step."""
         assert all(seen.waiting[asker.name] > 0 for asker in self.askers), "somebody does not wait"
         one, other = (seen.received_s[asker.name] / asker.weight for asker in self.askers)
         self.parts.append((one - other) / self.bound)
@@ -446,7 +446,7 @@ TENFOLD = tuple(
 
 
 def received(askers: Sequence[Asker], seed: int) -> dict[str, dict[str, float]]:
-    """Engine seconds by server and account, four rows."""
+    """Return the engine seconds by server and account, for four rows."""
     dice = random.Random(f"received {seed}")
     jobs = arrivals(askers, 4, LONG_S, dice)
     return {

@@ -100,7 +100,7 @@ async def watch(server: Server, model: str, disturb: Disturbance) -> Seen:
 
 
 async def quiet() -> None:
-    """No disturbance."""
+    """Wait without a disturbance."""
     await asyncio.sleep(QUIET_S)
 
 
@@ -119,7 +119,7 @@ class Figures:
     disturbed: list[Seen] = field(default_factory=list)
 
     def row(self, name: str) -> list[str]:
-        """One line of a table."""
+        """Return one line of a table."""
 
         before, during = ([one.first_ms for one in seen] for seen in (self.alone, self.disturbed))
         return [

@@ -194,7 +194,7 @@ class LaunchSpec(LaunchSettings):
         return cls(**given, **others)
 
     def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
+        """Return one line of JSON, newline included."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @classmethod

@@ -450,7 +450,7 @@ class Engine(Protocol):
         known."""
 
     def step(self) -> StepResult:
-        """One decode step for the rows that decode, and at most one chunk of prefill.
+        """Run one decode step for the rows that decode, and at most one chunk of prefill.
 
         Raises:
             Exception: any; the engine is unusable afterwards and the process must end.
@@ -487,7 +487,7 @@ class Engine(Protocol):
         """
 
     def bytes_held(self) -> EngineBytes:
-        """Memory as the engine counts it."""
+        """Return the memory as the engine counts it."""
 
     def close(self) -> None:
         """Frees everything and restores the process's limits; once, on the owner thread (E2)."""

@@ -76,7 +76,7 @@ class Gathering:
         return True
 
     def ends(self) -> None:
-        """No row waits any longer: they have begun, or have left."""
+        """Note that no row waits any longer: they have begun, or have left."""
         self._since = self._until = None
 
     @property

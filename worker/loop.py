@@ -135,7 +135,7 @@ class StepLoop:
         self.drain()
 
     def turn(self) -> bool:
-        """One round, without waiting; returns whether it made a step."""
+        """Make one round, without waiting; return whether it made a step."""
         self.drain()
         self.text_time_left_s()
         if self._must_hold():
@@ -385,7 +385,7 @@ class StepLoop:
         return True
 
     def _send_step(self, result: StepResult) -> None:
-        """Everything since the last such message, in one (one message per step)."""
+        """Send everything since the last such message, in one (one message per step)."""
         if result.prefill:
             self._running.take_prompts(result.prefill)
         rows, between_steps, leaving = self._running.take(result.tokens, self._clock())

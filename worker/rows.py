@@ -39,7 +39,8 @@ NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contai
 
 
 def check_resume(resume: Resume, facts: EngineFacts, adapter: str = "") -> RemoteError | None:
-    """Why an answer cannot continue in this engine, with its adapter; None if it can."""
+    """Return the error of an answer that cannot continue in this engine, with its adapter; None if
+    it can."""
     if resume.acceptance.fingerprint == facts.fingerprint_of(adapter):
         return None
     return RemoteError(
@@ -308,7 +309,7 @@ class RunningRow:
         return FinishReason.TOOL_CALLS if self.answer.has_calls else FinishReason.STOP
 
     def _deltas(self, pieces: Sequence[Piece], finish: FinishReason | None) -> list[RowDelta]:
-        """One for each piece, at least one; the last has the finish."""
+        """Return one delta for each piece, at least one; the last has the finish."""
         deltas = [
             RowDelta(
                 key=self.key,

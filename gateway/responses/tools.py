@@ -71,7 +71,7 @@ def read_tools(given: Any, unread: list[str]) -> Tools:
     the same.
 
     Raises:
-        Failure: one of them is none that the model could call.
+        Failure: the model could not call one of them.
     """
     check_list(given, "tools", "tools", limits.MAX_TOOLS)
     found = [

@@ -159,7 +159,7 @@ class _OpenCall:
 
     @property
     def text(self) -> str:
-        """Everything after the marker, with the markers that may end it."""
+        """Return everything after the marker, with the markers that may end it."""
         return "".join(self._parts)
 
     def add(self, text: str) -> None:
@@ -294,7 +294,7 @@ class ChannelParser:
             pieces += shown + self.add(rest)
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
-        """Up to the next marker: what is left to read, and what is shown."""
+        """Read up to the next marker; return what is left to read, and what is shown."""
         if self._state not in self._edges:
             return "", self._show(pending)
         markers, targets, beginnings = self._edges[self._state]

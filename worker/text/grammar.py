@@ -103,7 +103,7 @@ class Grammar:
 
     @property
     def error(self) -> str:
-        """Why the matcher gave up, which ends the answer; empty if it did not."""
+        """Return why the matcher gave up, which ends the answer; empty if it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def refusal(self, *, is_over: bool) -> RemoteError | None:

@@ -146,7 +146,7 @@ class Run:
             self.step()
 
     def step(self) -> None:
-        """One step, in which every waiting prompt is read to its end."""
+        """Run one step, in which every waiting prompt is read to its end."""
         reads, responses = self._mode.step(dict.fromkeys(self._waiting, LARGEST_CHUNK))
         self._waiting -= {read.uid for read in reads if read.is_over}
         for response in responses:

@@ -32,7 +32,7 @@ MAX_CHECKPOINTS = 8
 def plan_checkpoints(
     wanted: Iterable[int], *, known: int, shared: int, prompt_tokens: int
 ) -> tuple[int, ...]:
-    """After how many tokens of a prompt its cache is kept, ascending.
+    """Return the numbers of tokens of a prompt after which its cache is kept, ascending.
 
     Args:
         wanted: what the text side expects others to share.

@@ -97,7 +97,7 @@ class MemoryLimits:
 
 
 def bytes_held(kept: int, prefix: int) -> EngineBytes:
-    """Memory as MLX counts it.
+    """Return the memory as MLX counts it.
 
     Args:
         kept: see `EngineBytes`.

@@ -138,8 +138,8 @@ def blaming_the_model(path: str) -> Iterator[None]:
 
 
 def judging_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """For whatever may evaluate arrays while rows are served: MLX raises an error about earlier
-    work wherever the next array is evaluated, and only some errors accuse rows.
+    """Wrap a method that may evaluate arrays while rows are served: MLX raises an error about
+    earlier work wherever the next array is evaluated, and only some errors accuse rows.
 
     Raises:
         MemoryError: MLX ran out of memory.

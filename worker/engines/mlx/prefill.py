@@ -639,8 +639,8 @@ class TogetherScheduler(PrefillScheduler):
         return max(self._prompts[uid].rest for uid in uids)
 
     def _gather(self, uids: Sequence[int]) -> list[int]:
-        """Of the prompts that none was read of, those that begin together: the shortest, and the
-        next ones as long as padding to them costs less than a pass of their own."""
+        """Choose, of the prompts that have not begun, those that begin together: the shortest, and
+        the next ones as long as padding to them costs less than a pass of their own."""
         waited = [uid for uid in uids if self._prompts[uid].passed_over >= MOST_PASSED_OVER]
         by_length = sorted(uids, key=lambda uid: self._prompts[uid].rest)
         [first] = turn = waited[:1] or by_length[:1]
@@ -677,7 +677,7 @@ class TogetherScheduler(PrefillScheduler):
         took_s: float,
         width: int,
     ) -> None:
-        """One pass of that many rows, padded to the longest."""
+        """Learn from one pass of all rows that were read, padded to the longest."""
         begun = sum(read.is_over for read in reads)
         read_sizes = [size for size in sizes.values() if size]
         self._costs.saw_chunk(

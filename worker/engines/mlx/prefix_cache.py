@@ -214,9 +214,9 @@ class PrefixCache:
         return cache
 
     def plan_checkpoints(self, row: Row, found: Found) -> tuple[int, ...]:
-        """After how many of a row's tokens its cache must be kept, before its end.
+        """Return the numbers of a row's tokens after which its cache must be kept, before its end.
 
-        Nowhere if the one at its end can be cut back to any of its tokens.
+        Return none if the cache at its end can be cut back to any of its tokens.
         """
         ends_at = len(row.tokens) + row.max_tokens
         cuttable = self.room.cuttable_tokens

@@ -109,7 +109,7 @@ class MlxText:
 
     @property
     def inner_tokenizer(self) -> Any:
-        """That of transformers, which mlx-lm has wrapped."""
+        """Return the tokenizer of transformers, which mlx-lm has wrapped."""
         return self.tokenizer._tokenizer
 
     @property
