@@ -36,7 +36,7 @@ class NoTreeError(Exception):
 
 @contextmanager
 def tree_of(base: str) -> Iterator[Path]:
-    """The folder of a base: the folder itself, or a copy of a commit's tree.
+    """Yield the folder of a base: the folder itself, or a copy of a commit's tree.
 
     Raises:
         NoTreeError: it is neither.
@@ -74,7 +74,7 @@ def step_us(tree: Path, rows: Sequence[int], child: Path) -> dict[int, float]:
 
 
 def interleaved(base: Path, repeats: int, child: Path) -> tuple[Times, Times]:
-    """The times of the base and of this tree, by rows, one for each repeat."""
+    """Return the times of the base and of this tree in µs, by rows, one for each repeat."""
     before: dict[int, list[float]] = {rows: [] for rows in ROWS}
     now: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(repeats):

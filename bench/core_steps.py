@@ -28,7 +28,7 @@ STEPS = 40
 
 
 def ready(rows: int) -> Driver:
-    """A READY model with that many rows that have been accepted."""
+    """Return a driver with a READY model that has accepted that many rows."""
     limits = CoreSettings(max_queue=1000, max_queue_per_client=1000)
     driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=rows))], limits)
     driver.is_checked = False

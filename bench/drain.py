@@ -22,7 +22,7 @@ SIGN_OF_LIFE = encode(Alive())
 
 
 def question(model: str, number: int, top_logprobs: int) -> list[bytes]:
-    """The frames of a request for an answer that fills the context."""
+    """Return the frames of a request for an answer that fills the context."""
     tokens = [1 + (number * 31 + place) % 100 for place in range(PROMPT_TOKENS)]
     body = RequestBody(
         prompt_tokens=tokens,

@@ -54,7 +54,8 @@ def readers(address: Address, streams: int, tokens: int) -> Iterator[Child]:
 
 @contextmanager
 def serving(step_s: float) -> Iterator[tuple[Address, int]]:
-    """A daemon whose engine takes that long for a step: the address and the pid of its gateway."""
+    """Start a daemon whose engine takes `step_s` for a step; yield its gateway's address and
+    pid."""
     options = {"context_length": CONTEXT, "step_s": step_s}
     entry = fake(max_concurrency=STREAMS, fake=options)
     with HttpDaemon({MODEL: entry}) as daemon, daemon.client() as client:

@@ -65,7 +65,7 @@ class Encoding(Around):
 
 
 def serving(rows: int) -> loop.StepLoop:
-    """A loop whose rows have their first tokens."""
+    """Return a loop whose rows have their first tokens."""
     keys = [RequestKey(number) for number in range(1, rows + 1)]
     around = Encoding([])
     made = loop.StepLoop(

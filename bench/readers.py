@@ -38,7 +38,7 @@ class Stream:
 
 
 def say(**about: Any) -> None:
-    """A line for the parent."""
+    """Print a line for the parent."""
     print(json.dumps(about), flush=True)
 
 

@@ -10,7 +10,7 @@ from mlxsup.cli.commands.bench import machine_facts
 
 
 def machine_lines() -> list[str]:
-    """The machine and the versions, for the head of a report."""
+    """Return the machine and the versions, for the head of a report."""
     facts = machine_facts()
     packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return [
@@ -27,7 +27,7 @@ def spread(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table in Markdown, so that a report can be pasted into docs/benchmarks.md."""
+    """Print a table in Markdown, so that a report can be pasted into docs/benchmarks.md."""
     widths = [max(len(str(cell)) for cell in column) for column in zip(head, *rows, strict=True)]
     for number, cells in enumerate([head, *rows]):
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))

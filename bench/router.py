@@ -61,7 +61,7 @@ def until_still(pid: int, since: int = -1) -> None:
 
 
 def child_of(module: str, *arguments: object) -> Child:
-    """A process of this folder."""
+    """Start a module of this folder as a process."""
     return Child("-m", f"bench.{module}", *arguments)
 
 
@@ -123,7 +123,7 @@ class Router:
             yield child
 
     def steps(self) -> int:
-        """How many steps the engine has made, as far as the supervisor has seen."""
+        """Return the number of steps that the worker has reported to the supervisor."""
         return int(row(self._client, MODEL)["steps"])
 
     def backlog(self, child: Child, steps: int) -> Backlog:
@@ -169,7 +169,7 @@ class Router:
 
 @contextmanager
 def routing() -> Iterator[Router]:
-    """A daemon whose engine takes `STEP_S` for each step."""
+    """Start a daemon whose engine takes `STEP_S` for each step."""
     options = {"context_length": CONTEXT, "step_s": STEP_S}
     entry = fake(max_concurrency=STREAMS, fake=options)
     with Daemon({MODEL: entry}) as daemon, daemon.client() as client:
@@ -185,7 +185,7 @@ Pair = tuple[Backlog, Backlog]
 
 
 def whole(found: Sequence[Pair], connections: int) -> list[Pair]:
-    """Those of which the clients got one message for each step and connection.
+    """Return the pairs in which the clients got one message for each step and connection.
 
     Pieces of several steps in one message would be cheaper.
 

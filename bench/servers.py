@@ -134,12 +134,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child process."""
+        """Return the child's process id."""
         return self._process.pid
 
     @property
     def port(self) -> int:
-        """Where it listens, on this machine only."""
+        """Return the port it listens on, on this machine only."""
         return self._port
 
     def __enter__(self) -> Self:
@@ -202,7 +202,7 @@ def mlx_lm_server(folder: Path | None = None, *options: str) -> ServerProcess:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a port that no process listens on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

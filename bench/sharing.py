@@ -47,7 +47,7 @@ class Job:
     began_at: float | None = None
 
     def fresh(self) -> Job:
-        """The same for another server, nothing of it computed."""
+        """Return the same job for another server, with nothing of it computed."""
         return Job(
             number=self.number, account=self.account, cost_s=self.cost_s, at=self.at,
             priority=self.priority, left_s=self.cost_s,
@@ -58,13 +58,13 @@ class Order(Protocol):
     """Decides who is next among those that wait."""
 
     def add(self, job: Job) -> None:
-        """It waits."""
+        """Let a job wait."""
 
     def take(self) -> Job | None:
         """Removes and returns the next one; None if nobody waits."""
 
     def charge(self, account: str, seconds: float) -> None:
-        """An account has received engine seconds."""
+        """Note that an account has received engine seconds."""
 
 
 class FirstCome:
@@ -74,15 +74,15 @@ class FirstCome:
         self._line: deque[Job] = deque()
 
     def add(self, job: Job) -> None:
-        """It waits behind all others."""
+        """Let a job wait behind all others."""
         self._line.append(job)
 
     def take(self) -> Job | None:
-        """The oldest."""
+        """Take the oldest job."""
         return self._line.popleft() if self._line else None
 
     def charge(self, account: str, seconds: float) -> None:
-        """Nobody counts."""
+        """Ignore the seconds: this order does not count them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,14 +105,14 @@ class RoundRobin:
     _has_turn: str = ""
 
     def add(self, job: Job) -> None:
-        """It waits behind those of its account."""
+        """Let a job wait behind those of its account."""
         line = self._lines.setdefault(job.account, deque())
         if not line and job.account not in self._ring:
             self._ring.append(job.account)
         line.append(job)
 
     def take(self) -> Job | None:
-        """The oldest of the account whose turn it is."""
+        """Take the oldest job of the account whose turn it is."""
         while self._ring:
             account = self._ring[0]
             line = self._lines[account]
@@ -151,10 +151,10 @@ class Server(Protocol):
     """Decides which request gets a row that is free."""
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """A request comes; returns those that begin to run now."""
+        """Take a request; return the jobs that begin to run now."""
 
     def step(self, running: Mapping[int, Job], ended: Sequence[int], now: float) -> list[Job]:
-        """A step of `STEP_S` has ended, and so have some of its rows; returns who begins now."""
+        """End a step of `STEP_S` and the rows in `ended`; return the jobs that begin now."""
 
 
 class Peer:
@@ -171,7 +171,7 @@ class Peer:
         self._running = 0
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """It waits, or begins."""
+        """Let a job wait or begin; return the jobs that begin now."""
         self._order.add(job)
         return self._fill()
 
@@ -216,14 +216,14 @@ class Ours:
         self._keys: dict[int, RequestKey] = {}
 
     def ask(self, job: Job, now: float) -> list[Job]:
-        """A client asks."""
+        """Ask as a client."""
         self._pass_until(now)
         self._jobs[len(self._jobs) + 1] = job  # keys count arrivals
         self._driver.ask(f"r{job.number}", client=job.account, priority=job.priority)
         return self._begun()
 
     def step(self, running: Mapping[int, Job], ended: Sequence[int], now: float) -> list[Job]:
-        """The worker reports a step."""
+        """Report a step as the worker."""
         self._pass_until(now)
         rows = [
             RowDelta(
@@ -283,7 +283,7 @@ class Play:
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has come and has ended."""
+        """True if every job has arrived and has ended."""
         return self._come == len(self.arrivals) and not self.running
 
     def step(self) -> None:
@@ -323,7 +323,7 @@ class Play:
 
 
 def play(server: Server, arrivals: Iterable[Job]) -> Play:
-    """One server, with its own copy of the arrivals."""
+    """Play a server, with its own copy of the arrivals."""
     return Play(server, [job.fresh() for job in arrivals])
 
 
@@ -401,14 +401,14 @@ class Gap:
     parts: list[float]
 
     def look(self, seen: Play) -> None:
-        """After each step."""
+        """Note the gap after a step."""
         assert all(seen.waiting[asker.name] > 0 for asker in self.askers), "somebody does not wait"
         one, other = (seen.received_s[asker.name] / asker.weight for asker in self.askers)
         self.parts.append((one - other) / self.bound)
 
 
 def bounds_of(seed: int) -> dict[str, list[float]]:
-    """The gap after each step, in bounds, by server; rows, weights and costs are drawn."""
+    """Draw rows, weights and costs; return the gap after each step, in bounds, by server."""
     dice = random.Random(f"bound {seed}")
     rows = dice.randint(1, 6)
     pair = tuple(
@@ -446,7 +446,7 @@ TENFOLD = tuple(
 
 
 def received(askers: Sequence[Asker], seed: int) -> dict[str, dict[str, float]]:
-    """Engine seconds by server and account, four rows."""
+    """Return the engine seconds by server and account, for four rows."""
     dice = random.Random(f"received {seed}")
     jobs = arrivals(askers, 4, LONG_S, dice)
     return {
@@ -456,7 +456,7 @@ def received(askers: Sequence[Asker], seed: int) -> dict[str, dict[str, float]]:
 
 
 def deviation(askers: Sequence[Asker], by_account: Mapping[str, float]) -> float:
-    """How far the share of any account is from its weight's, as a part of that."""
+    """Return the largest distance of an account's share from its weight's, as a part of that."""
     whole, weights = sum(by_account.values()), sum(asker.weight for asker in askers)
     return max(
         abs(by_account.get(asker.name, 0.0) / whole / (asker.weight / weights) - 1)
@@ -470,7 +470,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def by_server(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The values of each server, one for each run."""
+    """Return the values of each server, one for each run."""
     return {name: [run[name] for run in runs] for name in (OURS, DRR, FCFS)}
 
 
@@ -490,7 +490,7 @@ class Run:
 
 
 def played(seed: int) -> Run:
-    """All three."""
+    """Play the bounds, the weighed and the tenfold load with one seed."""
     return Run(
         gaps=bounds_of(seed), weighed=received(WEIGHED, seed), tenfold=received(TENFOLD, seed)
     )

@@ -227,7 +227,7 @@ def running(server: servers.Server, root: int, pid: Callable[[], int] | None = N
 
 @asynccontextmanager
 async def mlxsup(folder: Path, warm: int = 0, *, http: bool = False) -> AsyncIterator[Running]:
-    """A daemon of its own, over its socket or over HTTP."""
+    """Start a daemon, to be asked over its socket or over HTTP."""
     entry = {"path": str(folder), "preload": True, "max_concurrency": ROWS}
     daemon = (HttpDaemon if http else Daemon)({MODEL: entry}, {"warm_workers": warm})
     with daemon, daemon.client() as client:
@@ -246,7 +246,7 @@ async def mlxsup(folder: Path, warm: int = 0, *, http: bool = False) -> AsyncIte
 
 @asynccontextmanager
 async def in_process(folder: Path) -> AsyncIterator[Running]:
-    """The loop of mlx-lm, without a server."""
+    """Run the loop of mlx-lm, without a server."""
     with Floor(folder, ROWS) as floor:
 
         async def answer(plan: Sequence[Arrival], limit_s: float) -> list[Outcome]:
@@ -297,7 +297,7 @@ SPARED: dict[str, Start] = {
 
 @contextmanager
 def empty_caches() -> Iterator[None]:
-    """What starts meanwhile finds no kernel and no prompt that an earlier process has kept."""
+    """Let processes that start meanwhile find no kernel and no prompt of an earlier one."""
     names = ("MLX_PTX_CACHE_DIR", "TMPDIR", "HOME")  # of CUDA, of the CPU, of vllm-mlx
     before = {name: os.environ.get(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="mlxsup-k-") as folder:

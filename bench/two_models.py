@@ -42,7 +42,7 @@ Disturbance = Callable[[], Awaitable[object]]
 
 
 def words(count: int, seed: int) -> str:
-    """A prompt of that many words; another seed gives another one from the first word on."""
+    """Return a prompt of that many words; another seed gives another one from the first word on."""
     chooser = random.Random(seed)
     return " ".join([str(seed), *(chooser.choice(WORDS) for _ in range(count - 1))])
 
@@ -100,12 +100,12 @@ async def watch(server: Server, model: str, disturb: Disturbance) -> Seen:
 
 
 async def quiet() -> None:
-    """No disturbance."""
+    """Wait without a disturbance."""
     await asyncio.sleep(QUIET_S)
 
 
 async def words_per_second(server: Server, model: str) -> float:
-    """How fast it reads a prompt."""
+    """Measure how many words of a prompt the server reads per second."""
     await server.ask(model, words(CALIBRATION_WORDS, 1), 1)  # the first one is slower
     answer = await server.ask(model, words(CALIBRATION_WORDS, 2), 1)
     return CALIBRATION_WORDS / answer.first_token_s
@@ -119,7 +119,7 @@ class Figures:
     disturbed: list[Seen] = field(default_factory=list)
 
     def row(self, name: str) -> list[str]:
-        """One line of a table."""
+        """Return one line of a table."""
 
         before, during = ([one.first_ms for one in seen] for seen in (self.alone, self.disturbed))
         return [

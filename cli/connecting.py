@@ -47,7 +47,7 @@ class Model:
 
     @property
     def answer(self) -> int:
-        """The part of its context that is for the answer."""
+        """Return the tokens of its context that are for the answer."""
         return min(MOST_ANSWER, self.tokens // 2)
 
 
@@ -67,12 +67,12 @@ class Site:
 
     @property
     def model(self) -> Model:
-        """The model that is used first."""
+        """Return the model that is used first."""
         return self.models[0]
 
     @property
     def base(self) -> str:
-        """The base URL of OpenAI's clients."""
+        """Return the base URL of OpenAI's clients."""
         return f"{self.url}/v1"
 
 

@@ -106,8 +106,8 @@ class Link:
         return frame
 
     def has_message(self) -> bool:
-        """Whether one can be received now; to ask costs half of what an exception that says no
-        does."""
+        """True if a message can be received now; asking costs half as much as the exception of an
+        empty `receive`."""
         return _has_message(self.socket)
 
     def update(self) -> LinkState:

@@ -365,20 +365,21 @@ class RequestBody:
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is shown: `strict` is no part of a description."""
+        """Return the tools that the model is shown, without `strict`, which is no part of a
+        description; None if the answer may call none."""
         if not self.choice.names:
             return None
         return [_without_strict(tool) for tool in self.tools or ()]
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
-        """The tools that the answer may call."""
+        """Return the tools that the answer may call."""
         names = self.choice.names
         return [one for one in self.tools or () if one["function"]["name"] in names]
 
     @property
     def strict_tools(self) -> list[dict[str, Any]]:
-        """The tools that the answer may call with arguments by their schema alone."""
+        """Return the tools that the answer may call with arguments by their schema alone."""
         return [one for one in self.callable_tools if one["function"].get("strict")]
 
     @property
@@ -390,7 +391,8 @@ class RequestBody:
         return _FORMS[kind]
 
     def parameters(self) -> dict[str, Any]:
-        """How to answer, by name: all but the seed, the prompt's inputs, and what is None."""
+        """Return the fields that say how to answer, by name: all but the seed, the prompt's inputs,
+        and those that are None."""
         left_out = (*INPUTS, "messages_as_text", "seed", "chat_template_kwargs",
                     "continue_final_message")  # fmt: skip
         return {name: value for name, value in self.to_wire().items() if name not in left_out}
@@ -399,7 +401,8 @@ class RequestBody:
     def accepted(
         cls, prompt_tokens: list[int], parameters: dict[str, Any], seed: int
     ) -> RequestBody:
-        """The body of a request that was accepted earlier, from what `parameters` returned then.
+        """Return the body of a request that was accepted earlier, from what `parameters` returned
+        then.
 
         Raises:
             RemoteError: `invalid_request`; another version of mlxsup had accepted it.
@@ -407,7 +410,7 @@ class RequestBody:
         return cls.from_wire({**parameters, "prompt_tokens": prompt_tokens, "seed": seed})
 
     def to_wire(self) -> dict[str, Any]:
-        """The map to send: what was given, in the order of the fields."""
+        """Return the map to send: the fields that were given, in their order."""
         wire = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         wire |= wire.pop("sampling")
         return _with_text_keys(wire)

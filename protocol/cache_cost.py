@@ -19,8 +19,8 @@ CHUNK_TOKENS = 2048
 
 
 def cache_bytes(layers: Sequence[CacheLayers], *, rows: int, longest: int) -> int:
-    """What a batch takes, at most: every row is padded to the longest, and while a cache grows or
-    rows join and leave, the largest layer is there twice.
+    """Return the bytes that a batch takes at most. Every row is padded to the longest, and while a
+    cache grows or rows join and leave, the largest layer is there twice.
 
     Args:
         layers: of the model.
@@ -35,9 +35,9 @@ def cache_bytes(layers: Sequence[CacheLayers], *, rows: int, longest: int) -> in
 
 
 def joining_bytes(layers: Sequence[CacheLayers], lengths: Sequence[int]) -> int:
-    """What a batch must have room for when a row joins it: what it takes once each row has grown by
-    one step, so that no row has to leave again at its first tokens. A row alone needs no more than
-    it takes.
+    """Return the bytes that a batch must have room for when a row joins it: those that it takes
+    once each row has grown by one step, so that no row has to leave again at its first tokens. A
+    row alone needs no more than it takes.
 
     Args:
         layers: of the model.

@@ -274,7 +274,7 @@ class ClientDelta:
 
 
 def _plain(deltas: list[ClientDelta]) -> list[dict[str, Any]]:
-    """All fields of each, which takes a fifth of the time of looking for those to leave out."""
+    """Return all fields of each piece, in a fifth of the time of looking for those to leave out."""
     return [
         {"id": one.id, "seq": one.seq, "tokens": one.tokens, "body": one.body} for one in deltas
     ]

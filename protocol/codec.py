@@ -168,8 +168,8 @@ def encode(message: Message) -> list[bytes]:
 
 
 def _packed_header(header: dict[str, Any]) -> bytes:
-    """A header; half a surrogate pair, which a model's chat template or config.json may put into an
-    error, becomes a question mark, or the error would end the process that reports it."""
+    """Pack a header. Half a surrogate pair, which a model's chat template or config.json may put
+    into an error, becomes a question mark, or the error would end the process that reports it."""
     packer = msgpack.Packer(buf_size=PACK_BYTES, unicode_errors="replace")
     return typing.cast(bytes, packer.pack(header))
 

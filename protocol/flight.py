@@ -250,8 +250,8 @@ class RequestEnded(Entry):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The speed of its answer after its first token, pauses and crashes included; None before
-        its second token."""
+        """Return the speed of its answer after its first token, pauses and crashes included; None
+        before its second token."""
         took_s = self.timings.total_s - self.timings.first_token_s
         tokens = self.usage.completion_tokens
         return (tokens - 1) / took_s if tokens > 1 and took_s > 0 else None

@@ -64,8 +64,8 @@ def recorded_log_dir(runtime_dir: Path) -> Path | None:
 
 
 def log_path(log_dir: Path, name: str) -> Path:
-    """Where a model's output, or the daemon's own log, is written; rotated files add `.1` and so
-    on."""
+    """Return the file of a model's output, or of the daemon's own log; rotated files add `.1` and
+    so on."""
     return log_dir / f"{name}.log"
 
 

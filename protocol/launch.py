@@ -96,12 +96,12 @@ def _are_folders(value: Any) -> bool:
 
 
 def is_integer(value: Any, low: int) -> bool:
-    """Whether JSON gave an integer of at least this much."""
+    """True if JSON gave an integer of at least `low`."""
     return type(value) is int and value >= low
 
 
 def is_positive(value: Any) -> bool:
-    """Whether JSON gave a finite number above 0."""
+    """True if JSON gave a finite number above 0."""
     return type(value) in (int, float) and 0 < value < float("inf")
 
 
@@ -189,12 +189,12 @@ class LaunchSpec(LaunchSettings):
 
     @classmethod
     def of(cls, settings: LaunchSettings, **others: Any) -> LaunchSpec:
-        """A spec with these settings; `others` are the remaining fields."""
+        """Make a spec with these settings; `others` are the remaining fields."""
         given = {f.name: getattr(settings, f.name) for f in fields(LaunchSettings)}
         return cls(**given, **others)
 
     def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
+        """Return one line of JSON, newline included."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -222,7 +222,7 @@ follows, to which it then writes one byte."""
 
 
 def prewarmed_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
-    """The command that starts a prewarmed worker.
+    """Return the command that starts a prewarmed worker.
 
     Args:
         worker: the command that starts a worker.
@@ -232,7 +232,8 @@ def prewarmed_argv(worker: Sequence[str], ready_pipe: int) -> list[str]:
 
 
 def worker_argv(python: str = sys.executable) -> list[str]:
-    """The command that starts a worker; -P keeps the working folder out of the import path."""
+    """Return the command that starts a worker; -P keeps the working folder out of the import
+    path."""
     return [python, "-P", "-m", "mlxsup.worker"]
 
 

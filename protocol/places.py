@@ -127,9 +127,9 @@ def find_config(given: Path | None = None) -> ConfigPlace | None:
 
 
 def find_place(endpoint: str | None = None, config: Path | None = None) -> Place:
-    """The daemon that is meant: that of `--endpoint`, `--config`, MLXSUP_ENDPOINT, MLXSUP_CONFIG,
-    ./mlxsup.toml, $XDG_CONFIG_HOME/mlxsup/config.toml (else in ~/.config), ~/.mlxsup/config.toml,
-    or of the default folder, in this order.
+    """Find the daemon that is meant: that of `--endpoint`, `--config`, MLXSUP_ENDPOINT,
+    MLXSUP_CONFIG, ./mlxsup.toml, $XDG_CONFIG_HOME/mlxsup/config.toml (else in ~/.config),
+    ~/.mlxsup/config.toml, or of the default folder, in this order.
 
     Args:
         endpoint: that of `--endpoint`, or the one given to a client.

@@ -43,7 +43,7 @@ SHELLS = ("", "sh", "shell", "bash", "console")
 
 
 def anchors(document: Path) -> set[str]:
-    """What a link may name behind `#`."""
+    """Return the names that a link may have behind `#`."""
     text = FENCE.sub("", document.read_text())
     named = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
     for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
@@ -68,7 +68,7 @@ def broken_links(document: Path, text: str) -> Iterator[str]:
 
 @cache
 def files() -> list[str]:
-    """The path of every file of the project."""
+    """Return the path of every file of the project."""
     found: list[str] = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [one for one in folders if one not in FOLDERS_OF_OTHERS]
@@ -96,7 +96,7 @@ def code(text: str) -> Iterator[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of the first command of a line."""
+    """Return the words of the first command of a line."""
     line = re.split(r"\s*(?:[|;]|&&|\s#)", line.strip().removeprefix("$ "), maxsplit=1)[0]
     try:
         return shlex.split(line)
@@ -105,7 +105,7 @@ def words_of(line: str) -> list[str]:
 
 
 def wrong_command(words: list[str]) -> str | None:
-    """What is wrong with a command line of mlxsup."""
+    """Return the error in a command line of mlxsup, if it has one."""
     command: click.Command = root
     context = click.Context(root)
     known = {option for parameter in root.params for option in parameter.opts}
@@ -155,7 +155,7 @@ def undescribed() -> Iterator[str]:
 
 
 def other_groups() -> Iterator[str]:
-    """How the table of commands in docs/cli.md differs from the groups of the help."""
+    """Yield the differences between the table of commands in docs/cli.md and the help's groups."""
     text = (ROOT / "docs" / "cli.md").read_text()
     rows = dict(re.findall(r"^\| ([^|]+?) \| (`.+`) \|$", text, re.MULTILINE))
     for title, group in GROUPS.items():
@@ -164,7 +164,7 @@ def other_groups() -> Iterator[str]:
 
 
 def other_transitions() -> Iterator[str]:
-    """How the table of states in docs/architecture.md differs from `LEAVES_TO`."""
+    """Yield the differences between the table of states in docs/architecture.md and `LEAVES_TO`."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = dict(re.findall(r"^\| ([A-Z]+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE))
     for state, leads in LEAVES_TO.items():

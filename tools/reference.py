@@ -72,14 +72,14 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def keys(table: type[Table]) -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a table that hold values; each inner table is its own section."""
+    """Yield the keys of a table that hold values; each inner table is its own section."""
     for name, field in table.model_fields.items():
         if not _is_table(field):
             yield name, field
 
 
 def shown_default(name: str, field: FieldInfo) -> str:
-    """The default as it stands in a file."""
+    """Return the default as it stands in a file."""
     value = field.get_default(call_default_factory=True)
     if name.endswith("_bytes"):
         return f'"{value // 2**20}MiB"'
@@ -91,7 +91,7 @@ def shown_default(name: str, field: FieldInfo) -> str:
 
 
 def unit(name: str, field: FieldInfo) -> str:
-    """What its values are counted in."""
+    """Return the unit of a key's values, or else their kind."""
     given = _extra(field).get("unit")
     if given:
         return str(given)
@@ -107,7 +107,7 @@ def unit(name: str, field: FieldInfo) -> str:
 
 
 def example() -> str:
-    """The whole example file."""
+    """Return the whole example file."""
     lines = [HEAD, *_section("[supervisor]", SupervisorTable), ""]
     # Not in effect: it needs an extra, and a port.
     lines += [f"# {line}" for line in _section(GATEWAY, GatewayTable, GATEWAY_TITLE)] + [""]
@@ -124,7 +124,7 @@ def example() -> str:
 
 
 def setting_table(table: type[Table]) -> list[str]:
-    """The keys of a table of the configuration, with default, unit, and what each does."""
+    """Return the keys of a table of the configuration, with default, unit, and what each does."""
     lines = ["| key | default | unit | what it does |", "|---|---|---|---|"]
     for name, field in keys(table):
         has_none = field.get_default(call_default_factory=True) is None
@@ -136,7 +136,7 @@ def setting_table(table: type[Table]) -> list[str]:
 
 
 def field_table(fields: Sequence[Field]) -> list[str]:
-    """The fields of a request, those with the same fate and nothing to say in one row."""
+    """Return the fields of a request; those with the same fate and nothing to say share a row."""
     lines = ["| field | what becomes of it | |", "|---|---|---|"]
     for field in fields:
         if field.use in (Use.USED, Use.NEUTRAL, Use.HINT):
@@ -172,7 +172,7 @@ def error_table() -> list[str]:
 
 
 def limit_table() -> list[str]:
-    """What it puts up with."""
+    """Return the limits of the gateway, and how it answers beyond them."""
     rows = (
         ("the body of a request", f"{limits.MAX_BODY_BYTES // 2**20} MiB, within "
          f"{limits.BODY_LIMIT_S:g} s", "413, 408"),
@@ -213,7 +213,7 @@ def metric_table(metrics: Sequence[Metric]) -> list[str]:
 
 
 def command_lines(command: click.Command = root, words: str = "mlxsup") -> list[str]:
-    """The help of every command below this one."""
+    """Return the help of this command and of every one below it."""
     with click.Context(command, info_name=words, max_content_width=100) as context:
         lines = [f"### {words}", "", "```", *command.get_help(context).splitlines(), "```", ""]
         if isinstance(command, click.Group):
@@ -257,7 +257,7 @@ TITLES = {
 
 
 def reference() -> str:
-    """The whole reference."""
+    """Return the whole reference."""
     lines = ["# Reference", "", "## Settings", ""]
     for heading, table in SECTIONS.items():
         lines += [f"### `{heading}`", "", *setting_table(table), ""]
@@ -267,7 +267,7 @@ def reference() -> str:
 
 
 def schema() -> str:
-    """The schema of the configuration, for editors.
+    """Return the schema of the configuration, for editors.
 
     For each key it says what the key does, what it takes, and its default. Rules between keys, and
     about keys that a file leaves out, are checked by `mlxsup config check` alone.

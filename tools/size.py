@@ -12,7 +12,7 @@ COLUMNS = ("files", "lines", "words", "bytes")
 
 
 def part_of(path: Path) -> str:
-    """The part that a file belongs to."""
+    """Return the part that a file belongs to."""
     first = path.parts[0]
     if path.suffix == ".md":
         return "documents" if first == "docs" else "other documents"

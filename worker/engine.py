@@ -116,7 +116,7 @@ class Picture:
 
     @property
     def end(self) -> int:
-        """The place behind its last token."""
+        """Return the place behind its last token."""
         return self.begin + len(self.tokens)
 
 
@@ -321,10 +321,10 @@ class Detokenizer(Protocol):
     """Turns the token ids of one answer into text, never showing half a character."""
 
     def add(self, token: int) -> str:
-        """The text that became certain with this token; may be empty."""
+        """Add a token; return the text that became certain with it, which may be empty."""
 
     def finish(self) -> str:
-        """The text that was still held back, when the answer is over."""
+        """Return the text that was still held back, when the answer is over."""
 
 
 class TextCodec(Protocol):
@@ -334,14 +334,14 @@ class TextCodec(Protocol):
     """
 
     def twin(self) -> TextCodec:
-        """A codec for another thread, made on that thread; shares nothing that changes."""
+        """Make a codec for another thread, on that thread; it shares nothing that changes."""
 
     @property
     def channel_rules(self) -> ChannelRules:
-        """How the model marks the parts of its answers."""
+        """Return the rules by which the model marks the parts of its answers."""
 
     def encode(self, body: RequestBody) -> Prompt:
-        """The prompt of a request; runs on a helper thread.
+        """Encode the prompt of a request; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`, the request's own fault (a template error, no template,
@@ -349,7 +349,7 @@ class TextCodec(Protocol):
         """
 
     def encode_texts(self, body: PoolingBody) -> Prompt:
-        """The texts of a request that are embedded or ranked; runs on a helper thread.
+        """Encode the texts of a request that are embedded or ranked; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`, the request's own fault, or the model does not do that;
@@ -357,18 +357,18 @@ class TextCodec(Protocol):
         """
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
-        """The text of a prompt: as it was given, or else that of its tokens; runs on a helper
+        """Return the text of a prompt as it was given, or else that of its tokens; runs on a helper
         thread."""
 
     def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
-        """The prompt with what its answer must follow; runs on a helper thread.
+        """Return the prompt with the grammar that its answer must follow; runs on a helper thread.
 
         Raises:
             RemoteError: `invalid_request`; no answer can follow it.
         """
 
     def detokenizer(self) -> Detokenizer:
-        """A new detokenizer for one answer."""
+        """Make a detokenizer for one answer."""
 
     def token_alone(self, token: int) -> tuple[str, bytes]:
         """See `TokenLogprob`: its `text` and `raw_bytes`."""
@@ -387,7 +387,7 @@ class Engine(Protocol):
 
     @property
     def text(self) -> TextCodec:
-        """The model's text side; available after `load`."""
+        """Return the model's text side; available after `load`."""
 
     def insert(self, row: Row) -> int:
         """Adds a row; its prefill starts with the next step. Never more than `max_concurrency`.
@@ -426,36 +426,38 @@ class Engine(Protocol):
         """
 
     def has_rows(self) -> bool:
-        """Whether a step would do anything."""
+        """True if a step would do anything."""
 
     def row_count(self) -> int:
-        """How many rows there are, in prefill or decode."""
+        """Return the number of rows in prefill or decode."""
 
     def predict_step_s(self) -> float:
-        """How long the next step should take at most, from measurements; 0 if unknown."""
+        """Return the seconds that the next step should take at most, from measurements; 0 if
+        unknown."""
 
     def prefill_chunk(self) -> int:
-        """How many tokens of each waiting prompt the next step would process."""
+        """Return the number of tokens of each waiting prompt that the next step would process."""
 
     def has_long_prompt(self) -> bool:
-        """Whether a prompt is left to read that takes more than a chunk, or has taken one."""
+        """True if a prompt is left to read that takes more than a chunk, or has taken one."""
 
     def has_decoding(self) -> bool:
-        """Whether `decode` would do anything."""
+        """True if `decode` would do anything."""
 
     def shared_pass_s(self, tokens: int) -> float:
-        """How many seconds of a pass over a prompt of that many tokens other prompts could share,
-        because one pass reads them together; 0 if its tokens take longer, or nothing is known."""
+        """Return how many seconds of a pass over a prompt of that many tokens other prompts could
+        share, because one pass reads them together; 0 if its tokens take longer, or nothing is
+        known."""
 
     def step(self) -> StepResult:
-        """One decode step for the rows that decode, and at most one chunk of prefill.
+        """Run one decode step for the rows that decode, and at most one chunk of prefill.
 
         Raises:
             Exception: any; the engine is unusable afterwards and the process must end.
         """
 
     def decode(self) -> StepResult:
-        """A step that reads no prompt; raises what `step` raises."""
+        """Run a step that reads no prompt; raise what `step` raises."""
 
     def settle(self) -> None:
         """Does what the last step has left for when its tokens are on their way, such as keeping
@@ -477,15 +479,15 @@ class Engine(Protocol):
         """
 
     def bound_rows(self, rows_bytes: int) -> None:
-        """What rows may take from now on; an engine that would take far more while it computes
-        than its arrays do keeps that within the same bound, if it can.
+        """Set the bytes that rows may take from now on. An engine that would take far more while it
+        computes than its arrays do keeps that within the same bound, if it can.
 
         Args:
             rows_bytes: see `SetBudget.rows_bytes`.
         """
 
     def bytes_held(self) -> EngineBytes:
-        """Memory as the engine counts it."""
+        """Return the memory as the engine counts it."""
 
     def close(self) -> None:
         """Frees everything and restores the process's limits; once, on the owner thread (E2)."""

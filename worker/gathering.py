@@ -49,14 +49,14 @@ class Gathering:
         self._until: float | None = None
 
     def arrived(self) -> None:
-        """A request has come."""
+        """Note that a request has come."""
         now = self._clock()
         is_soon = now - self._arrived_at <= BURST_QUIET_S
         self._arrivals = self._arrivals + 1 if is_soon else 1
         self._arrived_at = now
 
     def is_on(self, *, pass_s: float, is_preparing: bool) -> bool:
-        """Whether the rows that are ready still wait.
+        """True if the rows that are ready still wait.
 
         Args:
             pass_s: what they save by sharing a pass (`Engine.shared_pass_s`).
@@ -76,10 +76,10 @@ class Gathering:
         return True
 
     def ends(self) -> None:
-        """No row waits any longer: they have begun, or have left."""
+        """Note that no row waits any longer: they have begun, or have left."""
         self._since = self._until = None
 
     @property
     def left_s(self) -> float | None:
-        """How long they still wait if nothing else happens; None if none does."""
+        """Return the seconds that rows still wait if nothing else happens; None if none does."""
         return None if self._until is None else max(0.0, self._until - self._clock())

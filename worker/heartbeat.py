@@ -110,7 +110,7 @@ class Board:
 
     @property
     def current(self) -> Published:
-        """The last published state."""
+        """Return the last published state."""
         return self._current
 
     def publish(
@@ -139,7 +139,7 @@ class Board:
         )
 
     def beat(self) -> Heartbeat:
-        """The message for the supervisor."""
+        """Make the message for the supervisor."""
         current = self._current
         return Heartbeat(
             step=current.step,
@@ -203,7 +203,7 @@ class HeartbeatThread:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more beat will come: it was stopped, or something went wrong in it."""
+        """True if no more beat will come: it was stopped, or something went wrong in it."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -42,8 +42,8 @@ class IdleTime:
         self._since = None
 
     def left_s(self, *, is_busy: bool) -> float | None:
-        """How long until memory is to be looked at again, or the engine gives back, which it does
-        now if it is time; None if all that is done, or if it is busy."""
+        """Return the seconds until memory is to be looked at again, or the engine gives back, which
+        it does now if it is time; None if all that is done, or if it is busy."""
         if is_busy:
             self.ends()
             return None
@@ -59,7 +59,7 @@ class IdleTime:
         return None
 
     def _plan(self) -> list[tuple[float, Callable[[], None]]]:
-        """What is to be done in one idle time, and when."""
+        """Return the tasks of one idle time, each with the seconds after which it is due."""
         return [
             (LOOK_AGAIN_AFTER_S, lambda: None),  # the caller looks when it has waited
             (FREE_AFTER_S, lambda: self._engine.give_back(keeps_prefixes=True)),

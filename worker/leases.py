@@ -35,14 +35,14 @@ class WorkerLeases:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a lease was asked for and has not come."""
+        """True if a lease was asked for and has not come."""
         return self._stage is _Stage.ASKED
 
     def heard(self, message: Leases | Lease) -> None:
-        """What the supervisor says about leases.
+        """Take a message of the supervisor about leases.
 
         Raises:
-            LinkBrokenError: a lease came that nobody asked for.
+            LinkBrokenError: a lease came that was not asked for.
         """
         if isinstance(message, Leases):
             self._are_needed = message.are_needed
@@ -53,7 +53,7 @@ class WorkerLeases:
 
     @property
     def may_read(self) -> bool:
-        """Whether the next step may read prompts.
+        """True if the next step may read prompts.
 
         An engine reads its prompts together, so while a long one waits the short ones do, too.
         """
@@ -63,7 +63,7 @@ class WorkerLeases:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a lease to give back, or one to ask for."""
+        """True if there is a lease to give back, or one to ask for."""
         if self._stage is _Stage.NONE:
             return self._are_needed and self._engine.has_long_prompt()
         return self._stage is _Stage.HELD
@@ -76,7 +76,7 @@ class WorkerLeases:
         prefill: list[PrefillProgress],
         between_steps: int,
     ) -> Step:
-        """The message of a step, with what there is to say about leases; each must be sent.
+        """Make the message of a step, with what there is to say about leases; each must be sent.
 
         Args:
             result: what the engine returned.

@@ -37,13 +37,13 @@ class MessageLink(Protocol):
     received: int
 
     def receive(self) -> MessageToWorker | None:
-        """The next message, or None."""
+        """Return the next message, or None."""
 
     def send(self, message: WorkerMessage) -> None:
         """Sends now or later, in order."""
 
     def flush(self) -> bool:
-        """Whether nothing is left to send."""
+        """Send what was kept; True if nothing is left to send."""
 
     def wait(self, timeout_s: float | None) -> None:
         """Blocks until something happens."""
@@ -78,7 +78,7 @@ class Link:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its socket is closed."""
+        """True if its socket is closed."""
         return bool(self._socket.closed)
 
     def wake(self) -> None:
@@ -89,7 +89,7 @@ class Link:
             pass  # full: a wake is already on its way; closed: nobody waits any longer
 
     def receive(self) -> MessageToWorker | None:
-        """The next message from the supervisor, or None if there is none yet.
+        """Return the next message from the supervisor, or None if there is none yet.
 
         Raises:
             LinkBrokenError: the frames are not a message.

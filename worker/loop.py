@@ -108,7 +108,7 @@ class StepLoop:
 
     @property
     def is_exit_asked(self) -> bool:
-        """Whether the supervisor has asked this worker to exit."""
+        """True if the supervisor has asked this worker to exit."""
         return self._is_exit_asked
 
     @property
@@ -135,7 +135,7 @@ class StepLoop:
         self.drain()
 
     def turn(self) -> bool:
-        """One round, without waiting; returns whether it made a step."""
+        """Make one round, without waiting; return whether it made a step."""
         self.drain()
         self.text_time_left_s()
         if self._must_hold():
@@ -163,7 +163,7 @@ class StepLoop:
         return not self._is_prepared
 
     def _must_hold(self) -> bool:
-        """Whether nothing may begin: the exit was asked for, or what was said cannot leave."""
+        """True if nothing may begin: the exit was asked for, or messages cannot leave."""
         if not self._is_exit_asked and self._link.flush():
             return False
         self._gathering.ends()
@@ -302,7 +302,7 @@ class StepLoop:
             self._send_step(StepResult())  # those of several requests may be too long for one
 
     def _open(self, ready: Tokenised, dispatched: Dispatch) -> tuple[Row, AnyRow, Acceptance]:
-        """The row of a request, the text or the vectors of its answer, and what was made of it.
+        """Return the row of a request, the text or the vectors of its answer, and its acceptance.
 
         Raises:
             RemoteError: see `plan_row`.
@@ -340,7 +340,7 @@ class StepLoop:
             self._engine.give_back()  # what they had computed must not stay for others
 
     def _gathers(self) -> bool:
-        """Whether rows that are ready wait for others, so that one pass reads all of them."""
+        """True if rows that are ready wait for others, so that one pass reads all of them."""
         if self._running:
             return False
         if not 0 < len(self._waiting) < self._max_concurrency:
@@ -385,7 +385,7 @@ class StepLoop:
         return True
 
     def _send_step(self, result: StepResult) -> None:
-        """Everything since the last such message, in one (one message per step)."""
+        """Send everything since the last such message, in one (one message per step)."""
         if result.prefill:
             self._running.take_prompts(result.prefill)
         rows, between_steps, leaving = self._running.take(result.tokens, self._clock())
@@ -405,7 +405,8 @@ class StepLoop:
         )
 
     def _check_rows(self) -> None:
-        """A row that the engine has lost would never end; its request resumes in another process.
+        """Raise if the engine has lost a row, which would never end; its request resumes in another
+        process.
 
         Raises:
             WorkerFaultError: there are fewer rows than there should be.
@@ -414,7 +415,7 @@ class StepLoop:
             raise WorkerFaultError(f"the engine has {rows} rows, and not {len(self._running)}")
 
     def wait_s(self) -> float | None:
-        """How long to wait for something to do; None for as long as it takes."""
+        """Return the seconds to wait for something to do; None for as long as it takes."""
         # Even that of a cancelled request: otherwise nothing else could be prepared.
         text_left_s = self.text_time_left_s()
         idle_left_s = self._idle.left_s(is_busy=self._held_requests() > 0)
@@ -426,9 +427,10 @@ class StepLoop:
         return len(self._preparing) + len(self._waiting) + len(self._running)
 
     def _unfinished(self) -> int:
-        """How many requests there are whose end, or leaving, the supervisor has not been sent."""
+        """Count the requests whose end, or leaving, the supervisor has not been sent."""
         return self._held_requests() + self._running.unreported
 
     def text_time_left_s(self) -> float | None:
-        """How long the preparation under way may still take; see `Preparing.time_left_s`."""
+        """Return the seconds that the preparation under way may still take; see
+        `Preparing.time_left_s`."""
         return self._preparing.time_left_s(self._take_prepared)

@@ -27,13 +27,13 @@ class TextSide(Protocol):
         """Drops one that has not been begun."""
 
     def take(self) -> list[Tokenised | Refused]:
-        """What has been finished."""
+        """Take what has been finished."""
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """The request that has been in preparation the longest, and since when."""
+        """Return the request that has been in preparation the longest, and since when."""
 
     def is_alive(self) -> bool:
-        """Whether the threads are alive to prepare what was asked for."""
+        """True if the threads are alive to prepare what was asked for."""
 
 
 class Preparing:
@@ -70,13 +70,13 @@ class Preparing:
         self._text.submit(request.key, request.body, request.resume)
 
     def forget(self, key: RequestKey) -> None:
-        """The request was cancelled."""
+        """Forget a request that was cancelled."""
         self._dispatched.pop(key, None)
         self._text.forget(key)
 
     def take(self) -> Iterator[tuple[Dispatch, Tokenised | Refused]]:
-        """What the threads have finished since the last call, if it is still wanted (G5), with how
-        it was dispatched."""
+        """Yield what the threads have finished since the last call, if it is still wanted (G5),
+        with how it was dispatched."""
         for result in self._text.take():
             self._latest_at = self._clock()
             dispatched = self._dispatched.pop(result.key, None)
@@ -84,7 +84,8 @@ class Preparing:
                 yield dispatched, result
 
     def time_left_s(self, take_finished: Callable[[], None]) -> float | None:
-        """How long the preparation under way may still take; None if there is none to come.
+        """Return the seconds that the preparation under way may still take; None if there is none
+        to come.
 
         Args:
             take_finished: handles what was finished during a long step.
@@ -105,7 +106,7 @@ class Preparing:
         return left_s
 
     def _begin_time_left_s(self, take_finished: Callable[[], None]) -> float:
-        """How long the threads may still take to begin with one.
+        """Return the seconds that the threads may still take to begin with one.
 
         Raises:
             WorkerFaultError: their time is up.

@@ -75,7 +75,8 @@ class Death:
 
 
 def judge(error: BaseException) -> Death:
-    """The exit code that an exception means; see `protocol.launch.ExitCode`."""
+    """Return the exit code that an exception means, with its message; see
+    `protocol.launch.ExitCode`."""
     known: tuple[tuple[type[BaseException], int], ...] = (
         (ModelMissingError, ExitCode.MODEL_MISSING),
         (BadModelError, ExitCode.BAD_MODEL),
@@ -130,7 +131,7 @@ class TerminationHandler:
             raise TerminatedError("ended by SIGTERM")
 
     def has_come(self) -> bool:
-        """Whether SIGTERM came."""
+        """True if SIGTERM came."""
         return self._has_come
 
 
@@ -161,7 +162,7 @@ class Life:
         self._started_at = time.monotonic()
 
     def run(self) -> int:
-        """The whole life; returns the exit code, with every message sent or given up."""
+        """Run the whole life; return the exit code, with every message sent or given up."""
         signal.signal(signal.SIGTERM, self.termination)
         self.heartbeat.start()
         try:
@@ -262,7 +263,7 @@ class Life:
         raise TerminatedError("ended by SIGTERM")
 
     def _must_end(self) -> bool:
-        """Whether SIGTERM came.
+        """True if SIGTERM came.
 
         Raises:
             WorkerFaultError: the heartbeats have ended; a stuck step would be noticed late, because

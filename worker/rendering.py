@@ -53,7 +53,7 @@ class _Job:
         return not self._tokens
 
     def bodies(self) -> list[bytes]:
-        """One for each run of text in one channel, and for each tool call."""
+        """Return one body for each run of text in one channel, and for each tool call."""
         shown = self._shown or [(Channel.CONTENT, [])]
         return [pack_body("".join(texts), channel) for channel, texts in shown]
 
@@ -87,7 +87,7 @@ class Rendering:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything left to render."""
+        """True if there is anything left to render."""
         return bool(self._jobs)
 
     def begin(self, asked: Render) -> None:

@@ -29,25 +29,25 @@ class Place(Protocol):
 
     @property
     def key(self) -> RequestKey:
-        """The request this belongs to."""
+        """Return the key of its request."""
 
     @property
     def tokens(self) -> int:
-        """How many its prompt, read or not, and its answer have so far."""
+        """Return the number of tokens of its prompt, read or not, and of its answer so far."""
 
     @property
     def priority(self) -> Priority:
-        """The class in which it was dispatched."""
+        """Return the class in which it was dispatched."""
 
     @property
     def may_leave(self) -> bool:
-        """Whether it may continue later; if not, it leaves last."""
+        """True if it may continue later; if not, it leaves last."""
 
 
 def who_leaves(
     rows: Sequence[Place], layers: Sequence[CacheLayers], rows_bytes: int
 ) -> list[RequestKey]:
-    """The rows that must leave for the others to fit, in this order.
+    """Return the rows that must leave for the others to fit, in this order.
 
     If one row is enough, it is one of the lowest class in which there is such a row; among equals
     the one that was served last. The last row of all leaves, too, if it does not fit alone.
@@ -100,8 +100,8 @@ class RowMemory:
         self.budget = 0
 
     def heard(self, message: SetBudget | GiveBack) -> None:
-        """The supervisor has set another budget, or needs what is only kept for speed: `leaving`
-        frees that, because rows that leave now may leave some behind."""
+        """Take another budget from the supervisor, or its request for what is only kept for speed:
+        `leaving` frees that, because rows that leave now may leave some behind."""
         if isinstance(message, GiveBack) or message.gives_back:
             self._gives_back = True
         if isinstance(message, SetBudget):
@@ -109,8 +109,8 @@ class RowMemory:
             self._engine.bound_rows(message.rows_bytes)
 
     def leaving(self, rows: Collection[Place]) -> list[RequestKey]:
-        """The rows that have to leave now, each of which may have grown by a token since the last
-        time; what is kept of paused rows goes before them.
+        """Return the rows that have to leave now, each of which may have grown by a token since the
+        last time; what is kept of paused rows goes before them.
 
         Args:
             rows: of the batch, in the order in which they joined; the caller makes those leave
@@ -128,7 +128,7 @@ class RowMemory:
         return who_leaves(list(rows), self._layers, self._latest.rows_bytes)
 
     def has_room(self, place: Place, rows: Collection[Place]) -> bool:
-        """Whether a row may join; what is kept of other rows goes for it.
+        """True if a row may join; what is kept of other rows goes for it.
 
         Args:
             place: the row.

@@ -39,7 +39,8 @@ NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contai
 
 
 def check_resume(resume: Resume, facts: EngineFacts, adapter: str = "") -> RemoteError | None:
-    """Why an answer cannot continue in this engine, with its adapter; None if it can."""
+    """Return the error of an answer that cannot continue in this engine, with its adapter; None if
+    it can."""
     if resume.acceptance.fingerprint == facts.fingerprint_of(adapter):
         return None
     return RemoteError(
@@ -65,7 +66,7 @@ def plan_row(
     sampling: Mapping[str, Any] | None = None,
     adapter: str = "",
 ) -> Row:
-    """The row of a request: limits checked against the context (I6), every default filled in.
+    """Plan the row of a request: check limits against the context (I6), and fill in every default.
 
     Args:
         delivered: ids of its answer that an earlier life produced; max_tokens counts them.
@@ -110,7 +111,8 @@ def plan_row(
 
 
 def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
-    """How many tokens the answer may and must have; `length` is the prompt's, `limit` the context.
+    """Return the most and the fewest tokens of the answer; `length` is the prompt's, `limit` the
+    context.
 
     Raises:
         RemoteError: `context_length_exceeded`, with the numbers.
@@ -167,7 +169,7 @@ def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:
-    """What the supervisor gets to know about a request that will run."""
+    """Make the acceptance of a request that will run, for the supervisor."""
     fingerprint = facts.fingerprint_of(row.adapter)
     assert fingerprint is not None
     return Acceptance(
@@ -241,7 +243,7 @@ class RunningRow:
         return self._ended([], FinishReason.LENGTH)
 
     def advance(self, result: RowToken, now: float) -> list[RowDelta]:
-        """What a step's token means for the stream: a delta for each channel that got text.
+        """Read a step's token; return a delta for each channel that got text.
 
         If the last delta has a finish and the token had none, a stop string ended the answer and
         the row is still in the engine. The token that completed it is reported: it was
@@ -267,7 +269,7 @@ class RunningRow:
         return None if self.grammar is None else self.grammar.refusal(is_over=is_over)
 
     def _sort(self, result: RowToken, text: str, now: float) -> list[RowDelta]:
-        """The same for a token with which something begins, ends or is said; `text` was read."""
+        """Do the same for a token with which something begins, ends or is said; `text` was read."""
         pieces: list[Piece] = []
         tokens, logprobs = b"", None
         if not self.has_token:
@@ -307,7 +309,7 @@ class RunningRow:
         return FinishReason.TOOL_CALLS if self.answer.has_calls else FinishReason.STOP
 
     def _deltas(self, pieces: Sequence[Piece], finish: FinishReason | None) -> list[RowDelta]:
-        """One for each piece, at least one; the last has the finish."""
+        """Return one delta for each piece, at least one; the last has the finish."""
         deltas = [
             RowDelta(
                 key=self.key,
@@ -332,7 +334,7 @@ def running_row(
     *,
     shown: int = 0,
 ) -> RunningRow:
-    """The text of a request's answer, before its first token.
+    """Make the running row of a request, before its first token.
 
     Args:
         row: what the engine gets.
@@ -380,8 +382,8 @@ def running_row(
 def progress_of(
     prefill: Sequence[RowPrefill], running: Container[RequestKey]
 ) -> list[PrefillProgress]:
-    """What the supervisor is sent of the prompts that a step has read; rows that have left since
-    are nobody's any longer."""
+    """Return the progress of the prompts that a step has read, to be sent to the supervisor; rows
+    that have left since are left out."""
     return [
         PrefillProgress(key=row.key, done=row.done, total=row.total, computed=row.computed)
         for row in prefill

@@ -42,33 +42,34 @@ class RunningRows:
         return key in self._rows
 
     def values(self) -> Collection[AnyRow]:
-        """The rows themselves."""
+        """Return the rows themselves."""
         return self._rows.values()
 
     @property
     def is_reading(self) -> bool:
-        """Whether the first token of a row has not come yet."""
+        """True if the first token of a row has not come yet."""
         return bool(self._reading)
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is something to report besides a step."""
+        """True if there is something to report besides a step."""
         return bool(self._ended)
 
     @property
     def unreported(self) -> int:
-        """How many requests have left, and the supervisor has not been sent that."""
+        """Count the requests that have left without a report of that to the supervisor."""
         if not self._ended and not self._refused:
             return 0
         return len(self._refused) + sum(bool(delta.finish or delta.paused) for delta in self._ended)
 
     def join(self, row: AnyRow) -> None:
-        """The engine has its row."""
+        """Add a request whose row the engine has."""
         self._rows[row.key] = row
         self._reading.add(row.key)
 
     def leave(self, key: RequestKey) -> AnyRow | None:
-        """The engine has it no longer, or will not; None if it had none."""
+        """Remove a request whose row the engine has no longer, or will not have; return its row, or
+        None if it had none."""
         self._reading.discard(key)
         return self._rows.pop(key, None)
 
@@ -85,13 +86,13 @@ class RunningRows:
                 self._ended += row.prompt.take(read.logprobs)
 
     def end(self, *deltas: RowDelta) -> None:
-        """The rest of an answer that ends, or leaves, between two steps."""
+        """Keep the rest of an answer that ends, or leaves, between two steps."""
         self._ended += deltas
 
     def take(
         self, tokens: Iterable[RowToken], now: float
     ) -> tuple[list[RowDelta], int, list[RequestKey]]:
-        """What there is to say after a step.
+        """Take the deltas to send after a step.
 
         Args:
             tokens: what it gave.
@@ -123,7 +124,7 @@ class RunningRows:
         return deltas, between_steps, leaving
 
     def advance(self, row: AnyRow, token: RowToken, now: float) -> tuple[list[RowDelta], bool]:
-        """What the last token of a row that leaves means for its stream, and whether the answer is
+        """Read the last token of a row that leaves; return its deltas, and whether the answer is
         over with it."""
         deltas = row.advance(token, now)
         is_over = deltas[-1].finish is not None

@@ -128,21 +128,22 @@ class TextThreads:
             lane.forget(key)
 
     def take(self) -> list[Tokenised | Refused]:
-        """What has been finished since the last call, in that order."""
+        """Take what has been finished since the last call, in that order."""
         results: list[Tokenised | Refused] = []
         while self._results:
             results.append(self._results.popleft())
         return results
 
     def busy(self) -> tuple[RequestKey, float] | None:
-        """The request that has been in preparation the longest, and since when (monotonic)."""
+        """Return the request that has been in preparation the longest, and since when
+        (monotonic)."""
         short, long = self._short.busy, self._long.busy
         if short is None or long is None:
             return short or long
         return min(short, long, key=lambda busy: busy[1])
 
     def is_alive(self) -> bool:
-        """Whether both threads are there to prepare what was asked for."""
+        """True if both threads are there to prepare what was asked for."""
         return all(lane.thread.is_alive() for lane in self.lanes)
 
     def close(self) -> None:
@@ -259,7 +260,7 @@ class Lane:
         )
 
     def _encoded(self, job: _Job) -> tuple[RequestBody | PoolingBody, Prompt]:
-        """The request and its ids.
+        """Return the body of a request and its prompt.
 
         Raises:
             RemoteError: the request's own fault.
@@ -285,7 +286,7 @@ class Lane:
         return body, prompt
 
     def _pictures_again(self, job: _Job, prompt: Prompt) -> tuple[Picture, ...]:
-        """The pictures of a prompt that an earlier life has read.
+        """Read the pictures of a prompt again that an earlier life has read.
 
         Raises:
             RemoteError: `worker_crashed`; they are read otherwise now.
@@ -301,7 +302,7 @@ class Lane:
         return again.pictures
 
     def _shown_text(self, body: RequestBody, prompt: Prompt) -> str:
-        """The text of a prompt that is shown before the answer.
+        """Return the text of a prompt that is shown before the answer.
 
         Raises:
             RemoteError: `invalid_request`; it is too long for one piece.

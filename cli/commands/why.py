@@ -50,7 +50,7 @@ class Known:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """The models in its status."""
+        """Return the models in its status."""
         return self.status["models"] if self.status is not None else []
 
 

@@ -49,13 +49,13 @@ class Run:
 
     @property
     def start(self) -> DaemonStarted | None:
-        """The entry of its start, if that is known."""
+        """Return the entry of its start, if that is known."""
         entry = self.started.entry if self.started is not None else None
         return entry if isinstance(entry, DaemonStarted) else None
 
     @property
     def pid(self) -> int | None:
-        """The daemon's process, if its start is known."""
+        """Return the daemon's process id, if its start is known."""
         return self.start.pid if self.start is not None else None
 
     @property
@@ -93,7 +93,7 @@ class Recording:
 
     @property
     def latest(self) -> Run | None:
-        """The run of the latest daemon."""
+        """Return the run of the latest daemon."""
         return self.runs[-1] if self.runs else None
 
     @property

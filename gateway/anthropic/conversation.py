@@ -241,7 +241,7 @@ def _misplaced(kind: str, role: str, path: str) -> Failure:
 
 
 def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str, Any] | None:
-    """A tool in OpenAI's form; None if it is not shown to the model."""
+    """Return a tool in OpenAI's form; None if it is not shown to the model."""
     if not isinstance(tool, dict):
         raise bad_field(path, f"{path} must be an object with name and input_schema")
     kind = tool.get("type") or "custom"

@@ -45,7 +45,7 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def read_tools(given: Any) -> Any:
-    """The tools, of which there are not too many."""
+    """Check that there are not too many tools; return them."""
     if not isinstance(given, list):
         return given
     check_count(given, "tools", "tools", limits.MAX_TOOLS)

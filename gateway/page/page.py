@@ -138,11 +138,11 @@ class Page:
 
     @property
     def open_paths(self) -> list[str]:
-        """What a browser must get before anybody can type a key."""
+        """Return the paths that a browser must get before its user can type a key."""
         return ["/", *(f"/page/{name}" for name in self._files)]
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return the routes of the page."""
         return [
             Route("/", self.index, methods=["GET"]),
             Route("/page/state", self.state, methods=["GET"]),

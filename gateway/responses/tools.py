@@ -64,13 +64,14 @@ def shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(given: Any, unread: list[str]) -> Tools:
-    """The functions and custom tools, those in namespaces too, without tools that run elsewhere.
+    """Return the functions and custom tools, those in namespaces too, without tools that run
+    elsewhere.
 
     Chat templates know no namespaces: a function has its own name there, unless another one has
     the same.
 
     Raises:
-        Failure: one of them is none that the model could call.
+        Failure: the model could not call one of them.
     """
     check_list(given, "tools", "tools", limits.MAX_TOOLS)
     found = [

@@ -119,7 +119,7 @@ class BareCallWatch:
 
 
 def _begins(text: str, names: Collection[str], *, may_be_python: bool) -> bool | None:
-    """Whether this begins like a call; None if that is undecided."""
+    """True if a text begins like a call; None if that is undecided."""
     rest = text.lstrip()
     if not rest:
         return None

@@ -159,7 +159,7 @@ class _OpenCall:
 
     @property
     def text(self) -> str:
-        """Everything after the marker, with the markers that may end it."""
+        """Return everything after the marker, with the markers that may end it."""
         return "".join(self._parts)
 
     def add(self, text: str) -> None:
@@ -228,12 +228,12 @@ class ChannelParser:
 
     @property
     def is_in_content(self) -> bool:
-        """Whether text that comes now is content, and not a header."""
+        """True if text that comes now is content, and not a header."""
         return self._state == NORMAL
 
     @property
     def channel(self) -> Channel:
-        """The channel of text that comes now."""
+        """Return the channel of text that comes now."""
         # A call is shown once it is complete, or as content if it never becomes one.
         return _PLAIN.get(self._state, Channel.CONTENT)
 
@@ -249,8 +249,9 @@ class ChannelParser:
         return None
 
     def plain_channel(self, text: str) -> Channel | None:
-        """The channel of a text that `add` would give as one piece and that would change nothing
-        else; None if it might do more. For an empty text, the channel that it would be in."""
+        """Return the channel of a text that `add` would give as one piece and that would change
+        nothing else; None if it might do more. For an empty text, return the channel that it would
+        be in."""
         if self._held or (self._bare is not None and not self._bare.is_plain(text)):
             return None
         edges = self._edges.get(self._state)
@@ -261,7 +262,7 @@ class ChannelParser:
         return _PLAIN.get(self._state)
 
     def add(self, text: str) -> list[Piece]:
-        """The pieces that became certain with this text."""
+        """Add a text; return the pieces that became certain with it."""
         pieces: list[Piece] = []
         parts = _in_parts(text)
         while parts:
@@ -277,7 +278,7 @@ class ChannelParser:
         return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """The pieces still held back when the answer is over; a call without its end is read if
+        """Return the pieces still held back when the answer is over; read a call without its end if
         its format shows whether it is complete.
 
         Args:
@@ -293,7 +294,7 @@ class ChannelParser:
             pieces += shown + self.add(rest)
 
     def _read_part(self, pending: str) -> tuple[str, list[Piece]]:
-        """Up to the next marker: what is left to read, and what is shown."""
+        """Read up to the next marker; return what is left to read, and what is shown."""
         if self._state not in self._edges:
             return "", self._show(pending)
         markers, targets, beginnings = self._edges[self._state]
@@ -309,7 +310,8 @@ class ChannelParser:
         return pending[start + len(marker) :], pieces + self._move(marker, targets[marker])
 
     def _read_header(self, pending: str) -> tuple[str, list[Piece]]:
-        """The same for a header; text that is not one is read once more, as content."""
+        """Read a header; return what `_read_part` does. Text that is no header is read again, as
+        content."""
         assert self._rules.header is not None
         end = self._rules.header.end
         at = pending.find(end)

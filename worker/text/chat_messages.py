@@ -127,7 +127,8 @@ def plain_messages(
 
 
 def text_of_messages(body: RequestBody) -> str:
-    """What a model without a chat template continues: the texts of the messages, as paragraphs.
+    """Return the text that a model without a chat template continues: the messages' texts, as
+    paragraphs.
 
     Raises:
         RemoteError: `invalid_request`; the request wants a template, or there is no text.
@@ -149,7 +150,8 @@ def text_of_messages(body: RequestBody) -> str:
 
 
 def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages, arguments as JSON: some templates insert them into text as they are."""
+    """Return the messages with arguments as JSON: some templates insert them into text as they
+    are."""
     result = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -205,7 +207,7 @@ def _is_call(call: Any) -> bool:
 
 
 def _with_id(call: dict[str, Any], ids: CallIds, number: int) -> dict[str, Any]:
-    """The call with an id that the template takes: the same given id always becomes the same."""
+    """Give a call an id that the template takes: the same given id always becomes the same."""
     typed, given = {"type": "function"} | call, call.get("id")
     if ids.fits(given):
         return typed
@@ -216,7 +218,7 @@ def _with_id(call: dict[str, Any], ids: CallIds, number: int) -> dict[str, Any]:
 
 
 def _answered(message: dict[str, Any], calls: list[_OpenCall]) -> dict[str, Any]:
-    """A result with the id and the name of its call: the one it names by its id, or else the next
+    """Give a result the id and the name of its call: the one it names by its id, or else the next
     in line, of those of its own name if it has one."""
     given, name = message.get("tool_call_id"), message.get("name")
     fitting = [open_call for open_call in calls if given in (None, open_call[0])]

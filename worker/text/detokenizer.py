@@ -30,13 +30,13 @@ class ByteDetokenizer:
         self._held = b""  # the beginning of a character
 
     def add(self, token: int) -> str:
-        """The text that became certain with this token; may be empty."""
+        """Add a token; return the text that became certain with it, which may be empty."""
         if not 0 <= token < len(self._token_bytes):
             return ""
         return self._decode(self._token_bytes[token], is_last=False)
 
     def finish(self) -> str:
-        """The text that was still held back, when the answer is over."""
+        """Return the text that was still held back, when the answer is over."""
         return self._decode(b"", is_last=True)
 
     def _decode(self, new: bytes, *, is_last: bool) -> str:
@@ -62,12 +62,12 @@ class WindowDetokenizer:
         self._shown = 0
 
     def add(self, token: int) -> str:
-        """The text that became certain with this token; may be empty."""
+        """Add a token; return the text that became certain with it, which may be empty."""
         self._window.append(token)
         return self._advance(is_last=len(self._window) - self._shown > MAX_WAITING_TOKENS)
 
     def finish(self) -> str:
-        """The text that was still held back, when the answer is over."""
+        """Return the text that was still held back, when the answer is over."""
         return self._advance(is_last=True)
 
     def _advance(self, *, is_last: bool) -> str:

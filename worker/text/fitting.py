@@ -167,7 +167,7 @@ def _left_out(messages: Sequence[Message], rendered: str) -> str | None:
 
 
 def _words(text: str) -> str:
-    """The longest run of words in the beginning of a text, without what might be escaped."""
+    """Return the longest run of words in the beginning of a text, without what might be escaped."""
     return max(_WORDS.findall(text[:_SEARCHED]), key=len, default="")
 
 

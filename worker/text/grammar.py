@@ -82,12 +82,12 @@ class Grammar:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete: nothing more can follow."""
+        """True if the answer is complete: nothing more can follow."""
         return not self._begins_after and (self._can_only_end or bool(self._matcher.is_stopped()))
 
     @property
     def has_begun(self) -> bool:
-        """Whether the part of the answer that must follow it has begun."""
+        """True if the part of the answer that must follow it has begun."""
         return not self._begins_after
 
     @property
@@ -103,7 +103,7 @@ class Grammar:
 
     @property
     def error(self) -> str:
-        """Why the matcher gave up, which ends the answer; empty if it did not."""
+        """Return why the matcher gave up, which ends the answer; empty if it did not."""
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def refusal(self, *, is_over: bool) -> RemoteError | None:
@@ -126,7 +126,7 @@ class Grammar:
         )
 
     def is_end(self, token: int) -> bool:
-        """Whether this token ended the answer, and is not part of it."""
+        """True if this token ended the answer, and is not part of it."""
         return self.is_over and token in self._end_tokens
 
     def accept(self, token: int) -> None:
@@ -142,7 +142,7 @@ class Grammar:
             self._latest = []
 
     def mask(self) -> bytes | None:
-        """The tokens that may follow, one bit each, the lowest first; None for any."""
+        """Return the tokens that may follow, one bit each, the lowest first; None for any."""
         if self._begins_after or self.is_over:
             return None
         mask = bytes(self._matcher.compute_bitmask())
@@ -192,14 +192,14 @@ class HeldCalls:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete: nothing more can follow."""
+        """True if the answer is complete: nothing more can follow."""
         return self._call is not None and self._call.is_over
 
     def refusal(self, *, is_over: bool) -> None:
         """Return None: an answer need not have a call."""
 
     def is_end(self, token: int) -> bool:
-        """Whether this token ended the answer, and is not part of it."""
+        """True if this token ended the answer, and is not part of it."""
         return self._call is not None and self._call.is_end(token)
 
     def accept(self, token: int) -> None:
@@ -217,7 +217,7 @@ class HeldCalls:
             self._hold(begun.text, is_bare=begun.is_bare)
 
     def mask(self) -> bytes | None:
-        """The tokens that may follow, one bit each, the lowest first; None for any."""
+        """Return the tokens that may follow, one bit each, the lowest first; None for any."""
         if self._call is None:
             return None
         mask = self._call.mask()
@@ -304,7 +304,7 @@ class GrammarCompiler:
         begins_after: Sequence[Sequence[int]] = (),
         early_ends: Sequence[int] = (),
     ) -> Grammar:
-        """The grammar of one answer.
+        """Compile the grammar of one answer.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
@@ -473,7 +473,8 @@ def _walk_ahead(probe: Grammar, parameter: str) -> None:
 
 
 def _first_line(text: object) -> str:
-    """What llguidance says, without the state of its parser and the grammar."""
+    """Return an error of llguidance in one line, without the state of its parser and the
+    grammar."""
     return " ".join(_LISTING.split(str(text).split("<state>")[0])[0].split())
 
 

@@ -36,7 +36,7 @@ class PlainTokens:
         self._core.encode_special_tokens = True
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens for exactly this text."""
+        """Return the tokens for exactly this text."""
         tokens: list[int] = self._core.encode(text, add_special_tokens=False).ids
         written = b"".join(self.tokens[token] for token in tokens)
         if written != text.encode() or not self._special.isdisjoint(tokens):

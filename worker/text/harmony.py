@@ -42,7 +42,7 @@ _OPENING = re.compile(r"<\|start\|>assistant[^<]*(?:<\|(?:channel|constrain)\|>[
 
 
 def harmony_rules() -> ChannelRules:
-    """How gpt-oss marks the parts of its answers."""
+    """Return the rules by which gpt-oss marks the parts of its answers."""
     transitions = {state: [(marker, HEADER) for marker in BEGINS] for state in (NORMAL, REASONING)}
     for state, edges in transitions.items():
         edges += [(marker, state) for marker in INSIDE]
@@ -55,7 +55,8 @@ def harmony_rules() -> ChannelRules:
 
 
 def opening_of(prompt: str) -> str:
-    """The header, complete or not, with which the caller of a raw prompt opened the answer."""
+    """Return the header, complete or not, with which the caller of a raw prompt opened the
+    answer."""
     has_body = prompt.endswith("<|message|>")
     found = _OPENING.search(prompt.removesuffix("<|message|>"))
     if found is None or read_header(found[0], False) is None:
@@ -99,7 +100,8 @@ def parse_call(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]
 
 
 def _words(header: str) -> tuple[str, str] | None:
-    """A header's channel and recipient, the last word perhaps cut off; None if it is not one."""
+    """Return a header's channel and recipient, the last word perhaps cut off; None if it is not
+    one."""
     if len(header) > MAX_HEADER:
         return None
     channel = recipient = ""

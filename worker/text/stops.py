@@ -24,12 +24,12 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was found; text after it is ignored."""
+        """True if a stop string was found; text after it is ignored."""
         return self._found is not None
 
     @property
     def found(self) -> str | None:
-        """The stop string that was found."""
+        """Return the stop string that was found."""
         return self._found
 
     def is_plain(self, text: str) -> bool:
@@ -39,7 +39,7 @@ class StopMatcher:
         )
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
-        """The text that became certain with this piece; may be empty.
+        """Add a piece; return the text that became certain with it, which may be empty.
 
         Args:
             text: the piece.
@@ -63,7 +63,7 @@ class StopMatcher:
         return pending[:certain]
 
     def finish(self) -> str:
-        """The text still held back when the text has ended without a stop string."""
+        """Return the text still held back when the text has ended without a stop string."""
         held, self._held, self._exempt = self._held, "", 0
         return held
 
@@ -71,8 +71,8 @@ class StopMatcher:
 def find_first(
     pending: str, texts: Sequence[str], *, ends_after: int = 0
 ) -> tuple[int, str] | None:
-    """The one of some texts that is complete first, and where it starts; of several that end
-    together the longest. Only those that end after that many characters count."""
+    """Find the text that is complete first, and return where it starts and the text; of several
+    that end together, the longest. Only those that end after `ends_after` characters count."""
     found = [
         (start + len(text), start, text)
         for text in texts
@@ -82,7 +82,7 @@ def find_first(
 
 
 def undecided(pending: str, texts: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of a text, but not all of it."""
+    """Count the characters at the end that may be the beginning of a text, but not all of it."""
     window = max(0, len(pending) - max(map(len, texts), default=0) + 1)
     longest = 0
     for text in texts:

@@ -30,7 +30,7 @@ class CallIds(Enum):
     """`functions.NAME:NUMBER`, from which Kimi reads the name of a result."""
 
     def fits(self, call_id: object) -> bool:
-        """Whether a template of this family accepts it."""
+        """True if a template of this family accepts the id."""
         return isinstance(call_id, str) and self.value.fullmatch(call_id) is not None
 
     def make(self, name: str, number: int, key: str) -> str:
@@ -111,7 +111,7 @@ class ToolCallReader:
         return lines or None
 
     def _id(self, call: dict[str, Any], ids: CallIds, made: list[str]) -> str:
-        """The model's own id if it fits and is new, or else one of ours."""
+        """Return the model's own id if it fits and is new, or else one of ours."""
         taken = {*self._ids, *made}
         own = call.get("id")
         if ids.fits(own) and own not in taken:

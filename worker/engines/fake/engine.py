@@ -159,7 +159,8 @@ class FakeEngine:
         )
 
     def _find_batching(self, fingerprint: str) -> tuple[Batching, str]:
-        """How rows may be batched and why: as an earlier life found out, or as the options say."""
+        """Return how rows may be batched and why: as an earlier life found out, or as the options
+        say."""
         known = self._spec.known_batching
         if known is not None and known["fingerprint"] == fingerprint:
             return Batching(known["batching"]), known["reason"]
@@ -356,7 +357,7 @@ class FakeEngine:
         return RowToken(key=key, token=token, finish=finish, logprobs=logprobs)
 
     def _vector(self, row: FakeRow) -> RowToken:
-        """The vector of the first text without one."""
+        """Compute the vector of the first text without one."""
         asked = row.row
         done = {*asked.delivered, *row.answered}
         number = next(one for one in range(len(asked.lengths)) if one not in done)

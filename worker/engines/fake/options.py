@@ -124,7 +124,7 @@ class FakeOptions:
 
     @property
     def cache_layers(self) -> tuple[CacheLayers, ...]:
-        """What it claims that its layers keep for each row."""
+        """Return the caches that its layers are said to keep for each row."""
         if not self.token_bytes:
             return ()
         return (CacheLayers(layers=1, token_bytes=self.token_bytes),)

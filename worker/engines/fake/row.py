@@ -34,31 +34,31 @@ class FakeRow:
 
     @property
     def to_prefill(self) -> int:
-        """How many tokens are read before the next one of the answer."""
+        """Return the number of tokens that are read before the next one of the answer."""
         return len(self.row.tokens) + len(self.row.delivered)
 
     @property
     def computed(self) -> int:
-        """How many tokens of prompt and answer have been read or generated."""
+        """Return the number of tokens of prompt and answer that have been read or generated."""
         return self.prefilled + self.generated - len(self.row.delivered)
 
     @property
     def is_decoding(self) -> bool:
-        """Whether everything has been read."""
+        """True if everything has been read."""
         return self.prefilled == self.to_prefill
 
     @property
     def is_read(self) -> bool:
-        """Whether at most the last token is left, which gives the first one of the answer."""
+        """True if at most the last token is left, which gives the first one of the answer."""
         return self.prefilled >= self.to_prefill - 1
 
     @property
     def seed(self) -> int | None:
-        """What its tokens are drawn with; None for a greedy answer."""
+        """Return the seed that its tokens are drawn with; None for a greedy answer."""
         return self.row.seed if self.row.sampling.temperature > 0 else None
 
     def draw(self, index: int) -> int:
-        """The token of this number, from 0."""
+        """Return the token of this number, from 0."""
         if self.directives.big:
             return BIG_TOKEN_BASE + self.directives.big
         if index < len(self.said):

@@ -64,18 +64,18 @@ DIRECTIVE = re.compile(r"\[\[(fault|answer|say|tokenize)\b ?(.*?)\]\]", re.DOTAL
 
 
 def encode_text(text: str) -> list[int]:
-    """The token ids of a text."""
+    """Return the token ids of a text."""
     return [byte + BYTE_OFFSET for byte in text.encode()]
 
 
 def decode_tokens(tokens: Sequence[int]) -> str:
-    """The text of token ids; what is not UTF-8 becomes replacement characters."""
+    """Return the text of token ids; bytes that are not UTF-8 become replacement characters."""
     detokenizer = ByteDetokenizer()
     return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
 
 
 def text_vector(tokens: Sequence[int], voice: str, task: Task, dimensions: int) -> bytes:
-    """The vector of a text: of its bytes and the model's voice alone."""
+    """Compute the vector of a text from its bytes and the model's voice alone."""
     digest = prompt_digest(tokens, voice)
     if task is Task.RERANK:
         return pack_vector([digest[0] / 256])
@@ -83,7 +83,7 @@ def text_vector(tokens: Sequence[int], voice: str, task: Task, dimensions: int) 
 
 
 def prompt_digest(prompt: Sequence[int], voice: str = "") -> bytes:
-    """What an answer depends on: its prompt and its model.
+    """Return the digest of a prompt and its model, on which an answer depends.
 
     Args:
         prompt: its tokens.
@@ -109,7 +109,7 @@ def answer_token(prompt: bytes, index: int, seed: int | None) -> int:
 def answer_tokens(
     prompt: Sequence[int], count: int, seed: int | None = None, voice: str = ""
 ) -> list[int]:
-    """The first `count` tokens of an answer, for tests to compare with (canaries)."""
+    """Return the first `count` tokens of an answer, for tests to compare with (canaries)."""
     digest = prompt_digest(prompt, voice)
     return [answer_token(digest, index, seed) for index in range(count)]
 
@@ -348,7 +348,7 @@ def _shown(content: Any) -> str:
 
 
 def token_logprobs(token: int, count: int | None) -> RowLogprobs | None:
-    """Each id is half as likely as the one before it, from the token on."""
+    """Make logprobs in which each id is half as likely as the one before it, from the token on."""
     if count is None:
         return None
     ids = [(token + place) % VOCABULARY_SIZE for place in range(count)]

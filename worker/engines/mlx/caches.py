@@ -117,7 +117,7 @@ def _growing(short: Any, long: Any) -> _Kept:
 
 
 def can_cut(cache: Sequence[Any]) -> bool:
-    """Whether a row's cache can be cut back to any of its first tokens.
+    """True if a row's cache can be cut back to any of its first tokens.
 
     A chunked window says that it can, but has dropped what a shorter prefix needs.
     """
@@ -127,7 +127,8 @@ def can_cut(cache: Sequence[Any]) -> bool:
 
 
 def tokens_that_can_be_cut(fresh: Sequence[Any]) -> int | None:
-    """How many tokens a row may have while its cache can be cut back; None: any number.
+    """Return the number of tokens that a row may have while its cache can be cut back; None: any
+    number.
 
     Args:
         fresh: as `make_prompt_cache` gives it.
@@ -139,7 +140,7 @@ def tokens_that_can_be_cut(fresh: Sequence[Any]) -> int | None:
 
 
 def row_bytes(cache: Sequence[Any], tokens: int) -> int:
-    """How many bytes a row of that many tokens takes.
+    """Return the bytes that a row of that many tokens takes.
 
     Args:
         cache: the cache of a row that has read at least one token.

@@ -146,7 +146,7 @@ class Run:
             self.step()
 
     def step(self) -> None:
-        """One step, in which every waiting prompt is read to its end."""
+        """Run one step, in which every waiting prompt is read to its end."""
         reads, responses = self._mode.step(dict.fromkeys(self._waiting, LARGEST_CHUNK))
         self._waiting -= {read.uid for read in reads if read.is_over}
         for response in responses:
@@ -196,7 +196,7 @@ def run_in_company(passes: BatchMode, script: Script, report: Callable[[], None]
 
 
 def run_side_by_side(passes: BatchMode, script: Script, report: Callable[[], None]) -> Rows:
-    """All rows from the first step to the last."""
+    """Run all rows from the first step to the last."""
     run = Run(passes, script, report)
     run.insert(*range(len(script.prompts)))
     run.run_until(0, len(script.answers[0]))
@@ -205,7 +205,7 @@ def run_side_by_side(passes: BatchMode, script: Script, report: Callable[[], Non
 
 
 def distance(got: mx.array, alone: mx.array) -> float:
-    """How far one step's log-probabilities are from those of the row alone.
+    """Return the distance of one step's log-probabilities from those of the row alone.
 
     The norm of the difference by the norm of what was expected, both around their mean: neither
     the size of a model's logits nor a constant in all of them matters. Entries that are no numbers
@@ -227,7 +227,7 @@ def distance(got: mx.array, alone: mx.array) -> float:
 
 
 def largest_distance(got: Rows, alone: Rows) -> float:
-    """The largest distance of a row, as the smaller one of two successive steps.
+    """Return the largest distance of a row, as the smaller one of two successive steps.
 
     A single step may be far off where nothing is wrong: an expert is chosen otherwise, because
     the numbers are rounded differently. What the batch does wrong stays in the row's cache.
@@ -319,7 +319,7 @@ def log_finding(finding: Finding, model: str, seconds: float) -> None:
 
 
 def has_state(cache: list[Any]) -> bool:
-    """Whether a layer keeps a state instead of keys and values: padding would go into it, and some
+    """True if a layer keeps a state instead of keys and values: padding would go into it, and some
     model types of mlx-lm do not mask it."""
     return any(
         isinstance(layer, ArraysCache)
@@ -368,7 +368,7 @@ class CapabilityProbe:
         self._alone: dict[float, Rows] = {}  # by the start of the sequence
 
     def find(self) -> Finding:
-        """The fastest way in which rows do not change each other.
+        """Find the fastest way in which rows do not change each other.
 
         Raises:
             MemoryError, GpuFaultElsewhereError: see `raise_if_passing`.
@@ -388,7 +388,7 @@ class CapabilityProbe:
         return Finding(way=Batching.ONE_ROW, reason=reason)
 
     def _trials(self) -> tuple[list[Batching], str]:
-        """The ways to try, and why the fastest is not among them."""
+        """Return the ways to try, and why the fastest is not among them."""
         if self._model_type in UNSEEN:
             return [], f"{UNSEEN[self._model_type]} ({self._model_type})"
         if self._takes_pictures:
@@ -400,7 +400,7 @@ class CapabilityProbe:
         return [Batching.TOGETHER, Batching.SERIAL_PREFILL], ""
 
     def _fault(self, way: Batching) -> str:
-        """What rows do to each other in this way; empty if nothing."""
+        """Return why rows cannot be computed in this way; empty if they can."""
         what = "read together" if way is Batching.TOGETHER else "decoded together"
         starts = STARTS[: self._tolerance.sequences]
         try:
@@ -429,7 +429,7 @@ class CapabilityProbe:
         return self._alone[start]
 
     def _noise(self, way: Batching, start: float) -> float:
-        """How much rows of equal length differ from what they are alone."""
+        """Measure how much rows of equal length differ from what they are alone."""
         script = self._script(start, (CONTROL_LENGTH,) * 2, (CONTROL_TOKENS,) * 2)
         alone = self.run(Batching.ONE_ROW, run_alone, script)
         company = self.run(way, run_side_by_side, script)
@@ -437,7 +437,7 @@ class CapabilityProbe:
             return largest_distance(company, alone)
 
     def _script(self, start: float, lengths: Sequence[int], tokens: Sequence[int]) -> Script:
-        """How many ids the model knows: a tokenizer may have more."""
+        """Make a script of ids that the model knows: a tokenizer may have more."""
         with mx.stream(self._stream):
             # The shape is known without computing anything.
             logits = self._model(mx.array([[0]]), cache=make_prompt_cache(self._model))
@@ -449,7 +449,7 @@ class CapabilityProbe:
         return EXACT if self._is_exact and self._model.own_dtype == mx.float32 else ROUNDED
 
     def run(self, way: Batching, scenario: Scenario, script: Script) -> Rows:
-        """What the rows of a script give in one way, in separate passes."""
+        """Run a script in one way, in separate passes; return what its rows give."""
         passes = make_mode(way, self._model, stream=self._stream)
         try:
             with mx.stream(self._stream):

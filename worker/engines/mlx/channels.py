@@ -41,7 +41,8 @@ class ChatFormat:
 
 
 def chat_format(tokenizer: TokenizerWrapper) -> ChatFormat:
-    """The markers of a model, put together as mlx-lm's own server does (0.32.2), and ours."""
+    """Return the markers of a model, put together as mlx-lm's own server does (0.32.2), and
+    ours."""
     vocabulary = tokenizer.get_vocab()
 
     def ids(text: str) -> tuple[int, ...]:

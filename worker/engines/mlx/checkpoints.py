@@ -32,7 +32,7 @@ MAX_CHECKPOINTS = 8
 def plan_checkpoints(
     wanted: Iterable[int], *, known: int, shared: int, prompt_tokens: int
 ) -> tuple[int, ...]:
-    """After how many tokens of a prompt its cache is kept, ascending.
+    """Return the numbers of tokens of a prompt after which its cache is kept, ascending.
 
     Args:
         wanted: what the text side expects others to share.
@@ -98,7 +98,7 @@ def _said(role: str, text: str) -> Message:
 
 
 def _try(render: Render, messages: list[Message]) -> str | None:
-    """What a template makes of messages that nobody sent; None if it refuses them."""
+    """Render messages that no client sent; return None if the template refuses them."""
     try:
         return render(messages)
     except Exception:  # noqa: BLE001
@@ -119,7 +119,7 @@ class _Chat:
         self._special_tokens = special_tokens
 
     def shared_with(self, other: str) -> int:
-        """How many first tokens are also those of another prompt; 0 if that is not known."""
+        """Count the first tokens that are also those of another prompt; 0 if that is not known."""
         if len(other) <= WHOLE_CHARACTERS:
             return shared_length(as_tokens(self._encode(other)), self._tokens)
         place = shared_length(_characters(self._rendered), _characters(other))

@@ -98,7 +98,7 @@ def convert(source: Path, target: Path, bits: int | None, say: Say) -> None:
 
 
 def is_quantised(config: Mapping[str, Any]) -> bool:
-    """Whether the weights of a config.json are packed."""
+    """True if a config.json says that its weights are packed."""
     return any(config.get(name) for name in ("quantization", "quantization_config"))
 
 

@@ -186,8 +186,8 @@ class ModelFolder:
     strays: frozenset[str] = frozenset()
 
     def number(self, *names: str) -> int | None:
-        """A positive integer of config.json, under the first of the names that exists; also looks
-        into a text model that is nested in another one."""
+        """Return a positive integer of config.json, under the first of the names that exists, or
+        else of a text model that is nested in it; None if there is none."""
         for settings in (self.config, self.config.get("text_config")):
             for name in names:
                 value = settings.get(name) if isinstance(settings, dict) else None
@@ -309,7 +309,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_not(kind: str, path: Path, detail: str = "") -> BadModelError:
-    """The error for a file of another kind than its name says."""
+    """Make the error for a file of another kind than its name says."""
     if is_pointer(path):
         return BadModelError("; ".join(pointer_problem(path)))
     return BadModelError(f"{path} is not {kind}{detail}")
@@ -466,7 +466,7 @@ def _read_file(
 
 
 def _is_in_memory(descriptor: int, offset: int) -> bool:
-    """Whether a byte can be read without waiting for the disk."""
+    """True if a byte can be read without waiting for the disk."""
     if sys.platform != "linux":
         raise NotImplementedError
     try:

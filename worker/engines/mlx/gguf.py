@@ -75,11 +75,11 @@ class Metadata:
         self._values = values
 
     def has(self, name: str) -> bool:
-        """Whether there is such a key."""
+        """True if there is such a key."""
         return name in self._values
 
     def integer(self, name: str, default: int | None = None, *, below: int = 2**31) -> int:
-        """A whole number from 0."""
+        """Return a whole number from 0 that is less than `below`."""
         value = self._number(name, default)
         if not (0 <= value < below and value == int(value)):
             raise BadModelError(
@@ -88,35 +88,35 @@ class Metadata:
         return int(value)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A whole number from 1."""
+        """Return a whole number from 1."""
         value = self.integer(name, default)
         if value == 0:
             raise BadModelError(f"{self._source}: {name} is 0")
         return value
 
     def real(self, name: str, default: float | None = None) -> float:
-        """A number with its shortest decimal form; the file keeps 32 bits of it."""
+        """Return a number with its shortest decimal form; the file keeps 32 bits of it."""
         value = self._number(name, default)
         if not math.isfinite(value):
             raise BadModelError(f"{self._source}: {name} is {value}, no number to compute with")
         return float(f"{value:.7g}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._values.get(name, default)
         if not isinstance(value, str):
             raise BadModelError(f"{self._source}: the metadata has no text {name}")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings."""
+        """Return a list of strings."""
         value = self._values.get(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise BadModelError(f"{self._source}: the metadata has no list {name}")
         return value
 
     def integers(self, name: str) -> list[int]:
-        """A list of whole numbers."""
+        """Return a list of whole numbers."""
         value = self._values.get(name)
         if not isinstance(value, mx.array) or value.ndim != 1 or value.dtype in _REALS:
             raise BadModelError(f"{self._source}: the metadata has no list {name}")
@@ -274,7 +274,8 @@ def undo_interleave(array: mx.array, heads: int) -> mx.array:
 
 
 def quantization(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
-    """The `quantization` entry of config.json: the usual width, and each layer that differs."""
+    """Return the `quantization` entry of config.json: the usual width, and each layer that
+    differs."""
     bits_of = {}
     for name, scales in arrays.items():
         module, _, part = name.rpartition(".")

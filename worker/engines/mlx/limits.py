@@ -82,8 +82,8 @@ class MemoryLimits:
             self._memory_before = before
 
     def is_exceeded(self) -> bool:
-        """Whether arrays hold more, as prefixes and long rows may together: then MLX takes three
-        times as long for everything."""
+        """True if arrays hold more than `bound_rows` allows, as prefixes and long rows may
+        together: then MLX takes three times as long for everything."""
         return self._most_bytes is not None and mx.get_active_memory() > self._most_bytes
 
     def restore(self) -> None:
@@ -97,7 +97,7 @@ class MemoryLimits:
 
 
 def bytes_held(kept: int, prefix: int) -> EngineBytes:
-    """Memory as MLX counts it.
+    """Return the memory as MLX counts it.
 
     Args:
         kept: see `EngineBytes`.
@@ -113,7 +113,7 @@ def bytes_held(kept: int, prefix: int) -> EngineBytes:
 
 
 def _default_cache_bytes() -> int:
-    """How much a worker on a GPU keeps for reuse if its entry does not say."""
+    """Return the bytes that a worker on a GPU keeps for reuse if its entry does not say."""
     info = mx.device_info()
     device_bytes = info.get("total_memory") or info.get("memory_size")  # CUDA, Metal
     if not device_bytes:
@@ -122,6 +122,6 @@ def _default_cache_bytes() -> int:
 
 
 def _recommended_bytes() -> int | None:
-    """How much may be wired at most; None if the device does not wire memory."""
+    """Return the bytes that may be wired at most; None if the device does not wire memory."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
     return None if recommended is None else int(recommended)

@@ -59,7 +59,7 @@ _MEMORY_TEXTS = (
 
 
 def is_memory_text(text: str) -> bool:
-    """Whether a message from MLX says that there was not enough memory."""
+    """True if a message from MLX says that there was not enough memory."""
     lowered = text.lower()
     return any(memory_text in lowered for memory_text in _MEMORY_TEXTS)
 
@@ -138,8 +138,8 @@ def blaming_the_model(path: str) -> Iterator[None]:
 
 
 def judging_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """For whatever may evaluate arrays while rows are served: MLX raises an error about earlier
-    work wherever the next array is evaluated, and only some errors accuse rows.
+    """Wrap a method that may evaluate arrays while rows are served: MLX raises an error about
+    earlier work wherever the next array is evaluated, and only some errors accuse rows.
 
     Raises:
         MemoryError: MLX ran out of memory.
@@ -161,7 +161,7 @@ def judging_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def shorten(error: BaseException) -> str:
-    """An error's text in one line."""
+    """Return an error's text in one line, cut off if it is long."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_CAUSE_CHARACTERS else text[:MAX_CAUSE_CHARACTERS] + "…"
 
@@ -175,8 +175,8 @@ def keep_kernels(spec: LaunchSpec) -> None:
 
 
 def open_stream() -> tuple[str, mx.Stream]:
-    """The backend that MLX uses here (`cpu`, `cuda` or `metal`) and a stream of this thread on it,
-    tried with one sum: nothing runs on any other stream before (A2).
+    """Return the backend that MLX uses here (`cpu`, `cuda` or `metal`) and a stream of this thread
+    on it, tried with one sum: nothing runs on any other stream before (A2).
 
     Raises:
         NoDeviceError: it has none that works.
@@ -310,7 +310,7 @@ def widen_windows(model: Any) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """An error of the loader as a sentence; some of Python's mean nothing by themselves."""
+    """Return an error of the loader as a sentence; some of Python's mean nothing by themselves."""
     match error:
         case KeyError():
             return f"{shorten(error)} is missing"
@@ -321,7 +321,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _culprit(folder: ModelFolder, error: Exception) -> str:
-    """The file that an error of the loader is most likely about."""
+    """Return the file that an error of the loader is most likely about."""
     text = str(error)[:MAX_SEARCHED]  # an error may name each of 100,000 arrays
     named = [name for name in folder.shard_of if name in text]
     if named:

@@ -31,7 +31,7 @@ class FloatLogits:
         self.width = 0
 
     def __call__(self, tokens: mx.array, *args: Any, **named: Any) -> mx.array:
-        """The model's logits for these tokens, as float32."""
+        """Return the model's logits for these tokens, as float32."""
         logits: mx.array = self._model(tokens, *args, **named)
         self.own_dtype, self.width = logits.dtype, logits.shape[-1]
         return logits.astype(mx.float32)

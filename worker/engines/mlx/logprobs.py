@@ -29,7 +29,7 @@ class LogprobReader:
         self._stream = mx.new_stream(mx.default_device())
 
     def read(self, responses: Sequence[Any], wanted: Mapping[int, int]) -> dict[int, RowLogprobs]:
-        """The logprobs of some rows' tokens, by uid; one evaluation for all of them.
+        """Read the logprobs of some rows' tokens, by uid; one evaluation for all of them.
 
         Args:
             responses: the responses of one `next()`.

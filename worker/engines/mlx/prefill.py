@@ -108,12 +108,13 @@ class PassCost:
 
     @property
     def is_told_apart(self) -> bool:
-        """Whether passes were measured that differ enough to tell a pass from its tokens."""
+        """True if passes were measured that differ enough to tell a pass from its tokens."""
         return self._is_apart(self.largest_cost)
 
     @property
     def worthwhile(self) -> int:
-        """The cost whose tokens take as long as the pass: with less, most of it is the pass."""
+        """Return the cost whose tokens take as long as the pass: with less, most of it is the
+        pass."""
         return int(self.pass_s / self.unit_s) if self.unit_s else 0
 
     def predict_s(self, cost: int) -> float:
@@ -121,14 +122,14 @@ class PassCost:
         return 0.0 if self.unit_s is None else self.pass_s + self.unit_s * cost
 
     def saw_none(self, took_s: float) -> None:
-        """A step has read nothing: a pass takes at least as long."""
+        """Note the time of a step that has read nothing: a pass takes at least as long."""
         if self._least_s == 0.0 or took_s < self._least_s:
             self._least_s = took_s
         else:
             self._least_s += DRIFT * (took_s - self._least_s)
 
     def saw(self, cost: int, took_s: float, *, is_slow: bool) -> None:
-        """A pass has ended.
+        """Learn from a pass that has ended.
 
         Args:
             cost: rows × tokens of the longest, at least 1.
@@ -151,14 +152,15 @@ class PassCost:
         self._note_small(cost, took_s)
 
     def forget_large(self, cost: int) -> None:
-        """What follows is not what was measured with passes above this cost."""
+        """Forget passes above this cost, because those that follow are different."""
         self.largest_cost = min(self.largest_cost, cost)
         self._counted_cost = min(self._counted_cost, cost)
 
     # ---------------------------------------------------------------- inside
 
     def _unit_of(self, cost: int, took_s: float) -> float:
-        """What each token of a pass took, beside what the pass is known to take itself."""
+        """Return the seconds of each token of a pass, beside those that the pass is known to take
+        itself."""
         if not self._is_apart(cost):
             return (took_s - self.pass_s) / cost
         small, small_s = min(self._small, key=lambda one: one[1])
@@ -231,7 +233,7 @@ class CostModel:
         return int(min(max(cost // rows, SMALLEST_CHUNK), self._largest_chunk))
 
     def shows_chunk(self, tokens: int, limit_s: float) -> bool:
-        """The next chunk that is read has that many tokens, to show what they cost.
+        """Let the next chunk that is read have `tokens` tokens, to show what they cost.
 
         Returns:
             False, and nothing changes, if chunks are fixed, or one as large as the largest so far
@@ -244,17 +246,19 @@ class CostModel:
         return True
 
     def forget(self) -> None:
-        """What was measured until now had kernels compiled, and will not be as slow again."""
+        """Forget what was measured until now, which had kernels compiled and will not be as slow
+        again."""
         self._cost = PassCost()
         self._depth = 0
         self._decode_s, self._usual_decode_s, self._decode_rows = 0.0, 0.0, 1
 
     def target_s(self, *, decode_rows: int) -> float:
-        """How long the reading part of a step is planned to take."""
+        """Return the seconds that the reading part of a step is planned to take."""
         return HEADROOM * (self._busy_target_s if decode_rows else self._idle_target_s)
 
     def begins_deep(self, known: int) -> None:
-        """A row begins after that many known tokens.
+        """Make the next chunks smaller if a row begins after so many known tokens that these cost
+        more.
 
         Attention looks at all of them. If the last chunk was measured after fewer, a token costs
         more than that by as much at most; so the chunks begin that much smaller, and grow again.
@@ -269,7 +273,7 @@ class CostModel:
         self._cost.forget_large(max(int(first / GROWTH), FIRST_CHUNK))
 
     def predict_chunk_s(self, *, prefill_rows: int, longest: int) -> float:
-        """How long a chunk should take at most; 0 when unknown."""
+        """Return the seconds that a chunk should take at most; 0 when unknown."""
         return self._cost.predict_s(prefill_rows * longest)
 
     @property
@@ -284,7 +288,7 @@ class CostModel:
         return self._cost.pass_s if tokens <= self._cost.worthwhile else 0.0
 
     def predict_decode_s(self, rows: int) -> float:
-        """How long the decode part of a step should take at most; 0 when unknown."""
+        """Return the seconds that the decode part of a step should take at most; 0 when unknown."""
         return self._decode_s * max(1.0, rows / self._decode_rows) if rows else 0.0
 
     def usual_decode_s(self, rows: int) -> float:
@@ -293,7 +297,7 @@ class CostModel:
         return self._usual_decode_s * max(1.0, rows / self._decode_rows) if rows else 0.0
 
     def saw_decode(self, *, rows: int, took_s: float) -> None:
-        """A step without prefill has ended."""
+        """Learn from a step without prefill that has ended."""
         usual_s = self._usual_decode_s or took_s
         self._usual_decode_s = usual_s + USUAL_EASE * (min(took_s, LATE * usual_s) - usual_s)
         if rows >= self._decode_rows and took_s > self._decode_s:
@@ -306,8 +310,8 @@ class CostModel:
     def saw_chunk(
         self, *, prefill_rows: int, longest: int, decode_rows: int, took_s: float, depth: int = 0
     ) -> None:
-        """A step with a prefill chunk has ended; `took_s` is for the whole step, and `depth` says
-        how many tokens were before the chunk."""
+        """Learn from a step with a prefill chunk that has ended; `took_s` is for the whole step,
+        and `depth` is the number of tokens before the chunk."""
         cost = prefill_rows * longest
         if cost <= 0:
             return
@@ -322,8 +326,8 @@ class CostModel:
         self._cost.saw(cost, spent_s, is_slow=spent_s > self.target_s(decode_rows=1))
 
     def _is_preparation(self, cost: int, spent_s: float) -> bool:
-        """Whether what the first pass of a shape took says nothing about its tokens: it is slower
-        than others have taught, but not by so much that the next one could meet the stall limit."""
+        """True if the time of a shape's first pass says nothing about its tokens: it is slower than
+        others have taught, but not by so much that the next one could meet the stall limit."""
         is_slower = spent_s > self._cost.predict_s(cost)
         return self._cost.is_told_apart and is_slower and spent_s <= self._ceiling_s
 
@@ -370,7 +374,8 @@ class _Prompt:
 
     @property
     def rest(self) -> int:
-        """How much must be read before the last token, which gives the first one of the answer."""
+        """Return the number of tokens to read before the last one, which gives the answer's first
+        token."""
         return max(self.total - 1 - self.done, 0)
 
 
@@ -397,7 +402,7 @@ class PrefillScheduler(ABC):
         return len(self._prompts)
 
     def add(self, uid: int, *, total: int, known: int, own: int = 0) -> None:
-        """A row waits from now on.
+        """Add a row, which waits from now on.
 
         Args:
             uid: the row's uid.
@@ -436,11 +441,11 @@ class PrefillScheduler(ABC):
         return prompt is None or prompt.done > prompt.known - prompt.own
 
     def got_token(self, uid: int) -> None:
-        """A row has got a token, so its first one is no longer due."""
+        """Note that a row has got a token, so its first one is no longer due."""
         self._due.discard(uid)
 
     def has_long(self, *, decode_rows: int) -> bool:
-        """Whether a prompt is left that takes more than the next chunk, or has taken one."""
+        """True if a prompt is left that takes more than the next chunk, or has taken one."""
         if not self._prompts:
             return False
         chunk = self.chunk(decode_rows=decode_rows)
@@ -452,11 +457,11 @@ class PrefillScheduler(ABC):
 
     @abstractmethod
     def chunk(self, *, decode_rows: int) -> int:
-        """How many tokens of each waiting prompt the next step would process."""
+        """Return the number of tokens of each waiting prompt that the next step would process."""
 
     @property
     def has_read(self) -> bool:
-        """Whether a prompt needs no more reading: it joins those that decode with the next step."""
+        """True if a prompt needs no more reading: it joins those that decode with the next step."""
         return bool(self.hold())
 
     @abstractmethod
@@ -464,7 +469,7 @@ class PrefillScheduler(ABC):
         """See `Engine.shared_pass_s`."""
 
     def hold(self) -> dict[int, int]:
-        """The plan of a step that reads nothing: the prompts that need no more reading."""
+        """Return the plan of a step that reads nothing: the prompts that need no more reading."""
         return {
             uid: 0
             for uid, prompt in self._prompts.items()
@@ -472,18 +477,20 @@ class PrefillScheduler(ABC):
         }
 
     def plan(self, *, decode_rows: int) -> dict[int, int]:
-        """How many tokens to read of which prompts in the next step, by uid, in this order."""
+        """Return the number of tokens to read of each prompt in the next step, by uid, in this
+        order."""
         if decode_rows and self._debt_s > 0.0:
             return self.hold()
         return self._next_turn(decode_rows=decode_rows)
 
     @abstractmethod
     def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
-        """The same if the rows that decode have had their time."""
+        """Plan the next step for when the rows that decode have had their time."""
 
     @abstractmethod
     def predict_s(self, *, decode_rows: int) -> float:
-        """How long the reading part of the next step should take at most; 0 when unknown."""
+        """Return the seconds that the reading part of the next step should take at most; 0 when
+        unknown."""
 
     @abstractmethod
     def learn(
@@ -588,8 +595,8 @@ class TogetherScheduler(PrefillScheduler):
         return self._costs.shared_pass_s(tokens)
 
     def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
-        """The prompts whose turn it is, unless first tokens are due and a long prompt would delay
-        them.
+        """Take the prompts whose turn it is, unless first tokens are due and a long prompt would
+        delay them.
 
         From the end of its prompt to its first token a row needs two steps. A prompt that takes
         many chunks anyway pauses in these two, which are then short; prompts that end with this
@@ -608,7 +615,7 @@ class TogetherScheduler(PrefillScheduler):
         return {uid: min(self._prompts[uid].rest, chunk) for uid in turn} | self.hold()
 
     def _turn(self) -> list[int]:
-        """The prompts of the next pass."""
+        """Choose the prompts of the next pass."""
         batches: dict[int, list[int]] = {}
         new: list[int] = []
         for uid, prompt in self._prompts.items():
@@ -632,8 +639,8 @@ class TogetherScheduler(PrefillScheduler):
         return max(self._prompts[uid].rest for uid in uids)
 
     def _gather(self, uids: Sequence[int]) -> list[int]:
-        """Of the prompts that none was read of, those that begin together: the shortest, and the
-        next ones as long as padding to them costs less than a pass of their own."""
+        """Choose, of the prompts that have not begun, those that begin together: the shortest, and
+        the next ones as long as padding to them costs less than a pass of their own."""
         waited = [uid for uid in uids if self._prompts[uid].passed_over >= MOST_PASSED_OVER]
         by_length = sorted(uids, key=lambda uid: self._prompts[uid].rest)
         [first] = turn = waited[:1] or by_length[:1]
@@ -670,7 +677,7 @@ class TogetherScheduler(PrefillScheduler):
         took_s: float,
         width: int,
     ) -> None:
-        """One pass of that many rows, padded to the longest."""
+        """Learn from one pass of all rows that were read, padded to the longest."""
         begun = sum(read.is_over for read in reads)
         read_sizes = [size for size in sizes.values() if size]
         self._costs.saw_chunk(
@@ -694,7 +701,7 @@ class SerialScheduler(PrefillScheduler):
         return 0.0
 
     def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
-        """The prompts whose turn it is.
+        """Take the prompts whose turn it is.
 
         The first is read in any case, unless it is long and first tokens are due, which then
         come in a short step. Because each step moves what it has read to the end of the line,
@@ -735,7 +742,8 @@ class SerialScheduler(PrefillScheduler):
         took_s: float,
         width: int,
     ) -> None:
-        """Each pass by itself; the first has waited for the decode step that was under way."""
+        """Learn from each pass by itself; the first has waited for the decode step that was under
+        way."""
         for read in reads:
             if sizes[read.uid] and read.took_s is not None:
                 self._costs.saw_chunk(

@@ -55,7 +55,8 @@ class PrefixRoom:
 
 
 def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
-    """The room for a model that is loaded and has run; on the current stream."""
+    """Return the room for prefixes of a model that is loaded and has run; runs on the current
+    stream."""
     # Cached prefixes were computed in other chunks.
     if spec.deterministic or spec.prefix_cache_bytes == 0:
         return PrefixRoom()
@@ -74,12 +75,12 @@ def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
 
 
 def automatic_bytes(*, free_bytes: int, row_bytes: int) -> int:
-    """A share of the free memory that holds at least one row, but not most of the memory."""
+    """Return a share of the free memory that holds at least one row, but not most of the memory."""
     return min(max(free_bytes // FREE_SHARE, row_bytes), free_bytes // MOST_SHARE)
 
 
 def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
-    """How much memory this process may still take, once the weights are loaded.
+    """Return the bytes that this process may still take, once the weights are loaded.
 
     Args:
         backend: `cpu`, `cuda` or `metal`; the latter's memory is the machine's.
@@ -96,7 +97,7 @@ def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
 
 
 def tokens_that_fit(max_bytes: int, row: Sequence[Any], context_length: int) -> int:
-    """The longest row that can be kept; at most the whole context.
+    """Return the length in tokens of the longest row that can be kept; at most the whole context.
 
     Args:
         row: the caches of a row of at least one token.
@@ -165,18 +166,18 @@ class PrefixCache:
 
     @property
     def held_bytes(self) -> int:
-        """The size of what it keeps: arrays and ids."""
+        """Return the bytes of the arrays and ids that it keeps."""
         return self._array_bytes + self._index.held_bytes
 
     def entries(self) -> list[Node[Entry]]:
-        """What it keeps, the least recently used first."""
+        """Return its entries, the least recently used first."""
         return list(self._used)
 
     def __len__(self) -> int:
         return len(self._used)
 
     def find(self, tokens: Sequence[int] | Tokens) -> Found:
-        """A copy of the cache of the longest known prefix.
+        """Return a copy of the cache of the longest known prefix.
 
         Never of all tokens: the last one must be computed, because its logits are needed.
         """
@@ -197,7 +198,7 @@ class PrefixCache:
     def _source(
         self, node: Node[Entry], matched: int, *, besides: Node[Entry] | None
     ) -> Node[Entry] | None:
-        """An entry that holds that many tokens of the path, or can be cut back to them."""
+        """Return an entry that holds that many tokens of the path, or can be cut back to them."""
         if node.value is not None and node.end == matched:
             return node
         below = self._index.below(node, besides=besides, longest=self._longest_cuttable)
@@ -213,9 +214,9 @@ class PrefixCache:
         return cache
 
     def plan_checkpoints(self, row: Row, found: Found) -> tuple[int, ...]:
-        """After how many of a row's tokens its cache must be kept, before its end.
+        """Return the numbers of a row's tokens after which its cache must be kept, before its end.
 
-        Nowhere if the one at its end can be cut back to any of its tokens.
+        Return none if the cache at its end can be cut back to any of its tokens.
         """
         ends_at = len(row.tokens) + row.max_tokens
         cuttable = self.room.cuttable_tokens
@@ -255,7 +256,7 @@ class PrefixCache:
         return self.room.max_bytes * count // (size + BYTES_PER_TOKEN * count)
 
     def _knows(self, ids: Tokens) -> bool:
-        """Whether an existing entry can do all that these tokens could; it then counts as used."""
+        """True if an existing entry can do all that these tokens could; it then counts as used."""
         node, matched = self._index.path(ids)[-1]
         source = self._source(node, matched, besides=None) if matched == len(ids) else None
         if source is None:
@@ -340,7 +341,7 @@ class KeptRows:
 
     @property
     def held_bytes(self) -> int:
-        """The size of what it keeps: arrays and ids."""
+        """Return the bytes of the arrays and ids that it keeps."""
         return sum(state.size for state in self._states.values())
 
     def keep(self, key: RequestKey, cache: list[Any], tokens: list[int]) -> None:
@@ -355,7 +356,7 @@ class KeptRows:
         self._states[key] = _State(cache=cache, tokens=tokens, size=size)
 
     def take(self, key: RequestKey, tokens: list[int]) -> Found | None:
-        """The cache of a row that returns; None if none is kept, or not of these tokens.
+        """Take the cache of a row that returns; None if none is kept, or not of these tokens.
 
         Args:
             key: of the row's request.

@@ -25,7 +25,7 @@ def as_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
 
 
 def shared_length(one: Tokens, other: Tokens) -> int:
-    """How many of their first tokens are the same."""
+    """Count the first tokens that are the same in both."""
     length = min(len(one), len(other))
     if not length:
         return 0
@@ -89,7 +89,8 @@ class PrefixIndex(Generic[Value]):
             self._join_with_child(node)
 
     def path(self, tokens: Tokens) -> list[tuple[Node[Value], int]]:
-        """The nodes along which a sequence runs, the root first, and how many tokens match there.
+        """Return the nodes along which a sequence runs, the root first, with the tokens that match
+        there.
 
         Only at the last of them may fewer tokens match than lead to it.
         """
@@ -107,7 +108,7 @@ class PrefixIndex(Generic[Value]):
     def below(
         self, node: Node[Value], *, besides: Node[Value] | None = None, longest: int
     ) -> Iterator[Node[Value]]:
-        """The nodes with a value from a node on downwards, of at most `longest` tokens.
+        """Yield the nodes with a value from a node on downwards, of at most `longest` tokens.
 
         Args:
             besides: a child whose sequences are left out.

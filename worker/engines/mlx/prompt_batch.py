@@ -208,7 +208,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
 
     @property
     def _held(self) -> int:
-        """How many keys its padded caches have for each row."""
+        """Return the number of keys that its padded caches have for each row."""
         return self.prompt_cache[0].size() if self.is_padded else 0
 
     def begin(self, last_tokens: Mapping[int, int]) -> DrawingBatch:

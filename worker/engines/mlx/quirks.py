@@ -91,7 +91,7 @@ KNOWN_FAULTS = (
 
 
 def find_fault(config: Mapping[str, Any]) -> KnownFault | None:
-    """The fault that concerns a model, if one is known.
+    """Return the fault that concerns a model, if one is known.
 
     Args:
         config: what config.json holds.
@@ -103,7 +103,7 @@ def find_fault(config: Mapping[str, Any]) -> KnownFault | None:
 
 
 def find_warnings(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What users should know about a model that loads, a sentence each.
+    """Return the warnings about a model that loads, a sentence each.
 
     Args:
         path: the model folder.

@@ -109,12 +109,12 @@ class MlxText:
 
     @property
     def inner_tokenizer(self) -> Any:
-        """That of transformers, which mlx-lm has wrapped."""
+        """Return the tokenizer of transformers, which mlx-lm has wrapped."""
         return self.tokenizer._tokenizer
 
     @property
     def stop_tokens(self) -> list[int]:
-        """The ids that end an answer, from tokenizer and configuration."""
+        """Return the ids that end an answer, from tokenizer and configuration."""
         ends = {int(token) for token in self.tokenizer.eos_token_ids}
         if self._format.is_harmony:
             # Of some conversions the configuration names only the first of them.
@@ -123,17 +123,19 @@ class MlxText:
 
     @property
     def spared_tokens(self) -> list[int]:
-        """The ids without which an answer could not end: those of end of text and line break."""
+        """Return the ids without which an answer could not end: those of end of text and line
+        break."""
         line_breaks = self.tokenizer.encode("\n", add_special_tokens=False)
         return sorted({*self.stop_tokens, *map(int, line_breaks)})
 
     @property
     def channel_rules(self) -> ChannelRules:
-        """How the model marks the parts of its answers."""
+        """Return the rules by which the model marks the parts of its answers."""
         return self._format.rules
 
     def twin(self) -> MlxText:
-        """The same for another thread: tokenizers change their own settings while they encode."""
+        """Make a codec for another thread: tokenizers change their own settings while they
+        encode."""
         with self.in_use:
             tokenizer = copy.deepcopy(self.tokenizer)
         other = copy.copy(self)
@@ -143,7 +145,7 @@ class MlxText:
         return other
 
     def encode(self, body: RequestBody) -> Prompt:
-        """The prompt of a request.
+        """Encode the prompt of a request.
 
         Raises:
             RemoteError: `invalid_request`, the request's own fault (G6, C7).
@@ -202,7 +204,7 @@ class MlxText:
         return replace(prompt, grammar=grammar, strict=strict)
 
     def _held_calls(self, body: RequestBody, opening: str) -> HeldCalls | None:
-        """The grammar of the calls in a free answer; None if the model's family has none."""
+        """Return the grammar of the calls in a free answer; None if the model's family has none."""
         rules = self._format.rules
         ends = [mark for mark, _ in rules.transitions.get(TOOL, ())]
         tokenizer = self.grammars.tokenizer
@@ -236,7 +238,7 @@ class MlxText:
         )
 
     def _grammar(self, body: RequestBody, opening: str) -> Grammar:
-        """The grammar that the content of an answer must follow, from where it begins.
+        """Compile the grammar that the content of an answer must follow, from where it begins.
 
         Raises:
             RemoteError: `invalid_request`; no answer can follow it.
@@ -274,13 +276,13 @@ class MlxText:
             ) from None
 
     def _unused_token(self) -> int:
-        """An id for the end of text if the model has none: llguidance would take 0, which may
-        be a character. The byte 255 is in no text."""
+        """Return an id for the end of text if the model has none: llguidance would take 0, which
+        may be a character. The byte 255 is in no text."""
         token_bytes = self.token_bytes or []
         return token_bytes.index(b"\xff") if b"\xff" in token_bytes else self.vocabulary_size - 1
 
     def detokenizer(self) -> Detokenizer:
-        """A new detokenizer for one answer."""
+        """Make a detokenizer for one answer."""
         if self.token_bytes is not None:
             return ByteDetokenizer(self.token_bytes, strips_first_space=self._strips_first_space)
         return WindowDetokenizer(self.decode)
@@ -298,7 +300,7 @@ class MlxText:
             return content.decode(errors="replace"), content
 
     def decode(self, tokens: list[int]) -> str:
-        """All tokens at once, special ones included."""
+        """Decode all tokens at once, special ones included."""
         return self._decoded(self.decoding_tokenizer, tokens)
 
     @staticmethod
@@ -543,7 +545,8 @@ def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) 
 
 
 def byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
-    """The bytes of each id; an entry outside the byte alphabet (an added token) is plain text."""
+    """Return the bytes of each id; an entry outside the byte alphabet (an added token) is plain
+    text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     byte_of = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -559,7 +562,7 @@ def byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
 
 
 def sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
-    """The bytes of each id of a vocabulary that spells single bytes out, as `<0x0A>`."""
+    """Return the bytes of each id of a vocabulary that spells single bytes out, as `<0x0A>`."""
     result = []
     for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))):
         text = token or ""
@@ -571,7 +574,7 @@ def sentencepiece_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
 
 
 def sentencepiece_strips(decoder: dict[str, Any]) -> bool | None:
-    """Whether a sentencepiece decoder strips the first space; None if it is another decoder."""
+    """True if a sentencepiece decoder strips the first space; None if it is another decoder."""
     steps = decoder.get("decoders")
     if decoder.get("type") != "Sequence" or not isinstance(steps, list):
         return None

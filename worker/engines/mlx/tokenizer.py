@@ -88,7 +88,7 @@ def _named(value: Any) -> dict[str, str]:
 
 
 def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
-    """What an error of a tokenizer means: it names the file, in one line."""
+    """Make the error for a tokenizer that cannot be used: it names the file, in one line."""
     named = folder / TOKENIZER
     if not named.exists():
         named = folder
@@ -101,7 +101,8 @@ def tokenizer_error(folder: Path, error: Exception) -> BadModelError:
 
 
 def _settings(folder: Path) -> PreTrainedConfig:
-    """The part of config.json by which transformers chooses a tokenizer's class, and nothing else.
+    """Return the part of config.json by which transformers chooses a tokenizer's class, and no
+    more.
 
     It checks the model's settings by its own rules, which mlx-lm does not share, and such an error
     would look like one of the tokenizer.
@@ -130,7 +131,8 @@ def _check_end_tokens(folder: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object that `check_folder` has read before; empty if there is none."""
+    """Read a JSON object that `check_folder` has read before; return an empty one if there is
+    none."""
     value = json.loads(path.read_bytes()) if path.exists() else {}
     return value if isinstance(value, dict) else {}
 

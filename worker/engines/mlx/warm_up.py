@@ -296,7 +296,8 @@ class WarmUp:
             self._batch.remove(*keys)
 
     def _row(self, key: RequestKey, length: int, *, of: int) -> Row:
-        """A request as long as the context allows; of several, the first decode until all do."""
+        """Make a request as long as the context allows; of several, the first decode until all
+        do."""
         length = max(min(length, self._context_length - ANSWER_TOKENS), 1)
         return Row(
             key=key,
