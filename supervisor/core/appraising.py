@@ -48,7 +48,7 @@ class Appraising:
         if budget is not None:
             pinned = {model.name for model in self._fleet if _is_pinned(model)}
             needs = bounded(needs, pinned, budget.whole_bytes)
-        self._fleet.kv_budget.mark_dirty()
+        self._fleet.memory_changed()
         for model in self._fleet:
             model.life.appraise(needs.get(model.name))
             self._fleet.touch(model)

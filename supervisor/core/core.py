@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import State
 
-from .actions import Action, Finish, WakeAt
+from .actions import Action, BudgetChanged, Finish, WakeAt
 from .appraising import Appraising
 from .attaching import Attaching
 from .client_events import ClientEvents
@@ -53,10 +53,11 @@ from .events import (
 )
 from .fleet import Fleet
 from .gateway import Gateway
+from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
 from .log_level import WorkerLogLevel
-from .memory_pressure import MemoryPressure
+from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .metering import Meter
 from .outbox import Outbox
@@ -184,7 +185,7 @@ class Core:
         self._workers = WorkerEvents(
             self.fleet, serving, prefill_slots, self._appraising, self._attaching, log_level
         )
-        self._memory_pressure = MemoryPressure(self.fleet, self.outbox)
+        self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -265,7 +266,7 @@ class Core:
                 self._warm_pool.is_ready(number, pid, event.now)
             case PrewarmedEnded(number=number):
                 self._warm_pool.ended(number, event.now)
-                self.fleet.kv_budget.mark_dirty()
+                self.fleet.memory_changed()
                 self.fleet.look_at_all()
             case DownloadSaid():
                 self.fleet.downloads.said(event, self.fleet)
@@ -330,10 +331,26 @@ class Core:
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
-            if self.fleet.kv_budget.sampled(model, event.now):
+            if was_measured(model, event.now):
                 self.fleet.touch(model)
-        self._memory_pressure.sampled(event.reading, event.now)
+        self.fleet.memory_changed(is_measured=True)
+        self._squeeze(event.reading, event.now)
         if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
+            self.fleet.look_at_all()
+
+    def _squeeze(self, reading: Reading | None, now: float) -> None:
+        """Give the models what the other programs leave of the budget."""
+        before = self.fleet.settings.budget
+        if before is None:
+            return
+        held_bytes = sum(model.held_bytes for model in self.fleet)
+        budget = self._pressure.sampled(before, reading, held_bytes, now)
+        if budget != before:
+            self.fleet.settings = replace(self.fleet.settings, budget=budget)
+            self.fleet.look_at_all()
+        if budget.size_bytes != before.size_bytes:
+            self.outbox.add(BudgetChanged(budget=budget))
+        if overshoot_bytes(self.fleet, budget):
             self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
@@ -346,7 +363,9 @@ class Core:
         if event.is_dry and event.caller is not None:
             self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
             return
-        settings = self._memory_pressure.after_reload(event.settings)
+        before = self.fleet.settings.budget
+        budget = self._pressure.after_reload(before, event.settings.budget)
+        settings = replace(event.settings, budget=budget)
         self.fleet.reload(settings, event.models, event.now)
         self._appraising.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)

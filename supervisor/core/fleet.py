@@ -10,6 +10,7 @@ from typing import assert_never
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import HAS_PROCESS, State, Wanted, Why
+from mlxsup.protocol.worker_messages import GiveBack
 
 from .actions import (
     Abandon,
@@ -28,7 +29,7 @@ from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import KvBudget, longest_stream
+from .kv_budget import adopt, longest_stream
 from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
@@ -59,7 +60,7 @@ from .lifecycle.triggers import (
     words_of,
 )
 from .memory.need import Need
-from .memory_plan import plan
+from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
@@ -130,7 +131,6 @@ class Fleet:
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        kv_budget: what the rows of each may take.
         downloads: of what they lack.
     """
 
@@ -151,7 +151,6 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
-        self.kv_budget = KvBudget(outbox, warm_pool)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self.warm_pool = warm_pool
@@ -164,7 +163,9 @@ class Fleet:
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         self.downloads = Downloads(outbox, self.trigger)
-        self._are_loads_due = True
+        self._is_plan_due = True
+        self._is_division_due = self._is_measured = False
+        self._ran_out: Model | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -219,9 +220,18 @@ class Fleet:
 
     def look_at_all(self) -> None:
         """Have all models looked at: the budget, or what the warm pool holds, has changed."""
-        self._are_loads_due = True
+        self._is_plan_due = True
         for model in self:
             self.touch(model)
+
+    def memory_changed(self, *, is_measured: bool = False) -> None:
+        """Something has changed that the memory plan depends on.
+
+        Args:
+            is_measured: whether the memory of the processes has just been measured.
+        """
+        self._is_plan_due = self._is_division_due = True
+        self._is_measured |= is_measured
 
     def has_processes(self) -> bool:
         """True if any process whose end must be waited for is alive."""
@@ -289,7 +299,7 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.kv_budget.mark_dirty()
+        self.memory_changed()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -353,7 +363,7 @@ class Fleet:
         if entry is not None:
             self._outbox.record(entry, now)
         if verdict.is_tried_again:
-            self.kv_budget.others_give_back(model, self.by_name, now)
+            self._ran_out = model
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
 
@@ -365,10 +375,8 @@ class Fleet:
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.kv_budget.is_dirty or self._prefill_slots.has_news:
-            self._schedule_loads(now)
-            for one in self.kv_budget.settle(self.by_name, self.settings, now):
-                self.touch(one)
+        if self._touched or self._is_division_due or self._prefill_slots.has_news:
+            self._plan_memory(now)
             for reader in self._prefill_slots.settle(
                 self.by_name, self._touched, self.settings, now
             ):
@@ -385,38 +393,63 @@ class Fleet:
                             self.touch(one)
         self._note_what_workers_are_sent(now)
 
-    def _schedule_loads(self, now: float) -> None:
-        """Have models load, and go, whose turn it is, and download what is lacking.
+    def _plan_memory(self, now: float) -> None:
+        """Have models load, and go, whose turn it is, download what is lacking, and divide what is
+        free among the rows of those that serve.
 
         That depends on the states of models, on what is reserved for each, on the warm pool and on
         the budget. If no model waits or makes room, and no more is reserved than there is, this is
         so until one of these changes, whatever requests come and go.
         """
-        self._are_loads_due |= self.kv_budget.is_dirty
-        if not (self._touched and self._are_loads_due):
+        if not (self._is_division_due or (self._touched and self._is_plan_due)):
             return
         for name in self._touched:
             model = self.by_name.get(name)
             if model is not None and model.life.state is State.PENDING:
                 model.life.stream_tokens = longest_stream(model)
-        self.downloads.settle(self.by_name.values(), now)
-        may_run = self._serving.ledger.may_run
+        models = self.by_name.values()
+        self.downloads.settle(models, now)
         for _ in range(MOST_PASSES):
-            models = self.by_name.values()
-            is_at_rest = at_rest(models, self.warm_pool, self.settings.budget)
-            if is_at_rest:
+            if not self._is_division_due and at_rest(models, self.warm_pool, self.settings.budget):
                 break
-            found = plan(view_of(models, self.warm_pool, self.settings, may_run, now))
-            self.warm_pool.end(found.ended, now)
+            view = view_of(
+                models,
+                self.warm_pool,
+                self.settings,
+                self._serving.ledger.may_run,
+                now,
+                is_measured=self._is_measured,
+                ran_out=self._ran_out,
+                is_division_due=self._is_division_due,
+            )
+            self._is_measured, self._ran_out = False, None
+            found = plan(view)
+            self._carry_out_plan(found, now)
             if not found.steps:
+                self._is_division_due = False
                 break
-            for name, trigger in found.steps:
-                if isinstance(trigger, Turn) and trigger.prewarmed is not None:
-                    self.warm_pool.hand_over(trigger.prewarmed)
-                self.trigger(self.by_name[name], trigger, now)
             self._end_drains(now)  # of models that were evicted
-        # What the KV budget takes after this counts for the next event.
-        self._are_loads_due = not is_at_rest or self.kv_budget.is_dirty
+        self._is_plan_due = not at_rest(models, self.warm_pool, self.settings.budget)
+
+    def _carry_out_plan(self, found: Plan, now: float) -> None:
+        for name, note in found.reclaimed:
+            model = self.by_name[name]
+            model.asked_back_at = now
+            self._outbox.tell(model.life, GiveBack())
+            if note:
+                self._outbox.announce(change_map(model, model.life.state, note))
+        self.warm_pool.end(found.ended, now)
+        for name, trigger in found.steps:
+            if isinstance(trigger, Turn) and trigger.prewarmed is not None:
+                self.warm_pool.hand_over(trigger.prewarmed)
+            self.trigger(self.by_name[name], trigger, now)
+        for part in found.parts:
+            model = self.by_name[part.name]
+            message = adopt(model, part)
+            if message is not None:
+                self._outbox.tell(model.life, message)
+            if model.queue:  # its rows may take more, or could
+                self.touch(model)
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:

@@ -6,8 +6,9 @@ one load; `load --dry-run` and `reload --dry-run` ask it about a changed view.
 
 In this order: models that make room stay if that is no longer needed; those that wait are admitted,
 and idle ones evicted for them, `parallel_loads` at a time; the first in line over all models has
-busy ones swapped out. If more is reserved than may be kept, prewarmed workers go, then idle models,
-then rows of `batch` requests, and at last a busy model.
+busy ones swapped out. If more is reserved than may be kept, prewarmed workers go, workers give back
+what they keep for reuse, then idle models go, then rows of `batch` requests, and at last a busy
+model. Last, what no model needs otherwise is divided among the rows of those that serve.
 
 A verdict carries its sentence, so that status, events, notices and errors say the same. While the
 models leave that go for one that waits, its need counts as taken for all others.
@@ -41,6 +42,7 @@ from .lifecycle.triggers import (
 )
 from .memory.budget import Budget
 from .memory.fit import Fits, FitsWithout, Room, fewest, find_room, listed
+from .memory.row_budget import Part, divide
 from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing, SwapCause
 from .warm_pool import PrewarmedWorker
 
@@ -49,6 +51,9 @@ PATIENCE_S = 20.0
 
 OTHERS = "because other programs need memory"
 BUDGET = "because the loaded models need more than memory_budget"
+
+LEAST_SHARE = 100
+"""What a worker keeps is asked for if it is at least this part of what is missing."""
 
 SHORTAGE = "other programs hold the rest of the memory budget"
 """Why a model waits that would fit if memory were not short."""
@@ -424,15 +429,21 @@ class Plan(NamedTuple):
     Attributes:
         steps: which trigger is put to which model, in this order.
         ended: the numbers of the prewarmed workers that are in the way.
+        reclaimed: the models whose workers give back what they keep for reuse, with a note for
+            those who watch; empty: none.
+        parts: what the rows of each model may take; none while there are steps, which come first.
     """
 
     steps: list[tuple[ModelName, Trigger]]
     ended: list[int]
+    reclaimed: list[tuple[ModelName, str]]
+    parts: list[Part]
 
 
 def plan(view: MemoryView) -> Plan:
     """Decide what follows from the view for all models."""
     planner = _Planner(view)
+    planner.reclaim()
     for one in view.loaded.values():
         if one.swap is not None:
             planner.call_off(one, one.swap)
@@ -445,7 +456,11 @@ def plan(view: MemoryView) -> Plan:
     planner.swap(waiting)
     if view.budget is not None:
         planner.keep_within(view.budget)
-    return Plan(planner.steps, planner.ended)
+    parts: list[Part] = []
+    if view.division is not None and not planner.steps:
+        reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
+        parts = divide(view.division, is_short=reclaims or view.overshoot_bytes > 0)
+    return Plan(planner.steps, planner.ended, planner.reclaimed, parts)
 
 
 class _Planner:
@@ -454,11 +469,13 @@ class _Planner:
     Attributes:
         steps: what has been decided.
         ended: the prewarmed workers that must go.
+        reclaimed: the models whose workers give back what they keep for reuse, with a note.
     """
 
     def __init__(self, view: MemoryView) -> None:
         self.steps: list[tuple[ModelName, Trigger]] = []
         self.ended: list[int] = []
+        self.reclaimed: list[tuple[ModelName, str]] = []
         self._view = view
         self._now = view.now
         self._loaded = dict(view.loaded)
@@ -468,6 +485,23 @@ class _Planner:
         self._free_turns_after_crash = view.free_turns_after_crash
         self._may_evict = True
         self._promised_bytes = 0
+
+    def reclaim(self) -> None:
+        """Have workers give back what they keep for reuse: all others if one has run out of memory,
+        and otherwise those that keep a part worth asking for of what must go."""
+        view, budget, missing_bytes = self._view, self._view.budget, self._view.overshoot_bytes
+        if view.ran_out is not None:
+            self.reclaimed += [(one.name, "") for one in view.caches if one.name != view.ran_out]
+        if budget is None or not (view.is_measured and missing_bytes):
+            return
+        reserved_bytes = budget.kept_bytes + missing_bytes
+        for cache in view.caches:
+            if cache.may_be_asked and cache.size_bytes * LEAST_SHARE >= missing_bytes:
+                note = (
+                    f"asked to give back {size_text(cache.size_bytes)} kept for reuse:"
+                    f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
+                )
+                self.reclaimed.append((cache.name, note))
 
     def call_off(self, one: LoadedModel, swap: SwapCause) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
@@ -545,7 +579,7 @@ class _Planner:
         leaving = [one for one in self._loaded.values() if one.is_leaving]
         leaving_bytes = sum(one.reserved_bytes for one in leaving)
         self._end_prewarmed(self._left_of(budget.kept_bytes) + leaving_bytes)
-        if self._view.is_reclaiming:
+        if self._view.is_reclaiming or self.reclaimed:
             return
         names = idle_to_evict(replace(self._view, loaded=self._loaded))
         self._evict(names, f", because {_shortage_text(self._loaded, budget)}")

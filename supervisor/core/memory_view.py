@@ -12,7 +12,6 @@ from enum import Enum, auto
 from itertools import chain
 from typing import NamedTuple
 
-from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, Wanted, Why
@@ -23,10 +22,14 @@ from .kv_budget import (
     fixed_bytes,
     has_row_budget,
     is_leaving_short,
+    is_tried_again,
     lasting_bytes,
     length,
     may_leave,
+    member_of,
+    open_requests,
     spare_bytes,
+    takes_part,
 )
 from .lifecycle.states import (
     Abandoned,
@@ -42,7 +45,8 @@ from .lifecycle.states import (
 )
 from .memory.budget import Budget
 from .memory.residency import RESIDENCY_LOADS
-from .model import Model
+from .memory.row_budget import Claim, Division, rows_need
+from .model import ASK_AGAIN_S, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun
 from .settings import CoreSettings
@@ -108,16 +112,14 @@ class Rows:
     Attributes:
         layers: what each layer keeps for a row.
         fixed_bytes: what the model takes without any row.
-        least_bytes: what one row needs.
-        wanted_bytes: what its rows can use at most.
+        claim: what they need and can use.
         kept_bytes: what stays reserved however few rows there are, because the model is pinned.
         staying: the rows.
     """
 
     layers: tuple[CacheLayers, ...]
     fixed_bytes: int
-    least_bytes: int
-    wanted_bytes: int
+    claim: Claim
     kept_bytes: int
     staying: tuple[Row, ...]
 
@@ -125,9 +127,7 @@ class Rows:
         """Return what the model needs once the rows `without` have left: for itself, and for the
         other rows with a step of growth."""
         lengths = [one.tokens for one in self.staying if one.key not in without]
-        longest = max(lengths, default=0) + GROWTH_TOKENS
-        held_bytes = cache_bytes(self.layers, rows=len(lengths), longest=longest)
-        rows_bytes = min(max(self.least_bytes, held_bytes), self.wanted_bytes)
+        rows_bytes = rows_need(self.layers, self.claim, lengths)
         return max(self.fixed_bytes + rows_bytes, self.kept_bytes)
 
 
@@ -269,6 +269,20 @@ class LoadRequest:
         )
 
 
+class Cache(NamedTuple):
+    """What the worker of a model that is READY keeps for reuse.
+
+    Attributes:
+        name: of the model.
+        size_bytes: how much it could give back.
+        may_be_asked: whether it was last asked to long ago.
+    """
+
+    name: ModelName
+    size_bytes: int
+    may_be_asked: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryView:
     """The memory of all models at one moment.
@@ -284,7 +298,13 @@ class MemoryView:
             that a model that was serving comes back without waiting for one that never was.
         swaps: whether busy models may be swapped out.
         leave_s: how long rows of a model that is swapped out may take to leave.
+        overshoot_bytes: how much of what is reserved must still go, of any model that may.
+        caches: what workers keep for reuse.
         is_reclaiming: whether workers may still be giving back what they were asked for.
+        is_measured: whether the memory of the processes has just been measured.
+        ran_out: the model whose worker has just run out of memory with one request, which is tried
+            again if it is still open; None: there is none.
+        division: what is divided among those that serve; None: nothing has changed for it.
         are_rows_leaving: whether rows have been asked to leave for want of memory, and are there.
     """
 
@@ -297,7 +317,12 @@ class MemoryView:
     free_turns_after_crash: int = 1
     swaps: bool = True
     leave_s: float = 0.0
+    overshoot_bytes: int = 0
+    caches: tuple[Cache, ...] = ()
     is_reclaiming: bool = False
+    is_measured: bool = False
+    ran_out: ModelName | None = None
+    division: Division | None = None
     are_rows_leaving: bool = False
 
     def beside(self, name: ModelName) -> list[LoadedModel]:
@@ -314,6 +339,10 @@ def view_of(
     settings: CoreSettings,
     may_run: MayRun,
     now: float,
+    *,
+    is_measured: bool,
+    ran_out: Model | None,
+    is_division_due: bool,
 ) -> MemoryView:
     """Return the memory of these models now.
 
@@ -323,8 +352,12 @@ def view_of(
         settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
         now: monotonic seconds.
+        is_measured: whether the memory of the processes has just been measured.
+        ran_out: the model whose worker has just run out of memory; None: there is none.
+        is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
+    is_tried = ran_out is not None and any(one.shortages for one in open_requests(ran_out))
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -341,10 +374,38 @@ def view_of(
         - sum(life.is_after_crash for life in loading),
         swaps=settings.swap,
         leave_s=settings.drain_timeout_s,
+        overshoot_bytes=overshoot_bytes(everybody, settings.budget),
+        caches=tuple(
+            Cache(model.name, model.reusable_bytes, now >= model.asked_back_at + ASK_AGAIN_S)
+            for model in everybody
+            if isinstance(model.life.phase, Ready)
+        ),
         is_reclaiming=any(model.is_giving_back(now) for model in everybody),
+        is_measured=is_measured,
+        ran_out=ran_out.name if ran_out is not None and is_tried else None,
+        division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
         are_rows_leaving=any(
             is_leaving_short(one) for model in everybody for one in model.running.values()
         ),
+    )
+
+
+def _division(
+    models: list[Model], warm_pool: WarmPool, settings: CoreSettings, now: float
+) -> Division:
+    budget = settings.budget
+    members = [one for one in models if takes_part(one, has_budget=budget is not None)]
+    names = {one.name for one in members}
+    size_bytes = None
+    if budget is not None:
+        size_bytes = budget.size_bytes - warm_pool.claimed_bytes(models, settings)
+    return Division(
+        members=tuple(member_of(one, now) for one in members),
+        others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
+        whole_bytes=budget.whole_bytes if budget else None,
+        size_bytes=size_bytes,
+        is_awaited=any(one.lack and one.urgency is not Urgency.NOBODY for one in models),
+        tried_again=frozenset(one.name for one in models if is_tried_again(one)),
     )
 
 
@@ -437,12 +498,10 @@ def _rows_of(model: Model) -> Rows | None:
     if not isinstance(model.life.phase, Ready) or model.is_unlinked or not has_row_budget(model):
         return None
     assert model.ready is not None
-    claim = claim_of(model)
     return Rows(
         layers=tuple(model.ready.cache_layers),
         fixed_bytes=fixed_bytes(model),
-        least_bytes=claim.least_bytes,
-        wanted_bytes=claim.wanted_bytes,
+        claim=claim_of(model),
         kept_bytes=model.life.pinned_bytes,
         staying=tuple(
             Row(

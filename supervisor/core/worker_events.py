@@ -36,7 +36,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .kv_budget import longest_stream
+from .kv_budget import keeps_to, longest_stream
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
@@ -230,7 +230,8 @@ class WorkerEvents:
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
         model.heartbeat = message
-        if self._fleet.kv_budget.beat(model, message):
+        if keeps_to(model, message.budget):
+            self._fleet.memory_changed()
             self._fleet.touch(model)
         if model.watch is not None:
             model.watch.beat(message, len(model.held), now)

@@ -31,7 +31,7 @@ from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
-from mlxsup.supervisor.core.memory_pressure import MemoryPressure
+from mlxsup.supervisor.core.memory.budget import Pressure
 from mlxsup.supervisor.core.memory_view import LoadedModel, Row, Rows, Standing
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
@@ -343,6 +343,10 @@ def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(endings.Endings, "cancel", wrong)
 
 
+def others_take_no_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pressure, "sampled", lambda self, budget, *rest: budget)
+
+
 PLANTED: dict[str, Plant] = {
     "accounts are not charged": does_nothing(Counters, "charge"),
     "weights do not count": weights_do_not_count,
@@ -362,7 +366,7 @@ PLANTED: dict[str, Plant] = {
     "what others hold does not count": nothing_is_held,
     "requests evict what they like": returns(memory_plan, "_may_go", True),
     "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
-    "nothing gives way to other programs": does_nothing(MemoryPressure, "sampled"),
+    "nothing gives way to other programs": others_take_no_memory,
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
     "files are not fetched": does_nothing(Downloads, "settle"),
