@@ -61,7 +61,7 @@ class Appraising:
             return
         if model.name not in self._fleet.needs:
             return  # the files that it has loaded cannot be read, or a reload has removed it
-        held_bytes = model.measured_bytes - model.reusable_bytes
+        held_bytes = model.measured_bytes - model.process.reusable_bytes
         higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
         if higher.raised_bytes == need.raised_bytes:
             return

@@ -171,7 +171,7 @@ class Attaching:
         """
         request = reader.request
         acceptance = request.acceptance
-        if model.life.state not in SERVES or model.is_unlinked or acceptance is None:
+        if model.life.state not in SERVES or model.process.is_unlinked or acceptance is None:
             raise nothing_rendered(model.name, request.id)
         self._last_number += 1
         reader.asked, reader.delivered = self._last_number, bytes(request.sent_tokens)

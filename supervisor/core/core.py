@@ -216,7 +216,7 @@ class Core:
         Args:
             is_immediate: whether it cuts them off.
         """
-        running = sum(len(model.running) for model in self.fleet)
+        running = sum(len(model.batch.running) for model in self.fleet)
         return running, 0.0 if is_immediate else self.fleet.settings.drain_timeout_s
 
     def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
@@ -323,10 +323,10 @@ class Core:
         for model in self.fleet:
             pid = model.life.pid
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-            model.machine_bytes = event.machine_bytes
-            if model.watch is not None:
-                model.watch.measured(model.life.footprint_bytes)
-                if model.watch.grows_silently(event.now):
+            model.process.machine_bytes = event.machine_bytes
+            if model.process.watch is not None:
+                model.process.watch.measured(model.life.footprint_bytes)
+                if model.process.watch.grows_silently(event.now):
                     self.fleet.look_after(model, event.now)
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):

@@ -131,7 +131,7 @@ class Endings:
 
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answer everything that runs, while the process is still alive."""
-        for request in list(model.running.values()):
+        for request in list(model.batch.running.values()):
             if request.acceptance is None:
                 self.fail(model, request, error, now)
             else:
@@ -147,8 +147,8 @@ class Endings:
         model.settle()
         self._attaching.worker_lost(model.name)
         again: list[Request] = []
-        for request in list(model.running.values()):
-            del model.running[request.key]
+        for request in list(model.batch.running.values()):
+            del model.batch.running[request.key]
             error = _loss(model, request, text, verdict)
             if error is not None:
                 self.end(request, error=error, now=now)
@@ -197,8 +197,8 @@ class Endings:
             self._pausing.forget_state(model, request.key)
             return
         model.settle()
-        del model.running[request.key]
-        model.leaving[request.key] = request.held
+        del model.batch.running[request.key]
+        model.batch.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, CancelRow(key=request.key))
 

@@ -84,7 +84,7 @@ def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bo
     placed = [
         one.key
         for model in everybody
-        for one in (*model.queue, *model.paused.values(), *model.running.values())
+        for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
     ]
     assert sorted(placed) == sorted(request.key for request in ledger)
     if is_shutting_down:
@@ -97,12 +97,12 @@ def _check_waiting(model: Model, ledger: Ledger) -> None:
     waiting = [one for one in model.queue if ledger.may_run(one.account)]
     if model.life.state is not State.READY or not waiting or not model.has_room:
         return
-    if model.held_back is not None:
-        assert model.held_back in model.queue, f"{model.name} waits for one that is gone"
-        assert model.row_budget is not None, f"{model.name} has no budget and holds back"
+    if model.batch.held_back is not None:
+        assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
+        assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
         return
-    assert model.held, f"{model.name} has room and lets requests wait"
-    held = [*model.held, *(request.held for request in waiting)]
+    assert model.batch.held, f"{model.name} has room and lets requests wait"
+    held = [*model.batch.held, *(request.held for request in waiting)]
     assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
 
@@ -335,10 +335,10 @@ class Fleet:
     def look_after(self, model: Model, now: float) -> None:
         """Act on what the process's signs of life mean."""
         self.touch(model)
-        life, watch = model.life, model.watch
+        life, watch = model.life, model.process.watch
         if watch is None or life.state not in WATCHED:
             return
-        match watch.judge(now, model.step_timeout_s, len(model.held)):
+        match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
             case Alarm.LOOK:
                 self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
             case Alarm.STUCK:
@@ -354,8 +354,8 @@ class Fleet:
         """Judge what the end of a process says about its requests, and apply it; the story, the
         journal and the watchers get what was decided and why (F10)."""
         evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-        moments, running = last_moments(model, died, now), list(model.running.values())
-        verdict = model.blame.judge(evidence, model.held, now)
+        moments, running = last_moments(model, died, now), list(model.batch.running.values())
+        verdict = model.blame.judge(evidence, model.batch.held, now)
         if verdict.story:
             model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
@@ -389,7 +389,7 @@ class Fleet:
                     self._deadlines.set(model.name, self._prefill_slots.deadline(model))
                 if self._serving.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
-                        if one.blame.is_anyone_on_probation or one.held_back is not None:
+                        if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
         self._note_what_workers_are_sent(now)
 
@@ -434,7 +434,7 @@ class Fleet:
     def _carry_out_plan(self, found: Plan, now: float) -> None:
         for name, note in found.reclaimed:
             model = self.by_name[name]
-            model.asked_back_at = now
+            model.process.asked_back_at = now
             self._outbox.tell(model.life, GiveBack())
             if note:
                 self._outbox.announce(change_map(model, model.life.state, note))
@@ -461,8 +461,8 @@ class Fleet:
         for action in self._outbox:
             if isinstance(action, SendToWorker):
                 model = self.by_name.get(action.model)
-                if model is not None and model.watch is not None:
-                    model.watch.was_told(now)
+                if model is not None and model.process.watch is not None:
+                    model.process.watch.was_told(now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""

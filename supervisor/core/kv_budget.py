@@ -25,7 +25,9 @@ SPARE_SHARE = 10
 def has_row_budget(model: Model) -> bool:
     """True if anything is known of what the rows of this model's live process take."""
     return (
-        model.ready is not None and bool(model.ready.cache_layers) and model.life.need is not None
+        model.process.ready is not None
+        and bool(model.process.ready.cache_layers)
+        and model.life.need is not None
     )
 
 
@@ -43,19 +45,19 @@ def fixed_bytes(model: Model) -> int:
 def planned_bytes(model: Model) -> int:
     """Return what the live process was to hold at most, by what it was told; while it loads, or if
     its rows have no budget, what it was started with."""
-    if model.row_budget is None or not has_row_budget(model):
+    if model.batch.budget is None or not has_row_budget(model):
         return model.life.granted_bytes
-    return fixed_bytes(model) + model.row_budget.most_bytes
+    return fixed_bytes(model) + model.batch.budget.most_bytes
 
 
 def bare_bytes(model: Model) -> int:
     """Return what the live process takes without any row."""
-    assert model.ready is not None
+    assert model.process.ready is not None
     assert model.life.need is not None
-    own_bytes = model.ready.own_bytes
+    own_bytes = model.process.ready.own_bytes
     if own_bytes is None:
         own_bytes = model.life.need.own.size_bytes
-    return model.ready.active_bytes + own_bytes
+    return model.process.ready.active_bytes + own_bytes
 
 
 def claim_of(model: Model) -> Claim:
@@ -75,9 +77,9 @@ def claim_of(model: Model) -> Claim:
 def rows_bytes(model: Model, claim: Claim) -> int:
     """Return what its rows hold, and need to grow by one step. Rows that leave for want of memory
     need none."""
-    assert model.ready is not None
-    lengths = [length(one) for one in model.running.values() if not is_leaving_short(one)]
-    return rows_need(tuple(model.ready.cache_layers), claim, lengths)
+    assert model.process.ready is not None
+    lengths = [length(one) for one in model.batch.running.values() if not is_leaving_short(one)]
+    return rows_need(tuple(model.process.ready.cache_layers), claim, lengths)
 
 
 def longest_stream(model: Model) -> int:
@@ -99,7 +101,7 @@ def spare_bytes(model: Model, now: float) -> int:
     if isinstance(model.life.phase, Stopping):
         next_bytes = bytes_to_load(model) if model.life.wanted is Wanted.UP else 0
         return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
-    budget = model.row_budget
+    budget = model.batch.budget
     if budget is None or not has_row_budget(model) or is_given(model):
         return 0
     left_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model))
@@ -113,7 +115,7 @@ def lasting_bytes(model: Model, now: float) -> int:
     because what its rows take besides comes back with them. If its process has outgrown that, it is
     all that is left once it is idle and has given back; without a budget for its rows, nothing
     comes back."""
-    life, budget = model.life, model.row_budget
+    life, budget = model.life, model.batch.budget
     if not isinstance(life.phase, Ready):
         return life.pinned_bytes
     held_bytes = life.reserved_bytes - spare_bytes(model, now)
@@ -125,11 +127,11 @@ def lasting_bytes(model: Model, now: float) -> int:
 
 def reserve(model: Model) -> None:
     """Derive what is reserved for a process from what its rows may take, and what it holds."""
-    assert model.row_budget is not None
+    assert model.batch.budget is not None
     need = model.life.need
     given_bytes = 0 if need is None or need.given_bytes is None else need.given_bytes
     model.life.reserved_bytes = max(
-        fixed_bytes(model) + model.row_budget.most_bytes,
+        fixed_bytes(model) + model.batch.budget.most_bytes,
         model.measured_bytes,
         model.life.pinned_bytes,
         given_bytes,
@@ -142,25 +144,25 @@ def reserve(model: Model) -> None:
 def is_held_back(model: Model, request: Request) -> bool:
     """True if a request that has left for want of memory must wait on: until there is room for its
     row and some to spare, or a row has ended, or nothing runs."""
-    if request.left_short_at is None or model.row_budget is None or not has_row_budget(model):
+    if request.left_short_at is None or model.batch.budget is None or not has_row_budget(model):
         return False
     if not has_memory_beside(model, request, ()):
         return True
-    if model.rows_ended > request.left_short_at:
+    if model.batch.ended > request.left_short_at:
         return False
-    return not has_memory_beside(model, request, model.running.values())
+    return not has_memory_beside(model, request, model.batch.running.values())
 
 
 def has_memory_beside(model: Model, request: Request, others: Collection[Request]) -> bool:
     """True if there is room for the row of a request next to these, and some to spare; without
     others, whether it fits alone. Its rows have a budget."""
-    assert model.ready is not None
-    assert model.row_budget is not None
+    assert model.process.ready is not None
+    assert model.batch.budget is not None
     lengths = [length(request), *(length(one) for one in others)]
-    room_bytes = model.row_budget.size_bytes
+    room_bytes = model.batch.budget.size_bytes
     if others:
         room_bytes -= room_bytes // SPARE_SHARE
-    return joining_bytes(model.ready.cache_layers, lengths) <= room_bytes
+    return joining_bytes(model.process.ready.cache_layers, lengths) <= room_bytes
 
 
 def is_leaving_short(request: Request) -> bool:
@@ -171,7 +173,7 @@ def is_leaving_short(request: Request) -> bool:
 def why_never(model: Model, request: Request) -> RemoteError | None:
     """The error of a request that had to leave and cannot return: it needs more than there is for
     it alone, or it must run through once it has begun."""
-    budget = model.row_budget
+    budget = model.batch.budget
     if request.left_short_at is None or budget is None or not has_row_budget(model):
         return None
     needed_bytes = _bytes_of(model, rows=1, longest=length(request))
@@ -188,7 +190,7 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
 
 def is_tried_again(model: Model) -> bool:
     """True if a request runs, or is about to, that has run out of memory alone."""
-    return any(one.shortages for one in (*model.running.values(), *model.queue.again))
+    return any(one.shortages for one in (*model.batch.running.values(), *model.queue.again))
 
 
 def may_leave(model: Model, request: Request) -> bool:
@@ -207,12 +209,12 @@ def length(request: Request) -> int:
 
 def open_requests(model: Model) -> Iterable[Request]:
     """Those that run, wait to continue, or are paused."""
-    return [*model.running.values(), *model.queue.again, *model.paused.values()]
+    return [*model.batch.running.values(), *model.queue.again, *model.paused.values()]
 
 
 def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
-    assert model.ready is not None
-    return cache_bytes(model.ready.cache_layers, rows=rows, longest=longest)
+    assert model.process.ready is not None
+    return cache_bytes(model.process.ready.cache_layers, rows=rows, longest=longest)
 
 
 # ---------------------------------------------------------------- the division
@@ -220,7 +222,7 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
 
 def keeps_to(model: Model, number: int) -> bool:
     """A worker keeps to this budget; return whether that changes what is reserved."""
-    if model.row_budget is None or not model.row_budget.keeps_to(number):
+    if model.batch.budget is None or not model.batch.budget.keeps_to(number):
         return False
     if has_row_budget(model):
         reserve(model)
@@ -230,10 +232,10 @@ def keeps_to(model: Model, number: int) -> bool:
 def was_measured(model: Model, now: float) -> bool:
     """The process of a model was measured; return whether that changes what it holds, or what it
     may give back."""
-    if model.row_budget is None or not has_row_budget(model):
+    if model.batch.budget is None or not has_row_budget(model):
         return model.life.holds(model.measured_bytes, may_shrink=model.may_shrink(now))
     before = model.life.reserved_bytes
-    has_given_back = model.row_budget.was_measured(now)
+    has_given_back = model.batch.budget.was_measured(now)
     reserve(model)
     return has_given_back or model.life.reserved_bytes != before
 
@@ -247,12 +249,12 @@ def takes_part(model: Model, *, has_budget: bool) -> bool:
     """
     if model.life.state not in SERVES or not has_row_budget(model):
         return False
-    return has_budget or is_given(model) or model.row_budget is not None
+    return has_budget or is_given(model) or model.batch.budget is not None
 
 
 def member_of(model: Model, now: float) -> Member:
     """Return what the division must know of a model that takes part in it."""
-    need, budget, claim = model.life.need, model.row_budget, claim_of(model)
+    need, budget, claim = model.life.need, model.batch.budget, claim_of(model)
     assert need is not None
     is_told = budget is not None and budget.number > 0
     return Member(
@@ -273,14 +275,14 @@ def member_of(model: Model, now: float) -> Member:
 
 def adopt(model: Model, part: Part) -> SetBudget | None:
     """Give a model its part of the division; return what its worker must be told."""
-    if model.row_budget is None:
-        model.row_budget = RowBudget()
-    model.row_budget.could_bytes = part.could_bytes
+    if model.batch.budget is None:
+        model.batch.budget = RowBudget()
+    model.batch.budget.could_bytes = part.could_bytes
     model.life.raise_bytes = part.raise_bytes
     if part.size_bytes is None:
         return None
-    is_more = part.size_bytes > model.row_budget.size_bytes or not model.row_budget.number
-    message = model.row_budget.tell(part.size_bytes, gives_back=part.gives_back)
+    is_more = part.size_bytes > model.batch.budget.size_bytes or not model.batch.budget.number
+    message = model.batch.budget.tell(part.size_bytes, gives_back=part.gives_back)
     if is_more:
         reserve(model)
     return message

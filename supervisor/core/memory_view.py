@@ -376,16 +376,20 @@ def view_of(
         leave_s=settings.drain_timeout_s,
         overshoot_bytes=overshoot_bytes(everybody, settings.budget),
         caches=tuple(
-            Cache(model.name, model.reusable_bytes, now >= model.asked_back_at + ASK_AGAIN_S)
+            Cache(
+                model.name,
+                model.process.reusable_bytes,
+                now >= model.process.asked_back_at + ASK_AGAIN_S,
+            )
             for model in everybody
             if isinstance(model.life.phase, Ready)
         ),
-        is_reclaiming=any(model.is_giving_back(now) for model in everybody),
+        is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         is_measured=is_measured,
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
         division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
         are_rows_leaving=any(
-            is_leaving_short(one) for model in everybody for one in model.running.values()
+            is_leaving_short(one) for model in everybody for one in model.batch.running.values()
         ),
     )
 
@@ -495,11 +499,15 @@ def _standing(model: Model) -> Standing:
 def _rows_of(model: Model) -> Rows | None:
     """Return its rows, of which one always stays, so that its work continues; None if none may
     leave."""
-    if not isinstance(model.life.phase, Ready) or model.is_unlinked or not has_row_budget(model):
+    if (
+        not isinstance(model.life.phase, Ready)
+        or model.process.is_unlinked
+        or not has_row_budget(model)
+    ):
         return None
-    assert model.ready is not None
+    assert model.process.ready is not None
     return Rows(
-        layers=tuple(model.ready.cache_layers),
+        layers=tuple(model.process.ready.cache_layers),
         fixed_bytes=fixed_bytes(model),
         claim=claim_of(model),
         kept_bytes=model.life.pinned_bytes,
@@ -518,7 +526,7 @@ def _rows_of(model: Model) -> Rows | None:
 def _staying(model: Model) -> list[Request]:
     """Return the requests whose rows have not been asked to leave: what the others hold comes back
     by itself."""
-    return [one for one in model.running.values() if one.stage is Stage.RUNNING]
+    return [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
 
 
 # ---------------------------------------------------------------- models that wait
@@ -610,14 +618,16 @@ def turn_ends_at(model: Model, settings: CoreSettings) -> float | None:
     not as things are: it is not READY, is pinned, runs what must not be interrupted, or has open
     answers and changed files."""
     life = model.life
-    if not isinstance(life.phase, Ready) or life.settings.pinned or model.residency is None:
+    if not isinstance(life.phase, Ready) or life.settings.pinned or model.process.residency is None:
         return None
-    running = model.running.values()
+    running = model.batch.running.values()
     if running and (life.launch.deterministic or not all(one.may_resume for one in running)):
         return None
     if _why_it_stays(model):
         return None
-    return model.residency.ends_at(load_s=model.load_s, min_residency_s=settings.min_residency_s)
+    return model.process.residency.ends_at(
+        load_s=model.load_s, min_residency_s=settings.min_residency_s
+    )
 
 
 def may_have_been_restored(model: Model, now: float) -> bool:
@@ -636,7 +646,7 @@ def _why_it_stays(model: Model) -> str:
 def _has_begun(model: Model) -> bool:
     """True if it has open answers that a worker has accepted, or is about to. Its files are looked
     at only when a swap depends on it."""
-    if model.running:
+    if model.batch.running:
         return True
     waiting = chain(model.queue.again, model.paused.values())
     return any(request.acceptance is not None for request in waiting)
@@ -644,5 +654,5 @@ def _has_begun(model: Model) -> bool:
 
 def _highest_class(model: Model) -> Priority | None:
     """Return the highest class of what it runs, as it was asked for; None if it runs nothing."""
-    ranks = [CLASSES.index(request.priority) for request in model.running.values()]
+    ranks = [CLASSES.index(request.priority) for request in model.batch.running.values()]
     return CLASSES[min(ranks)] if ranks else None

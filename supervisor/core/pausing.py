@@ -118,10 +118,10 @@ class Pausing:
         if is_short or request.left_short_at is not None:
             _left_short(model, request)
         if row.paused is RowState.KEPT:
-            model.kept.add(request.key)
-            model.keeps_states = True
+            model.batch.kept.add(request.key)
+            model.batch.keeps_states = True
         elif request.pause_reason is PauseReason.CLASS and request.gains_since is not None:
-            model.keeps_states = False
+            model.batch.keeps_states = False
         if request.stage is Stage.PAUSING and is_wanted:
             self.put_aside(model, request, now)
             return None
@@ -131,7 +131,7 @@ class Pausing:
         self._deadlines.set(request.key, request.next_deadline)
         expects_s = None
         if request.pause_reason is PauseReason.CLASS:
-            model.freed_rows += 1
+            model.batch.freed += 1
             if request.wants_notices:  # one that stands before it gets the row that it leaves
                 place = max(model.queue.place(request) - 1, 1)
                 expects_s = expected_s(model, request, place, now)
@@ -166,8 +166,8 @@ class Pausing:
 
     def forget_state(self, model: Model, key: RequestKey) -> None:
         """A request that had been paused has ended: the worker need not keep its state."""
-        if key in model.kept:
-            model.kept.remove(key)
+        if key in model.batch.kept:
+            model.batch.kept.remove(key)
             if model.life.state in (State.READY, State.DRAINING):
                 self._outbox.tell(model.life, DropKept(key=key))
 
@@ -214,6 +214,6 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 def _left_short(model: Model, request: Request) -> None:
     """It waits until there is memory for its row again, whoever found that there is none."""
-    request.left_short_at = model.rows_ended
+    request.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pause_reason = PauseReason.MEMORY

@@ -112,7 +112,7 @@ def line_map(model: Model, now: float) -> list[dict[str, Any]]:
 
 def rows_map(model: Model, now: float) -> list[dict[str, Any]]:
     """The running requests of a model."""
-    return [request_map(request, now) for request in model.running.values()]
+    return [request_map(request, now) for request in model.batch.running.values()]
 
 
 def yielded_ids(model: Model) -> list[str]:

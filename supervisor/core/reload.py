@@ -109,7 +109,7 @@ def foreseen(
                 "change": "removed" if is_removed else "changed",
                 "state": model.life.state.value,
                 "becomes": None if is_erased else life.state.value,
-                "running": len(model.running),
+                "running": len(model.batch.running),
             }
         )
     for entry in entries:

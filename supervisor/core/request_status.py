@@ -57,7 +57,7 @@ def requests_map(
 
 def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
     """The requests of a model; those in its line with their place, from 1."""
-    for request in (*model.running.values(), *model.paused.values()):
+    for request in (*model.batch.running.values(), *model.paused.values()):
         yield request, None
     for place, request in enumerate(model.queue, start=1):
         yield request, place

@@ -151,11 +151,11 @@ class Serving:
         only answers that were paused wait."""
         model.blame.expire(now)
         model.queue.age(now)
-        model.held_back = None
+        model.batch.held_back = None
         if model.queue:
             model.settle()
         if not model.serves_queue:
-            model.freed_rows, model.yields_at = 0, None
+            model.batch.freed, model.batch.yields_at = 0, None
             return
         had_room = model.has_room
         while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
@@ -164,7 +164,7 @@ class Serving:
                 self._endings.fail(model, request, error, now)
                 continue
             if is_held_back(model, request):
-                model.held_back = request.key  # others of its class would keep it waiting
+                model.batch.held_back = request.key  # others of its class would keep it waiting
                 break
             request.left_short_at = None
             model.queue.leave(request)
@@ -173,27 +173,27 @@ class Serving:
             request.end_wait(now)
             request.dispatched_at, request.gains_since = now, None
             request.end_pause(now)
-            model.kept.discard(request.key)
-            model.running[request.key] = request
+            model.batch.kept.discard(request.key)
+            model.batch.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
             if not request.has_begun:
                 self._outbox.record(request_started(model, request, now), now)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
         for request in end_intake(model, self.ledger, had_room=had_room):
             self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
-        model.freed_rows = 0
+        model.batch.freed = 0
         yields = who_yields(model, self.ledger, now)
         for request in yields.rows:
             self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
-            request.left_short_at = model.rows_ended if yields.is_for_memory else None
-        model.yields_at = yields.at
+            request.left_short_at = model.batch.ended if yields.is_for_memory else None
+        model.batch.yields_at = yields.at
         model.has_settled_in(now)
 
     def ask_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None
     ) -> None:
         """These rows, or all if None, are asked to leave. Those that leave already, do."""
-        for key, request in model.running.items():
+        for key, request in model.batch.running.items():
             if request.stage is Stage.RUNNING and (keys is None or key in keys):
                 self._pausing.ask_to_leave(model, request, reason, keep=False)
 
@@ -225,7 +225,7 @@ class Serving:
 
     def _tell_prefill(self, model: Model, message: Step) -> None:
         for row in message.prefill:
-            request = model.running.get(row.key)
+            request = model.batch.running.get(row.key)
             if request is not None:
                 detail = {"done": row.done, "total": row.total}
                 self._outbox.notify(request, NoticeKind.PREFILLING, detail)
@@ -234,7 +234,7 @@ class Serving:
 
     def accepted(self, model: Model, message: Accepted, now: float) -> None:
         """The worker accepted the request: its body is no longer needed."""
-        request = model.running.get(message.key)
+        request = model.batch.running.get(message.key)
         if (
             request is not None and request.acceptance is None
         ):  # a resumed answer keeps its first acceptance
@@ -243,15 +243,15 @@ class Serving:
             if message.warnings:
                 request.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        if (model.running or model.leaving) and not model.only_waits:
+        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
             self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
         model.settle()
-        model.leaving.pop(key, None)
-        request = model.running.pop(key, None)
-        model.rows_ended += 1
+        model.batch.leaving.pop(key, None)
+        request = model.batch.running.pop(key, None)
+        model.batch.ended += 1
         if request is not None:
             if request.acceptance is not None:
                 error = for_interrupted(error, model.name, request.tokens_sent)
@@ -269,7 +269,7 @@ class Serving:
         Returns:
             Whether there may be room for others now, or at a later time than before.
         """
-        model.steps = message.step
+        model.process.steps = message.step
         self._meter.add(model, message, now)
         has_begun = has_freed = False
         has_suspects = model.blame.suspects > 0
@@ -277,7 +277,7 @@ class Serving:
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
         for row in message.rows:
-            request = model.running.get(row.key)
+            request = model.batch.running.get(row.key)
             if request is None:
                 if row.finish is not None or row.paused is not None:
                     self._row_is_gone(model, row)
@@ -296,14 +296,14 @@ class Serving:
             if row.warning is not None and row.warning not in request.warnings:
                 request.warnings.append(row.warning)
             if row.paused is not None:
-                del model.running[row.key]
+                del model.batch.running[row.key]
                 left.append((request, row))
             elif row.finish is not None:
-                del model.running[row.key]  # at once: nothing more is read about it
+                del model.batch.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
-        model.only_waits = message.only_waits
-        model.rows_ended += len(finished)
-        if has_freed or finished or left or model.only_waits:
+        model.batch.only_waits = message.only_waits
+        model.batch.ended += len(finished)
+        if has_freed or finished or left or model.batch.only_waits:
             self._rest_if_idle(model, now)
             model.settle()
         for connection, pieces in deltas.items():
@@ -329,7 +329,7 @@ class Serving:
         if tokens:
             self.ledger.deliver(request, tokens)
             request.deaths = 0
-            model.tokens += len(tokens) // 4
+            model.totals.tokens += len(tokens) // 4
         if row.is_prompt:
             request.shown += 1
         elif request.first_token_at is None:
@@ -343,8 +343,8 @@ class Serving:
 
     def _row_is_gone(self, model: Model, row: Row) -> None:
         """The row of a request that has been answered has left the batch."""
-        model.rows_ended += 1
-        model.leaving.pop(row.key, None)
+        model.batch.ended += 1
+        model.batch.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
         if row.paused is RowState.KEPT and model.life.state in SERVES:
             self._outbox.tell(model.life, DropKept(key=row.key))
@@ -368,7 +368,7 @@ class Serving:
         self._outbox.notify(request, NoticeKind.RESUMED, detail)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
-        if model.only_waits or not (model.running or model.leaving):
+        if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
             self._meter.rests(model, now)
 
     def _request(self, key: RequestKey) -> Request:

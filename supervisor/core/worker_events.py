@@ -136,7 +136,7 @@ class WorkerEvents:
     # ------------------------------------------------------------ about its process
 
     def _on_spawned(self, event: Spawned, model: Model) -> None:
-        model.watch = Watch.over(event.now)
+        model.process.watch = Watch.over(event.now)
         self._fleet.trigger(model, HasPid(pid=event.pid), event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
@@ -145,13 +145,13 @@ class WorkerEvents:
         self._fleet.handle_exit(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
-        if model.watch is not None:
-            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
+        if model.process.watch is not None:
+            model.process.watch.looked(is_stopped=event.is_stopped, now=event.now)
             self._fleet.look_after(model, event.now)
 
     def _on_unlinked(self, event: WorkerUnlinked, model: Model) -> None:
-        if model.watch is not None:
-            model.watch.unlinked(event.now)
+        if model.process.watch is not None:
+            model.process.watch.unlinked(event.now)
             self._fleet.look_after(model, event.now)
 
     def _on_broke(self, event: WorkerBroke, model: Model) -> None:
@@ -164,12 +164,12 @@ class WorkerEvents:
         died = Died(
             exit_code=event.exit_code,
             signal_name=event.signal_name,
-            said=model.dying or last_words(event.last_lines),
-            announced=model.dying,
+            said=model.process.dying or last_words(event.last_lines),
+            announced=model.process.dying,
             at=event.at,
             cause=classify(
                 event.exit_code,
-                [*event.last_lines, model.dying],
+                [*event.last_lines, model.process.dying],
                 is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
             ),
         )
@@ -180,8 +180,8 @@ class WorkerEvents:
     # ------------------------------------------------------------ what it says
 
     def _on_said(self, event: WorkerSaid, model: Model) -> None:
-        if model.watch is not None and not isinstance(event.message, Heartbeat):
-            model.watch.said(event.now)
+        if model.process.watch is not None and not isinstance(event.message, Heartbeat):
+            model.process.watch.said(event.now)
         match event.message:
             case Step() as step:
                 self._on_step(model, step, event.now)
@@ -200,21 +200,21 @@ class WorkerEvents:
             case Ready() as ready:
                 self._on_ready(model, ready, event.now)
             case Dying() as dying:
-                model.dying = dying.message
+                model.process.dying = dying.message
             case _:
                 assert_never(event.message)
 
     def _on_step(self, model: Model, message: Step, now: float) -> None:
-        if message.step not in (model.steps, model.steps + 1):
-            detail = f"counted step {message.step} after step {model.steps}"
+        if message.step not in (model.process.steps, model.process.steps + 1):
+            detail = f"counted step {message.step} after step {model.process.steps}"
             self._fleet.trigger(model, Broke(detail=detail), now)
             return
         fault = self._prefill_slots.stepped(model, message)
         if fault:
             self._fleet.trigger(model, Broke(detail=fault), now)
             return
-        if model.watch is not None:
-            model.watch.stepped(message.step, now)
+        if model.process.watch is not None:
+            model.process.watch.stepped(message.step, now)
         self._attaching.heard(message.rows)
         if self._serving.step(model, message, now):
             self._fleet.touch(model)
@@ -229,12 +229,12 @@ class WorkerEvents:
         self._fleet.touch(model)
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
-        model.heartbeat = message
+        model.process.heartbeat = message
         if keeps_to(model, message.budget):
             self._fleet.memory_changed()
             self._fleet.touch(model)
-        if model.watch is not None:
-            model.watch.beat(message, len(model.held), now)
+        if model.process.watch is not None:
+            model.process.watch.beat(message, len(model.batch.held), now)
             self._fleet.look_after(model, now)
 
     def _on_hello(self, model: Model, message: Hello, now: float) -> None:
@@ -264,7 +264,7 @@ class WorkerEvents:
             model.learn(message)
             model.idle_since = now
             model.load_s = now - model.life.phase.since
-            model.residency = Residency(ready_at=now, tokens_before=model.tokens)
+            model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
         self._fleet.trigger(model, BecameReady(), now)
         self._log_level.tell(model)
 

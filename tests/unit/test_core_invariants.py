@@ -87,7 +87,7 @@ def two_of_one_name(driver: Driver) -> None:
 def runs_without_process(driver: Driver) -> None:
     request = smuggled(driver)
     ledger_of(driver).move(request, Stage.RUNNING)
-    driver.model().running[request.key] = request
+    driver.model().batch.running[request.key] = request
 
 
 def waits_in(phase: type[Failed] | type[Stopped]) -> Callable[[Driver], None]:
@@ -108,11 +108,13 @@ def set_life(name: str, value: object) -> Callable[[Driver], None]:
 
 
 def leaves(*keys: int) -> Callable[[Driver], None]:
-    return lambda driver: driver.model().leaving.update({RequestKey(key): SOMEONE for key in keys})
+    return lambda driver: driver.model().batch.leaving.update(
+        {RequestKey(key): SOMEONE for key in keys}
+    )
 
 
 def runs_and_is_queued(driver: Driver) -> None:
-    driver.model().running[RequestKey(1)].stage = Stage.QUEUED
+    driver.model().batch.running[RequestKey(1)].stage = Stage.QUEUED
 
 
 def is_paused_and_queued(driver: Driver) -> None:
@@ -120,7 +122,7 @@ def is_paused_and_queued(driver: Driver) -> None:
 
 
 def is_kept_for_none(driver: Driver) -> None:
-    driver.model().kept.add(RequestKey(9))
+    driver.model().batch.kept.add(RequestKey(9))
 
 
 def load_waits(driver: Driver) -> None:

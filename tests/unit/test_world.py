@@ -217,7 +217,7 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
     def rows_of(model: Model) -> Rows | None:
         leaving[model.name] = [
             Row(0.0, one.key, kv_budget.length(one), may_go=False)
-            for one in model.running.values()
+            for one in model.batch.running.values()
             if one.stage is not Stage.RUNNING and not kv_budget.is_leaving_short(one)
         ]
         return read(model)
@@ -338,7 +338,7 @@ def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, model: Model, request: Request, now: float) -> None:
         right(self, model, request, now)
-        model.leaving.pop(request.key, None)
+        model.batch.leaving.pop(request.key, None)
 
     patch.setattr(endings.Endings, "cancel", wrong)
 
