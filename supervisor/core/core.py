@@ -16,11 +16,9 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import State
 
 from .actions import Action, BudgetChanged, Finish, WakeAt
-from .appraising import Appraising
 from .attaching import Attaching
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
-from .dry_run import foreseen_memory
 from .endings import Endings
 from .events import (
     Appraised,
@@ -56,14 +54,13 @@ from .gateway import Gateway
 from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
-from .log_level import WorkerLogLevel
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
 from .prefill_slots import PrefillSlots
-from .reload import changed_settings, differences, ends_process, foreseen
+from .reload import changed_settings, differences, ends_process, foreseen, foreseen_memory
 from .requests.ledger import Ledger, Stage
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -169,22 +166,16 @@ class Core:
             random=random,
             is_strict=is_strict,
         )
-        log_level = WorkerLogLevel(self.outbox)
-        self._appraising = Appraising(self.fleet, self.outbox)
         self._clients = ClientEvents(
             self.fleet,
             serving,
             self._endings,
             pausing,
             self._attaching,
-            self._appraising,
-            log_level,
             self.outbox,
             self._daemon,
         )
-        self._workers = WorkerEvents(
-            self.fleet, serving, prefill_slots, self._appraising, self._attaching, log_level
-        )
+        self._workers = WorkerEvents(self.fleet, serving, prefill_slots, self._attaching)
         self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
@@ -283,7 +274,7 @@ class Core:
             case Sampled():
                 self._on_sampled(event)
             case Appraised(needs=needs):
-                self._appraising.appraised(needs)
+                self.fleet.appraised(needs)
             case LaunchAppraised():
                 self._clients.launch_appraised(event)
             case Started():
@@ -367,7 +358,7 @@ class Core:
         budget = self._pressure.after_reload(before, event.settings.budget)
         settings = replace(event.settings, budget=budget)
         self.fleet.reload(settings, event.models, event.now)
-        self._appraising.appraised(event.needs)
+        self.fleet.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
             answer = {

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import HAS_PROCESS, State, Wanted, Why
+from mlxsup.protocol.log_level import LogLevel
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
+from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack
 
 from .actions import (
@@ -18,7 +20,9 @@ from .actions import (
     LogFault,
     LookAtFiles,
     LookAtWorker,
+    NeedRaised,
     SendToWorker,
+    SetLogLevel,
     SignalWorker,
     Spawn,
 )
@@ -29,7 +33,7 @@ from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import adopt, longest_stream
+from .kv_budget import adopt, longest_stream, planned_bytes
 from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
@@ -59,7 +63,7 @@ from .lifecycle.triggers import (
     WantUp,
     words_of,
 )
-from .memory.need import Need
+from .memory.need import Need, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
@@ -163,6 +167,7 @@ class Fleet:
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         self.downloads = Downloads(outbox, self.trigger)
+        self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
         self._ran_out: Model | None = None
@@ -366,6 +371,75 @@ class Fleet:
             self._ran_out = model
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
+
+    # ------------------------------------------------------------ what models need
+
+    def appraised(self, needs: Mapping[ModelName, Need]) -> None:
+        """The shell has appraised the models of the configuration; this replaces what was known."""
+        self.needs = needs
+        self._appraise()
+
+    def relaunched(self, name: ModelName, need: Need | None) -> None:
+        """One model was appraised for another launch than that of the configuration."""
+        others = {one: known for one, known in self.needs.items() if one != name}
+        self.needs = others if need is None else {**others, name: need}
+        self._appraise()
+
+    def raise_need(self, model: Model, now: float) -> None:
+        """The process of a model has ended because it ran out of memory, and what was known of it
+        is not forgotten yet: the next one has more."""
+        need = model.life.need
+        if need is None or model.life.is_outdated or model.name not in self.needs:
+            return  # or its files cannot be read, or a reload has removed it
+        held_bytes = model.measured_bytes - model.process.reusable_bytes
+        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+        if higher.raised_bytes == need.raised_bytes:
+            return
+        self.needs = {**self.needs, model.name: replace(higher, most_bytes=None)}
+        self._appraise()
+        remember = NeedRaised(
+            model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
+        )
+        self._outbox.add(remember)
+        note = (
+            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+            f"which is {size_text(higher.raise_for(0))} more than estimated"
+        )
+        model.life.story.append(f"{now:.3f} {note}")
+        self._outbox.announce(change_map(model, model.life.state, note))
+
+    def _appraise(self) -> None:
+        """The needs, the budget, or who is pinned has changed."""
+        needs, budget = self.needs, self.settings.budget
+        if budget is not None:
+            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
+            pinned = {model.name for model in staying if model.life.settings.pinned}
+            needs = bounded(needs, pinned, budget.whole_bytes)
+        self.memory_changed()
+        for model in self:
+            model.life.appraise(needs.get(model.name))
+            self.touch(model)
+
+    # ------------------------------------------------------------ how much workers log
+
+    def change_log_level(self, level: str) -> None:
+        """From now on, the daemon and the workers log from this level on.
+
+        Raises:
+            RemoteError: `invalid_request`; there is no such level.
+        """
+        if level not in LOG_LEVELS:
+            levels = f"one of {', '.join(LOG_LEVELS)}"
+            raise invalid("level", levels, shown=repr(level[:60]))
+        self._log_level = level
+        self._outbox.add(SetLogLevel(level=level))
+        for model in self:
+            self.tell_log_level(model)
+
+    def tell_log_level(self, model: Model) -> None:
+        """The worker of a model may have become READY: it may have been started before."""
+        if self._log_level is not None and model.life.state in SERVES:
+            self._outbox.tell(model.life, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 

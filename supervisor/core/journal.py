@@ -217,7 +217,7 @@ def request_paused(request: Request) -> RequestPaused:
         id=request.id,
         number=request.key,
         model=request.model,
-        reason=request.pause_reason.value,
+        reason=request.pauses.reason.value,
         tokens=request.tokens_sent,
     )
 
@@ -228,7 +228,7 @@ def request_continued(model: Model, request: Request) -> RequestContinued:
         id=request.id,
         number=request.key,
         model=request.model,
-        after="crash" if request.is_interrupted else "pause",
+        after="crash" if request.crashes.is_interrupted else "pause",
         generation=model.life.generation,
         tokens=request.tokens_sent,
     )
@@ -252,7 +252,7 @@ def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings
         client=request.account,
         usage=usage,
         timings=timings,
-        resumed=request.resumed,
-        paused=request.paused,
-        warnings=list(request.warnings),
+        resumed=request.crashes.resumed,
+        paused=request.pauses.count,
+        warnings=list(request.sent.warnings),
     )

@@ -144,11 +144,11 @@ def reserve(model: Model) -> None:
 def is_held_back(model: Model, request: Request) -> bool:
     """True if a request that has left for want of memory must wait on: until there is room for its
     row and some to spare, or a row has ended, or nothing runs."""
-    if request.left_short_at is None or model.batch.budget is None or not has_row_budget(model):
+    if request.run.left_short_at is None or model.batch.budget is None or not has_row_budget(model):
         return False
     if not has_memory_beside(model, request, ()):
         return True
-    if model.batch.ended > request.left_short_at:
+    if model.batch.ended > request.run.left_short_at:
         return False
     return not has_memory_beside(model, request, model.batch.running.values())
 
@@ -167,14 +167,14 @@ def has_memory_beside(model: Model, request: Request, others: Collection[Request
 
 def is_leaving_short(request: Request) -> bool:
     """True if its row was asked to leave for want of memory, and has not left yet."""
-    return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.MEMORY
+    return request.stage is Stage.YIELDING and request.pauses.reason is PauseReason.MEMORY
 
 
 def why_never(model: Model, request: Request) -> RemoteError | None:
     """The error of a request that had to leave and cannot return: it needs more than there is for
     it alone, or it must run through once it has begun."""
     budget = model.batch.budget
-    if request.left_short_at is None or budget is None or not has_row_budget(model):
+    if request.run.left_short_at is None or budget is None or not has_row_budget(model):
         return None
     needed_bytes = _bytes_of(model, rows=1, longest=length(request))
     must_run_through = request.tokens_sent > 0 and not may_leave(model, request)
@@ -190,7 +190,7 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
 
 def is_tried_again(model: Model) -> bool:
     """True if a request runs, or is about to, that has run out of memory alone."""
-    return any(one.shortages for one in (*model.batch.running.values(), *model.queue.again))
+    return any(one.crashes.shortages for one in (*model.batch.running.values(), *model.queue.again))
 
 
 def may_leave(model: Model, request: Request) -> bool:

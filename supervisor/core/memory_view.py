@@ -44,9 +44,8 @@ from .lifecycle.states import (
     Urgency,
 )
 from .memory.budget import Budget
-from .memory.residency import RESIDENCY_LOADS
 from .memory.row_budget import Claim, Division, rows_need
-from .model import ASK_AGAIN_S, Model
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun
 from .settings import CoreSettings
@@ -357,7 +356,7 @@ def view_of(
         is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
-    is_tried = ran_out is not None and any(one.shortages for one in open_requests(ran_out))
+    is_tried = ran_out is not None and any(one.crashes.shortages for one in open_requests(ran_out))
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -513,7 +512,7 @@ def _rows_of(model: Model) -> Rows | None:
         kept_bytes=model.life.pinned_bytes,
         staying=tuple(
             Row(
-                served_at=one.dispatched_at or 0.0,
+                served_at=one.run.dispatched_at or 0.0,
                 key=one.key,
                 tokens=length(one),
                 may_go=one.priority is LOWEST and may_leave(model, one),
@@ -577,13 +576,13 @@ def _place_in_line(
         return None
     longest_s = PASSED_OVER_AGINGS * settings.aging_s
     if settings.aging_s > 0 and now >= phase.since + longest_s:
-        rank = 0 if request is None else CLASSES.index(request.standing)
+        rank = 0 if request is None else CLASSES.index(request.waiting.standing)
         return Place(rank, False, False, 0.0, phase.since, 0.0)
     if request is None:
         return Place(0, True, True, 0.0, phase.since, phase.since)
     has_begun = request.acceptance is not None and model.life.why is not Why.SWAP
     return Place(
-        rank=CLASSES.index(request.standing),
+        rank=CLASSES.index(request.waiting.standing),
         has_patience=True,
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),

@@ -63,8 +63,8 @@ class Meter:
             request = running.get(key)
             if request is None:
                 return 0.0
-            is_read = request.sent_tokens and not request.answers_while_reading
-            return math.inf if is_read else request.read_tokens
+            is_read = request.sent.tokens and not request.answers_while_reading
+            return math.inf if is_read else request.cost.read_tokens
 
         charges = charge(step, cost_s, read_before)
         for key, seconds in charges.requests.items():
@@ -73,8 +73,8 @@ class Meter:
                 model.pay(request, seconds)
         for row in step.prefill:
             request = running.get(row.key)
-            if request is not None and row.done > request.read_tokens:
-                request.read_tokens = row.done
+            if request is not None and row.done > request.cost.read_tokens:
+                request.cost.read_tokens = row.done
         model.totals.engine_s += sum(charges.requests.values())
         model.totals.repeated_s += charges.repeated_s
         keys = [row.key for row in step.rows]

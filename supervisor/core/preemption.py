@@ -132,7 +132,7 @@ def _latest_first(
             for one in rows
             if _may_yield(one)
         ),
-        key=lambda pair: (pair[1].dispatched_at or 0.0, pair[1].key),
+        key=lambda pair: (pair[1].run.dispatched_at or 0.0, pair[1].key),
         reverse=True,
     )
 
@@ -146,13 +146,13 @@ def _may_free_rows(model: Model, ledger: Ledger) -> bool:
 
 
 def _may_yield(request: Request) -> bool:
-    is_running = request.stage is Stage.RUNNING and request.gains_since is not None
+    is_running = request.stage is Stage.RUNNING and request.run.gains_since is not None
     return is_running and request.priority is GIVES_WAY and request.may_resume
 
 
 def _yields_at(request: Request, min_run_s: float, *, keeps_states: bool) -> float:
     """Return when a row that gains tokens may be freed: after `min_run_s`, and if its state would
     be lost, after as long as reading everything again would take."""
-    assert request.gains_since is not None
+    assert request.run.gains_since is not None
     run_s = min_run_s if keeps_states else max(min_run_s, request.repeat_s)
-    return request.gains_since + run_s
+    return request.run.gains_since + run_s

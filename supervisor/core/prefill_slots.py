@@ -341,6 +341,10 @@ def turn_rank(model: Model) -> int:
     first token, or for one since an interruption or a pause; if none does, the highest of all."""
     running = model.batch.running.values()
     reading = [
-        one for one in running if one.first_token_at is None or one.is_interrupted or one.is_paused
+        one
+        for one in running
+        if one.cost.first_token_at is None or one.crashes.is_interrupted or one.pauses.is_paused
     ]
-    return min((CLASSES.index(one.standing) for one in reading or running), default=len(CLASSES))
+    return min(
+        (CLASSES.index(one.waiting.standing) for one in reading or running), default=len(CLASSES)
+    )

@@ -38,9 +38,10 @@ from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .preemption import next_for_row, who_yields
-from .requests.ledger import Ledger, Request, Stage
+from .request_status import expected_s, wait_reason
+from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
-from .status import expected_s, load_progress, wait_reason, waiting_news
+from .status import load_progress, waiting_news
 from .suspects import end_intake
 
 
@@ -130,7 +131,7 @@ class Serving:
             arrived_at=now,
             may_resume=message.resume,
             wants_notices=message.notices,
-            **_deadlines_of(message, settings, now),
+            limits=_limits_of(message, settings, now),
         )
         self.ledger.add(request)
         model.line_up(request, now)
@@ -142,8 +143,8 @@ class Serving:
         if request.stage is Stage.QUEUED:
             model.queue.prioritize(request, priority, now)
         else:
-            request.priority = request.standing = priority
-            request.waited_s = 0.0
+            request.priority = request.waiting.standing = priority
+            request.waiting.waited_s = 0.0
 
     def dispatch(self, model: Model, now: float) -> None:
         """Hand waiting requests to a worker that serves while it has room; ask rows to leave if a
@@ -166,13 +167,13 @@ class Serving:
             if is_held_back(model, request):
                 model.batch.held_back = request.key  # others of its class would keep it waiting
                 break
-            request.left_short_at = None
+            request.run.left_short_at = None
             model.queue.leave(request)
             model.queue.counters.dispatched(request.account)
             self.ledger.move(request, Stage.RUNNING)
-            request.end_wait(now)
-            request.dispatched_at, request.gains_since = now, None
-            request.end_pause(now)
+            request.waiting.end(now)
+            request.run.dispatched_at, request.run.gains_since = now, None
+            request.pauses.end(now)
             model.batch.kept.discard(request.key)
             model.batch.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
@@ -185,7 +186,7 @@ class Serving:
         yields = who_yields(model, self.ledger, now)
         for request in yields.rows:
             self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
-            request.left_short_at = model.batch.ended if yields.is_for_memory else None
+            request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
         model.batch.yields_at = yields.at
         model.has_settled_in(now)
 
@@ -214,7 +215,7 @@ class Serving:
             is_limited = model.serves_queue and not self.ledger.may_run(request.account)
             own = WaitReason.LIMIT if is_limited else reason
             detail: dict[str, Any] = {"position": position, "reason": own.value}
-            since_s = now - request.queued_at
+            since_s = now - request.waiting.queued_at
             wait_s = None if is_limited else expected_s(model, request, position, now)
             self._outbox.notify(
                 request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
@@ -239,9 +240,9 @@ class Serving:
             request is not None and request.acceptance is None
         ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
-            request.tokenize_s = message.tokenize_s
+            request.cost.tokenize_s = message.tokenize_s
             if message.warnings:
-                request.warnings += message.warnings
+                request.sent.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
         if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
             self._meter.works(model, now)
@@ -283,7 +284,7 @@ class Serving:
                     self._row_is_gone(model, row)
                     has_freed = True
                 continue
-            if request.gains_since is None and not row.is_prompt:
+            if request.run.gains_since is None and not row.is_prompt:
                 self._begin_to_gain(model, request, row, now)
                 has_begun = True
             if row.body:
@@ -293,8 +294,8 @@ class Serving:
             if has_suspects and row.tokens and model.blame.gained(request.held, now):
                 model.life.story.append(f"{now:.3f} {request.id} has come past the crash")
                 has_freed = True
-            if row.warning is not None and row.warning not in request.warnings:
-                request.warnings.append(row.warning)
+            if row.warning is not None and row.warning not in request.sent.warnings:
+                request.sent.warnings.append(row.warning)
             if row.paused is not None:
                 del model.batch.running[row.key]
                 left.append((request, row))
@@ -310,7 +311,7 @@ class Serving:
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
             if reason is not FinishReason.CANCELLED:
-                model.queue.counters.learn(request.engine_s)
+                model.queue.counters.learn(request.cost.engine_s)
                 model.blame.completed(request.digest)
             self._endings.end(request, finish=reason, now=now)
         for request, row in left:
@@ -328,17 +329,17 @@ class Serving:
         tokens = row.tokens
         if tokens:
             self.ledger.deliver(request, tokens)
-            request.deaths = 0
+            request.crashes.deaths = 0
             model.totals.tokens += len(tokens) // 4
         if row.is_prompt:
-            request.shown += 1
-        elif request.first_token_at is None:
-            request.first_token_at = now
-            request.prefill_s = row.prefill_s or 0.0
-            request.cached_tokens = row.cached_tokens
+            request.sent.shown += 1
+        elif request.cost.first_token_at is None:
+            request.cost.first_token_at = now
+            request.cost.prefill_s = row.prefill_s or 0.0
+            request.cost.cached_tokens = row.cached_tokens
             self._deadlines.set(request.key, request.next_deadline)
-        delta = ClientDelta(request.id, request.seq, tokens, row.body)
-        request.seq += 1
+        delta = ClientDelta(request.id, request.sent.seq, tokens, row.body)
+        request.sent.seq += 1
         return delta
 
     def _row_is_gone(self, model: Model, row: Row) -> None:
@@ -354,17 +355,17 @@ class Serving:
         a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
             return  # it has left again before it said anything
-        request.gains_since = now
-        if not (request.is_interrupted or request.is_paused):
+        request.run.gains_since = now
+        if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
         self._outbox.record(request_continued(model, request), now)
-        if request.is_interrupted:
-            request.resumed += 1
-            detail = {"times": request.resumed, "after": "crash"}
+        if request.crashes.is_interrupted:
+            request.crashes.resumed += 1
+            detail = {"times": request.crashes.resumed, "after": "crash"}
         else:
-            detail = {"times": request.paused + 1, "after": "pause"}
-        request.paused += request.is_paused
-        request.is_interrupted = request.is_paused = False
+            detail = {"times": request.pauses.count + 1, "after": "pause"}
+        request.pauses.count += request.pauses.is_paused
+        request.crashes.is_interrupted = request.pauses.is_paused = False
         self._outbox.notify(request, NoticeKind.RESUMED, detail)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
@@ -380,30 +381,30 @@ class Serving:
 def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
     resume = None
     if not request.has_begun:
-        request.started_at = now
+        request.run.started_at = now
     if request.acceptance is not None:
         resume = Resume(
             acceptance=request.acceptance,
-            delivered=bytes(request.sent_tokens),
-            shown=request.shown,
+            delivered=bytes(request.sent.tokens),
+            shown=request.sent.shown,
         )
     return Dispatch(
         key=request.key,
         resume=resume,
         adapter=request.adapter,
-        priority=request.standing,
+        priority=request.waiting.standing,
         may_leave=may_leave(model, request),
         body=request.body,
     )
 
 
-def _deadlines_of(message: Generate, settings: CoreSettings, now: float) -> dict[str, Any]:
+def _limits_of(message: Generate, settings: CoreSettings, now: float) -> Limits:
     first_token_s = settings.first_token_timeout_s
-    return {
-        "queue_deadline": _after(now, message.queue_timeout_s, settings.queue_timeout_s),
-        "first_token_deadline": _after(now, message.first_token_timeout_s, first_token_s),
-        "deadline": _after(now, message.timeout_s, 0.0),
-    }
+    return Limits(
+        queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
+        first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
+        deadline=_after(now, message.timeout_s, 0.0),
+    )
 
 
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlxsup.protocol.pooling import Task
-from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
+from mlxsup.protocol.states import PendingReason, State, WaitReason
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
@@ -16,10 +16,17 @@ from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
 from .memory.budget import Budget
 from .memory_view import overshoot_bytes
-from .model import SHORTEST_FREE_S, Model
-from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map, yielded_ids
-from .requests.ledger import Ledger, Request, Stage
-from .requests.queue import URGENT
+from .model import Model
+from .request_status import (
+    line_map,
+    paused_rows_map,
+    per_class_map,
+    queue_map,
+    rows_map,
+    wait_reason,
+    yielded_ids,
+)
+from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
 
@@ -320,56 +327,7 @@ def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
     return {"waits_s": now - phase.lack.since, "reason": phase.lack.reason}
 
 
-def wait_reason(model: Model) -> WaitReason:
-    """Why the requests of this model are waiting."""
-    phase = model.life.phase
-    if model.life.why is Why.SWAP and not isinstance(phase, Loading):
-        return WaitReason.SWAP
-    if isinstance(phase, Pending) and phase.lack is not None:
-        return WaitReason.MEMORY
-    if model.serves_queue:
-        if model.batch.held_back is not None:
-            return WaitReason.MEMORY
-        has_turns = model.has_room and model.blame.is_anyone_on_probation
-        return WaitReason.TURN if has_turns else WaitReason.ROWS
-    match model.life.state:
-        case State.BACKOFF:
-            is_crash = not (isinstance(phase, Backoff) and phase.download_cause)
-            return WaitReason.BACKOFF if is_crash else WaitReason.DOWNLOAD
-        case State.DRAINING | State.STOPPING:
-            return WaitReason.RESTART
-        case _:
-            return WaitReason.LOAD
-
-
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
     """What all who wait for this model are notified of: the reason, and the load in tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)
-
-
-def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
-    """Seconds until a waiting request should get a row; None if nobody can tell.
-
-    Rows share the seconds of one engine, so one becomes free each time as many have passed as a
-    request costs on average. For a request of the highest class a row may be freed earlier.
-
-    Args:
-        model: whose row it waits for.
-        request: in its queue.
-        place: in the line, from 1.
-        now: monotonic seconds.
-    """
-    if wait_reason(model) is not WaitReason.ROWS:
-        return None
-    if request.priority is URGENT:
-        if any(_gives_way(one) for one in model.batch.running.values()):
-            return 0.0
-        if model.batch.yields_at is not None:
-            return max(model.batch.yields_at - now, 0.0)
-    cost_s = model.queue.counters.cost_s
-    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
-
-
-def _gives_way(request: Request) -> bool:
-    return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.CLASS

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
@@ -21,7 +22,6 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .appraising import Appraising
 from .attaching import Attaching
 from .events import (
     Exited,
@@ -49,10 +49,8 @@ from .lifecycle.triggers import (
     LoadedTooLarge,
     Progressed,
 )
-from .log_level import WorkerLogLevel
 from .memory.need import loaded_problem
-from .memory.residency import Residency
-from .model import Model
+from .model import Model, Residency
 from .prefill_slots import PrefillSlots
 from .serving import Serving
 
@@ -82,9 +80,7 @@ class WorkerEvents:
         fleet: the models that the processes belong to.
         serving: moves their requests.
         prefill_slots: has them read long prompts in turns.
-        appraising: plans their next load.
         attaching: sends streams to those who have joined them.
-        log_level: tells them how much to log.
     """
 
     def __init__(
@@ -92,16 +88,12 @@ class WorkerEvents:
         fleet: Fleet,
         serving: Serving,
         prefill_slots: PrefillSlots,
-        appraising: Appraising,
         attaching: Attaching,
-        log_level: WorkerLogLevel,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
         self._prefill_slots = prefill_slots
-        self._appraising = appraising
         self._attaching = attaching
-        self._log_level = log_level
 
     def take(self, event: WorkerEvent) -> None:
         """Handle one event; ignore those of earlier generations (F9)."""
@@ -174,7 +166,8 @@ class WorkerEvents:
             ),
         )
         model.life.stream_tokens = longest_stream(model)
-        self._appraising.exited(model, event.exit_code, event.now)
+        if event.exit_code == ExitCode.OUT_OF_MEMORY:
+            self._fleet.raise_need(model, event.now)
         self._fleet.handle_exit(model, died, event.now)
 
     # ------------------------------------------------------------ what it says
@@ -266,7 +259,7 @@ class WorkerEvents:
             model.load_s = now - model.life.phase.since
             model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
         self._fleet.trigger(model, BecameReady(), now)
-        self._log_level.tell(model)
+        self._fleet.tell_log_level(model)
 
 
 def last_words(lines: Sequence[str]) -> str:

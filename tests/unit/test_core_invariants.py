@@ -14,7 +14,7 @@ from mlxsup.supervisor.core.events import Caller
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.requests.ledger import Ledger, Limits, Request, Stage
 from mlxsup.supervisor.core.sharing.accounts import Account
 
 from support.core.driver import LAUNCH, Driver
@@ -165,7 +165,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
     "waits beside an idle worker": (idle, waits_beside_room, "m has room and lets requests wait"),
     "waits beside a row that is free": (ready, waits_beside_room, "no turn is due"),
     "belongs nowhere": (ready, smuggled, ""),
-    "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
+    "is due at another time": (waiting, change_first("limits", Limits(deadline=1.0)), ""),
 }  # fmt: skip
 
 

@@ -26,18 +26,18 @@ from mlxsup.supervisor.core import (
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.dry_run import forecast
 from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
+from mlxsup.supervisor.core.loading import forecast
 from mlxsup.supervisor.core.memory.budget import Pressure
 from mlxsup.supervisor.core.memory_view import LoadedModel, Row, Rows, Standing
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
 from mlxsup.supervisor.core.prefill_slots import turn_rank
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request, Stage
 from mlxsup.supervisor.core.requests.queue import Queue
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
@@ -315,7 +315,7 @@ def downloads_run_on(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_last_tokens_are_kept(patch: pytest.MonkeyPatch) -> None:
     def wrong(ledger: Ledger, request: Request, tokens: bytes) -> None:
-        request.sent_tokens = bytearray(tokens)
+        request.sent.tokens = bytearray(tokens)
 
     patch.setattr(Ledger, "deliver", wrong)
 
@@ -353,7 +353,7 @@ PLANTED: dict[str, Plant] = {
     "waiting moves no request up": does_nothing(Queue, "age"),
     "another class by hand is ignored": does_nothing(Queue, "prioritize"),
     "a client runs as many as it likes": returns(Ledger, "may_run", True),
-    "the time of pauses is lost": does_nothing(Request, "end_pause"),
+    "the time of pauses is lost": does_nothing(Pauses, "end"),
     "only the last tokens are kept to resume": only_the_last_tokens_are_kept,
     "resumed against the request's wish": returns(endings, "_loss", None),
     "a cancelled row is free before it has left": a_cancelled_row_is_free_at_once,
