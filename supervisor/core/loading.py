@@ -20,18 +20,8 @@ from mlxsup.protocol.states import Priority, State
 from .errors import does_not_fit, load_failed
 from .kv_budget import bytes_to_load
 from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
+from .load_verdict import Admit, Evict, Reclaim, Refuse, Swap, Verdict, Wait, needs, verdict_on
 from .memory.need import Need
-from .memory_plan import (
-    Admit,
-    Evict,
-    Reclaim,
-    Refuse,
-    Swap,
-    Verdict,
-    Wait,
-    needs,
-    verdict_on,
-)
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings

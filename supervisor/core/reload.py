@@ -17,12 +17,9 @@ from .lifecycle.life import Life
 from .lifecycle.states import Urgency
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased, Reconfigured, Removed
+from .load_verdict import Refuse, verdict_on
 from .memory.need import Need, bounded
-from .memory_plan import (
-    Refuse,
-    idle_to_evict,
-    verdict_on,
-)
+from .memory_plan import idle_to_evict
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
