@@ -72,7 +72,6 @@ from .core.events import (
     Tick,
 )
 from .downloads import DownloadKeeper
-from .facts import daemon_facts
 from .file_threads import FileThreads
 from .folder_watch import FolderWatch
 from .gateway import GatewayKeeper
@@ -85,7 +84,6 @@ from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_withi
 from .signals import Signals
 from .sockets.clients import Clients
 from .sockets.transport import Context
-from .timer import Timer
 from .workers.incarnation import Surroundings
 from .workers.leftovers import WorkerRecord
 from .workers.measure import Sampler, keep_measuring
@@ -114,6 +112,43 @@ MAX_READS = 10
 
 OnListening = Callable[[str], None]
 Value = TypeVar("Value")
+
+
+class Timer:
+    """The one timer of the core: it calls back at a time of the clock, or a little later.
+
+    Args:
+        clock: gives the time; it may have stood still while the machine slept.
+        on_due: called with the time.
+    """
+
+    def __init__(self, clock: Clock, on_due: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._on_due = on_due
+        self._handle: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
+
+    def wake_at(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask for a call at this time; an earlier one stays.
+
+        Args:
+            when: monotonic seconds.
+            loop: makes the call.
+        """
+        if self._handle is not None:
+            if self._wakes_at <= when:
+                return
+            self._handle.cancel()
+        self._wakes_at = when
+        self._handle = loop.call_later(self._clock.delay_until(when), lambda: self._wake(loop))
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle = None
+        now = self._clock.now()
+        if now < self._wakes_at:  # the clock stood still in the meantime
+            self.wake_at(self._wakes_at, loop)
+        else:
+            self._on_due(now)
 
 
 class _Asked(NamedTuple):
@@ -692,3 +727,19 @@ def _refusal(error: ConfigError | RefusedModelError) -> RemoteError:
     code = ErrorCode.UNKNOWN_MODEL if is_unknown else ErrorCode.INVALID_REQUEST
     detail = {"problem": error.code, "hint": error.hint}
     return RemoteError(code, error.message, detail=detail)
+
+
+def daemon_facts(config: DaemonConfig, client_socket: Path) -> dict[str, Any]:
+    """Return version, pid and places of a daemon that runs with this configuration."""
+    return {
+        "version": VERSION,
+        "pid": os.getpid(),
+        "endpoint": f"ipc://{_path_text(client_socket)}",
+        "config_path": _path_text(config.config_path) if config.config_path else None,
+        "log_dir": _path_text(config.log_dir),
+    }
+
+
+def _path_text(path: Path) -> str:
+    """Return a path as text that can be encoded, whatever bytes its name has."""
+    return os.fsencode(path).decode("utf-8", "replace")

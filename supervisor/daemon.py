@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,21 +13,23 @@ import zmq
 
 from mlxsup.protocol.launch import worker_argv
 
-from .allocator import return_large_blocks
 from .announcements import Announcer, OnChange
 from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
-from .log_folder import held_log_folder, record_log_folder
 from .logs import DaemonLog
 from .memory.watch import PROC
-from .runtime_folder import RuntimeFolder, raise_open_file_limit
+from .runtime_folder import RuntimeFolder, held_log_folder, raise_open_file_limit, record_log_folder
 from .service_manager import ServiceManager
 from .signals import held_back
 from .sleep import SleepGuard
 from .sockets.transport import Context
 from .workers.leftovers import WorkerRecord
 from .workers.registry import report
+
+_M_MMAP_THRESHOLD = -3
+LARGE_BLOCK_BYTES = 256 * 1024
+"""glibc kept about 1 GB after a storm of large messages; with this it keeps about 0.1 GB."""
 
 LOG_LIMIT_S = 2.0
 """How long writing the last log lines may take when the daemon ends."""
@@ -163,3 +167,15 @@ def _end_leftovers(record: WorkerRecord, log: DaemonLog) -> None:
                 f"mlxsup: SIGKILL has no effect on process {leftover.pid} of {leftover.model}, "
                 "which an earlier daemon left behind"
             )
+
+
+def return_large_blocks() -> None:
+    """Make the allocator return freed blocks of 256 KiB or more to the system.
+
+    glibc raises its own threshold with every large block that is freed, up to 32 MiB, and then
+    keeps what request bodies leave behind. Other C libraries have no such call.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

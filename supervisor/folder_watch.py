@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from .log_files import LogWriter
-from .log_folder import record_log_folder
 from .logs import DaemonLog
-from .runtime_folder import AlreadyRunningError, RuntimeFolder, RuntimeFolderError
+from .runtime_folder import (
+    AlreadyRunningError,
+    RuntimeFolder,
+    RuntimeFolderError,
+    record_log_folder,
+)
 from .sockets.listener import Listener
 from .workers.leftovers import WorkerRecord
 from .workers.registry import report

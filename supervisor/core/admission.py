@@ -71,7 +71,7 @@ def refuse_for_room(
         limit,
         sentence,
         queue_depth=ledger.waiting,
-        running=[request.id for request in model.running.values()],
+        running=[request.id for request in model.batch.running.values()],
         retry_after_s=model.next_free_s(),
     )
 

@@ -86,7 +86,7 @@ class Attaching:
         if len(readers) >= MOST_READERS:
             raise too_many_readers(model.name, request.id, MOST_READERS)
         reader = _Reader(caller=caller, request=request)
-        if request.sent_tokens:
+        if request.sent.tokens:
             self._ask(model, reader)
         self._readers[caller] = reader
         self._of.setdefault(request.key, []).append(reader)
@@ -171,10 +171,10 @@ class Attaching:
         """
         request = reader.request
         acceptance = request.acceptance
-        if model.life.state not in SERVES or model.is_unlinked or acceptance is None:
+        if model.life.state not in SERVES or model.process.is_unlinked or acceptance is None:
             raise nothing_rendered(model.name, request.id)
         self._last_number += 1
-        reader.asked, reader.delivered = self._last_number, bytes(request.sent_tokens)
+        reader.asked, reader.delivered = self._last_number, bytes(request.sent.tokens)
         self._asking[reader.asked] = reader
         question = Render(
             number=reader.asked,

@@ -44,9 +44,7 @@ from .actions import (
     ReadConfiguration,
     RequestRefused,
 )
-from .appraising import Appraising
 from .attaching import Attaching
-from .dry_run import forecast
 from .endings import Endings
 from .errors import (
     duplicate_id,
@@ -65,13 +63,11 @@ from .events import (
 )
 from .fleet import Fleet
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .load_options import check_context, check_room, launch_asked_for, refuse_dry
-from .log_level import WorkerLogLevel
+from .loading import check_context, check_room, forecast, launch_asked_for, refuse_dry
 from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .pausing import Pausing
-from .queue_status import cancelled_map, find_named, paused_map, request_map
-from .request_status import requests_map
+from .request_status import cancelled_map, find_named, paused_map, request_map, requests_map
 from .serving import Serving
 from .status import Daemon, status_map
 
@@ -85,8 +81,6 @@ class ClientEvents:
         endings: ends their requests.
         pausing: pauses and resumes them.
         attaching: lets others join them.
-        appraising: plans the loads of models.
-        log_level: changes how much is logged.
         outbox: takes what they are sent.
         daemon: what the status says about the daemon itself.
 
@@ -101,8 +95,6 @@ class ClientEvents:
         endings: Endings,
         pausing: Pausing,
         attaching: Attaching,
-        appraising: Appraising,
-        log_level: WorkerLogLevel,
         outbox: Outbox,
         daemon: Daemon,
     ) -> None:
@@ -111,8 +103,6 @@ class ClientEvents:
         self._endings = endings
         self._pausing = pausing
         self._attaching = attaching
-        self._appraising = appraising
-        self._log_level = log_level
         self._outbox = outbox
         self._daemon = daemon
         self.readers: list[Caller] = []
@@ -171,7 +161,7 @@ class ClientEvents:
                 ledger = self._serving.ledger
                 self._outbox.reply(caller, requests_map(self._fleet, ledger, message.client, now))
             case ChangeLogLevel():
-                self._log_level.change(message.level, self._fleet)
+                self._fleet.change_log_level(message.level)
                 self._outbox.reply(caller, {"level": message.level})
             case SettingsQuery():
                 name = self._model(message.model).name  # it may be named by an alias
@@ -293,7 +283,7 @@ class ClientEvents:
             self._outbox.fail(event.caller, error)
             return
         self._outbox.add(AdoptLaunch(model=model.name, launch=event.launch, need=event.need))
-        self._appraising.relaunched(model.name, event.need)
+        self._fleet.relaunched(model.name, event.need)
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)

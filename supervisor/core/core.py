@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import State
 
-from .actions import Action, Finish, WakeAt
-from .appraising import Appraising
+from .actions import Action, BudgetChanged, Finish, WakeAt
 from .attaching import Attaching
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
-from .dry_run import foreseen_memory
 from .endings import Endings
 from .events import (
     Appraised,
@@ -53,16 +51,16 @@ from .events import (
 )
 from .fleet import Fleet
 from .gateway import Gateway
+from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
-from .log_level import WorkerLogLevel
-from .memory_pressure import MemoryPressure
+from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
 from .prefill_slots import PrefillSlots
-from .reload import changed_settings, differences, ends_process, foreseen
+from .reload import changed_settings, differences, ends_process, foreseen, foreseen_memory
 from .requests.ledger import Ledger, Stage
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
@@ -168,23 +166,17 @@ class Core:
             random=random,
             is_strict=is_strict,
         )
-        log_level = WorkerLogLevel(self.outbox)
-        self._appraising = Appraising(self.fleet, self.outbox)
         self._clients = ClientEvents(
             self.fleet,
             serving,
             self._endings,
             pausing,
             self._attaching,
-            self._appraising,
-            log_level,
             self.outbox,
             self._daemon,
         )
-        self._workers = WorkerEvents(
-            self.fleet, serving, prefill_slots, self._appraising, self._attaching, log_level
-        )
-        self._memory_pressure = MemoryPressure(self.fleet, self.outbox)
+        self._workers = WorkerEvents(self.fleet, serving, prefill_slots, self._attaching)
+        self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -215,7 +207,7 @@ class Core:
         Args:
             is_immediate: whether it cuts them off.
         """
-        running = sum(len(model.running) for model in self.fleet)
+        running = sum(len(model.batch.running) for model in self.fleet)
         return running, 0.0 if is_immediate else self.fleet.settings.drain_timeout_s
 
     def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
@@ -265,7 +257,7 @@ class Core:
                 self._warm_pool.is_ready(number, pid, event.now)
             case PrewarmedEnded(number=number):
                 self._warm_pool.ended(number, event.now)
-                self.fleet.kv_budget.mark_dirty()
+                self.fleet.memory_changed()
                 self.fleet.look_at_all()
             case DownloadSaid():
                 self.fleet.downloads.said(event, self.fleet)
@@ -282,7 +274,7 @@ class Core:
             case Sampled():
                 self._on_sampled(event)
             case Appraised(needs=needs):
-                self._appraising.appraised(needs)
+                self.fleet.appraised(needs)
             case LaunchAppraised():
                 self._clients.launch_appraised(event)
             case Started():
@@ -322,18 +314,34 @@ class Core:
         for model in self.fleet:
             pid = model.life.pid
             model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-            model.machine_bytes = event.machine_bytes
-            if model.watch is not None:
-                model.watch.measured(model.life.footprint_bytes)
-                if model.watch.grows_silently(event.now):
+            model.process.machine_bytes = event.machine_bytes
+            if model.process.watch is not None:
+                model.process.watch.measured(model.life.footprint_bytes)
+                if model.process.watch.grows_silently(event.now):
                     self.fleet.look_after(model, event.now)
             model.sample_rate(event.now)
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
-            if self.fleet.kv_budget.sampled(model, event.now):
+            if was_measured(model, event.now):
                 self.fleet.touch(model)
-        self._memory_pressure.sampled(event.reading, event.now)
+        self.fleet.memory_changed(is_measured=True)
+        self._squeeze(event.reading, event.now)
         if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
+            self.fleet.look_at_all()
+
+    def _squeeze(self, reading: Reading | None, now: float) -> None:
+        """Give the models what the other programs leave of the budget."""
+        before = self.fleet.settings.budget
+        if before is None:
+            return
+        held_bytes = sum(model.held_bytes for model in self.fleet)
+        budget = self._pressure.sampled(before, reading, held_bytes, now)
+        if budget != before:
+            self.fleet.settings = replace(self.fleet.settings, budget=budget)
+            self.fleet.look_at_all()
+        if budget.size_bytes != before.size_bytes:
+            self.outbox.add(BudgetChanged(budget=budget))
+        if overshoot_bytes(self.fleet, budget):
             self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
@@ -346,9 +354,11 @@ class Core:
         if event.is_dry and event.caller is not None:
             self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
             return
-        settings = self._memory_pressure.after_reload(event.settings)
+        before = self.fleet.settings.budget
+        budget = self._pressure.after_reload(before, event.settings.budget)
+        settings = replace(event.settings, budget=budget)
         self.fleet.reload(settings, event.models, event.now)
-        self._appraising.appraised(event.needs)
+        self.fleet.appraised(event.needs)
         over_bytes = overshoot_bytes(self.fleet, settings.budget)
         if event.caller is not None:
             answer = {

@@ -78,12 +78,12 @@ class Endings:
 
     def due(self, model: Model, request: Request, now: float) -> None:
         """`Request.next_deadline` has come (D15)."""
-        if request.deadline is not None and now >= request.deadline:
+        if request.limits.deadline is not None and now >= request.limits.deadline:
             error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
         elif (
-            request.first_token_at is None
-            and request.first_token_deadline is not None
-            and now >= request.first_token_deadline
+            request.cost.first_token_at is None
+            and request.limits.first_token_deadline is not None
+            and now >= request.limits.first_token_deadline
         ):
             error = deadline_exceeded(model.name, "the first token", 0)
         else:
@@ -104,8 +104,8 @@ class Endings:
         assert outcome is not None
         ended = self._forget(request, outcome.value, now)
         if error is not None:
-            if request.engine_s:
-                error = with_engine_s(error, request.engine_s)
+            if request.cost.engine_s:
+                error = with_engine_s(error, request.cost.engine_s)
             message: Done | Failed = Failed(id=request.id, error=error.to_wire())
         else:
             assert finish is not None
@@ -120,7 +120,7 @@ class Endings:
         bring to its end: answers that were paused."""
         is_served = model.life.state is State.DRAINING
         for request in _waiting(model):
-            if is_served and request.is_paused:
+            if is_served and request.pauses.is_paused:
                 if request.stage is Stage.PAUSED:
                     self._pausing.let_queue(model, request, now)
             elif request.has_begun:
@@ -131,7 +131,7 @@ class Endings:
 
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answer everything that runs, while the process is still alive."""
-        for request in list(model.running.values()):
+        for request in list(model.batch.running.values()):
             if request.acceptance is None:
                 self.fail(model, request, error, now)
             else:
@@ -147,8 +147,8 @@ class Endings:
         model.settle()
         self._attaching.worker_lost(model.name)
         again: list[Request] = []
-        for request in list(model.running.values()):
-            del model.running[request.key]
+        for request in list(model.batch.running.values()):
+            del model.batch.running[request.key]
             error = _loss(model, request, text, verdict)
             if error is not None:
                 self.end(request, error=error, now=now)
@@ -174,12 +174,12 @@ class Endings:
 
     def _interrupt(self, request: Request, text: str) -> None:
         self._ledger.move(request, Stage.QUEUED)
-        request.told.clear()
+        request.sent.notices.clear()
         if request.acceptance is None:
-            request.started_at = None
+            request.run.started_at = None
         else:
-            request.is_interrupted = True
-            request.queue_deadline = (
+            request.crashes.is_interrupted = True
+            request.limits.queue_deadline = (
                 None  # it limits the wait for the start, and the request was started
             )
             detail = {"cause": text, "tokens_sent": request.tokens_sent}
@@ -197,8 +197,8 @@ class Endings:
             self._pausing.forget_state(model, request.key)
             return
         model.settle()
-        del model.running[request.key]
-        model.leaving[request.key] = request.held
+        del model.batch.running[request.key]
+        model.batch.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, CancelRow(key=request.key))
 
@@ -213,14 +213,14 @@ class Endings:
 def _done(request: Request, finish: FinishReason, ended: RequestEnded) -> Done:
     return Done(
         id=request.id,
-        seq=request.seq,
+        seq=request.sent.seq,
         finish_reason=finish,
         usage=ended.usage,
         timings=ended.timings,
         seed=request.acceptance.seed if request.acceptance else None,
-        warnings=request.warnings,
-        resumed=request.resumed,
-        paused=request.paused,
+        warnings=request.sent.warnings,
+        resumed=request.crashes.resumed,
+        paused=request.pauses.count,
     )
 
 
@@ -239,9 +239,9 @@ def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> Remote
     if request.acceptance is not None and not request.may_resume:
         return worker_crashed(name, text, sent)
     if verdict.is_tried_again:
-        request.shortages += 1
+        request.crashes.shortages += 1
     if verdict.evidence is Evidence.NONE:
-        request.deaths += 1
-        if request.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
+        request.crashes.deaths += 1
+        if request.crashes.deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
             return worker_crashed(name, text, sent)
     return None

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import HAS_PROCESS, State, Wanted, Why
+from mlxsup.protocol.log_level import LogLevel
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
+from mlxsup.protocol.text import LOG_LEVELS, size_text
+from mlxsup.protocol.worker_messages import GiveBack
 
 from .actions import (
     Abandon,
@@ -17,7 +20,9 @@ from .actions import (
     LogFault,
     LookAtFiles,
     LookAtWorker,
+    NeedRaised,
     SendToWorker,
+    SetLogLevel,
     SignalWorker,
     Spawn,
 )
@@ -28,7 +33,7 @@ from .errors import unknown_model
 from .events import Caller
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import KvBudget, longest_stream
+from .kv_budget import adopt, longest_stream, planned_bytes
 from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import Stopping
@@ -58,8 +63,8 @@ from .lifecycle.triggers import (
     WantUp,
     words_of,
 )
-from .memory.need import Need
-from .memory_plan import plan
+from .memory.need import Need, bounded, raised
+from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
@@ -83,7 +88,7 @@ def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bo
     placed = [
         one.key
         for model in everybody
-        for one in (*model.queue, *model.paused.values(), *model.running.values())
+        for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
     ]
     assert sorted(placed) == sorted(request.key for request in ledger)
     if is_shutting_down:
@@ -96,12 +101,12 @@ def _check_waiting(model: Model, ledger: Ledger) -> None:
     waiting = [one for one in model.queue if ledger.may_run(one.account)]
     if model.life.state is not State.READY or not waiting or not model.has_room:
         return
-    if model.held_back is not None:
-        assert model.held_back in model.queue, f"{model.name} waits for one that is gone"
-        assert model.row_budget is not None, f"{model.name} has no budget and holds back"
+    if model.batch.held_back is not None:
+        assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
+        assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
         return
-    assert model.held, f"{model.name} has room and lets requests wait"
-    held = [*model.held, *(request.held for request in waiting)]
+    assert model.batch.held, f"{model.name} has room and lets requests wait"
+    held = [*model.batch.held, *(request.held for request in waiting)]
     assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
 
@@ -130,7 +135,6 @@ class Fleet:
         by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        kv_budget: what the rows of each may take.
         downloads: of what they lack.
     """
 
@@ -151,7 +155,6 @@ class Fleet:
         self.settings = settings
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
-        self.kv_budget = KvBudget(outbox, warm_pool)
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         self.warm_pool = warm_pool
@@ -164,7 +167,10 @@ class Fleet:
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         self.downloads = Downloads(outbox, self.trigger)
-        self._are_loads_due = True
+        self._log_level: str | None = None  # None: as each worker was started
+        self._is_plan_due = True
+        self._is_division_due = self._is_measured = False
+        self._ran_out: Model | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -219,9 +225,18 @@ class Fleet:
 
     def look_at_all(self) -> None:
         """Have all models looked at: the budget, or what the warm pool holds, has changed."""
-        self._are_loads_due = True
+        self._is_plan_due = True
         for model in self:
             self.touch(model)
+
+    def memory_changed(self, *, is_measured: bool = False) -> None:
+        """Something has changed that the memory plan depends on.
+
+        Args:
+            is_measured: whether the memory of the processes has just been measured.
+        """
+        self._is_plan_due = self._is_division_due = True
+        self._is_measured |= is_measured
 
     def has_processes(self) -> bool:
         """True if any process whose end must be waited for is alive."""
@@ -289,7 +304,7 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.kv_budget.mark_dirty()
+        self.memory_changed()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -325,10 +340,10 @@ class Fleet:
     def look_after(self, model: Model, now: float) -> None:
         """Act on what the process's signs of life mean."""
         self.touch(model)
-        life, watch = model.life, model.watch
+        life, watch = model.life, model.process.watch
         if watch is None or life.state not in WATCHED:
             return
-        match watch.judge(now, model.step_timeout_s, len(model.held)):
+        match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
             case Alarm.LOOK:
                 self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
             case Alarm.STUCK:
@@ -344,8 +359,8 @@ class Fleet:
         """Judge what the end of a process says about its requests, and apply it; the story, the
         journal and the watchers get what was decided and why (F10)."""
         evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-        moments, running = last_moments(model, died, now), list(model.running.values())
-        verdict = model.blame.judge(evidence, model.held, now)
+        moments, running = last_moments(model, died, now), list(model.batch.running.values())
+        verdict = model.blame.judge(evidence, model.batch.held, now)
         if verdict.story:
             model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
         self.trigger(model, replace(died, verdict=verdict), now)
@@ -353,9 +368,78 @@ class Fleet:
         if entry is not None:
             self._outbox.record(entry, now)
         if verdict.is_tried_again:
-            self.kv_budget.others_give_back(model, self.by_name, now)
+            self._ran_out = model
         if verdict.story and model.name in self.by_name:
             self._outbox.announce(change_map(model, model.life.state, verdict.story))
+
+    # ------------------------------------------------------------ what models need
+
+    def appraised(self, needs: Mapping[ModelName, Need]) -> None:
+        """The shell has appraised the models of the configuration; this replaces what was known."""
+        self.needs = needs
+        self._appraise()
+
+    def relaunched(self, name: ModelName, need: Need | None) -> None:
+        """One model was appraised for another launch than that of the configuration."""
+        others = {one: known for one, known in self.needs.items() if one != name}
+        self.needs = others if need is None else {**others, name: need}
+        self._appraise()
+
+    def raise_need(self, model: Model, now: float) -> None:
+        """The process of a model has ended because it ran out of memory, and what was known of it
+        is not forgotten yet: the next one has more."""
+        need = model.life.need
+        if need is None or model.life.is_outdated or model.name not in self.needs:
+            return  # or its files cannot be read, or a reload has removed it
+        held_bytes = model.measured_bytes - model.process.reusable_bytes
+        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+        if higher.raised_bytes == need.raised_bytes:
+            return
+        self.needs = {**self.needs, model.name: replace(higher, most_bytes=None)}
+        self._appraise()
+        remember = NeedRaised(
+            model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
+        )
+        self._outbox.add(remember)
+        note = (
+            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+            f"which is {size_text(higher.raise_for(0))} more than estimated"
+        )
+        model.life.story.append(f"{now:.3f} {note}")
+        self._outbox.announce(change_map(model, model.life.state, note))
+
+    def _appraise(self) -> None:
+        """The needs, the budget, or who is pinned has changed."""
+        needs, budget = self.needs, self.settings.budget
+        if budget is not None:
+            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
+            pinned = {model.name for model in staying if model.life.settings.pinned}
+            needs = bounded(needs, pinned, budget.whole_bytes)
+        self.memory_changed()
+        for model in self:
+            model.life.appraise(needs.get(model.name))
+            self.touch(model)
+
+    # ------------------------------------------------------------ how much workers log
+
+    def change_log_level(self, level: str) -> None:
+        """From now on, the daemon and the workers log from this level on.
+
+        Raises:
+            RemoteError: `invalid_request`; there is no such level.
+        """
+        if level not in LOG_LEVELS:
+            levels = f"one of {', '.join(LOG_LEVELS)}"
+            raise invalid("level", levels, shown=repr(level[:60]))
+        self._log_level = level
+        self._outbox.add(SetLogLevel(level=level))
+        for model in self:
+            self.tell_log_level(model)
+
+    def tell_log_level(self, model: Model) -> None:
+        """The worker of a model may have become READY: it may have been started before."""
+        if self._log_level is not None and model.life.state in SERVES:
+            self._outbox.tell(model.life, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 
@@ -365,10 +449,8 @@ class Fleet:
         if self._serving.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self.kv_budget.is_dirty or self._prefill_slots.has_news:
-            self._schedule_loads(now)
-            for one in self.kv_budget.settle(self.by_name, self.settings, now):
-                self.touch(one)
+        if self._touched or self._is_division_due or self._prefill_slots.has_news:
+            self._plan_memory(now)
             for reader in self._prefill_slots.settle(
                 self.by_name, self._touched, self.settings, now
             ):
@@ -381,42 +463,67 @@ class Fleet:
                     self._deadlines.set(model.name, self._prefill_slots.deadline(model))
                 if self._serving.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
-                        if one.blame.is_anyone_on_probation or one.held_back is not None:
+                        if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
         self._note_what_workers_are_sent(now)
 
-    def _schedule_loads(self, now: float) -> None:
-        """Have models load, and go, whose turn it is, and download what is lacking.
+    def _plan_memory(self, now: float) -> None:
+        """Have models load, and go, whose turn it is, download what is lacking, and divide what is
+        free among the rows of those that serve.
 
         That depends on the states of models, on what is reserved for each, on the warm pool and on
         the budget. If no model waits or makes room, and no more is reserved than there is, this is
         so until one of these changes, whatever requests come and go.
         """
-        self._are_loads_due |= self.kv_budget.is_dirty
-        if not (self._touched and self._are_loads_due):
+        if not (self._is_division_due or (self._touched and self._is_plan_due)):
             return
         for name in self._touched:
             model = self.by_name.get(name)
             if model is not None and model.life.state is State.PENDING:
                 model.life.stream_tokens = longest_stream(model)
-        self.downloads.settle(self.by_name.values(), now)
-        may_run = self._serving.ledger.may_run
+        models = self.by_name.values()
+        self.downloads.settle(models, now)
         for _ in range(MOST_PASSES):
-            models = self.by_name.values()
-            is_at_rest = at_rest(models, self.warm_pool, self.settings.budget)
-            if is_at_rest:
+            if not self._is_division_due and at_rest(models, self.warm_pool, self.settings.budget):
                 break
-            found = plan(view_of(models, self.warm_pool, self.settings, may_run, now))
-            self.warm_pool.end(found.ended, now)
+            view = view_of(
+                models,
+                self.warm_pool,
+                self.settings,
+                self._serving.ledger.may_run,
+                now,
+                is_measured=self._is_measured,
+                ran_out=self._ran_out,
+                is_division_due=self._is_division_due,
+            )
+            self._is_measured, self._ran_out = False, None
+            found = plan(view)
+            self._carry_out_plan(found, now)
             if not found.steps:
+                self._is_division_due = False
                 break
-            for name, trigger in found.steps:
-                if isinstance(trigger, Turn) and trigger.prewarmed is not None:
-                    self.warm_pool.hand_over(trigger.prewarmed)
-                self.trigger(self.by_name[name], trigger, now)
             self._end_drains(now)  # of models that were evicted
-        # What the KV budget takes after this counts for the next event.
-        self._are_loads_due = not is_at_rest or self.kv_budget.is_dirty
+        self._is_plan_due = not at_rest(models, self.warm_pool, self.settings.budget)
+
+    def _carry_out_plan(self, found: Plan, now: float) -> None:
+        for name, note in found.reclaimed:
+            model = self.by_name[name]
+            model.process.asked_back_at = now
+            self._outbox.tell(model.life, GiveBack())
+            if note:
+                self._outbox.announce(change_map(model, model.life.state, note))
+        self.warm_pool.end(found.ended, now)
+        for name, trigger in found.steps:
+            if isinstance(trigger, Turn) and trigger.prewarmed is not None:
+                self.warm_pool.hand_over(trigger.prewarmed)
+            self.trigger(self.by_name[name], trigger, now)
+        for part in found.parts:
+            model = self.by_name[part.name]
+            message = adopt(model, part)
+            if message is not None:
+                self._outbox.tell(model.life, message)
+            if model.queue:  # its rows may take more, or could
+                self.touch(model)
 
     def _end_drains(self, now: float) -> None:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
@@ -428,8 +535,8 @@ class Fleet:
         for action in self._outbox:
             if isinstance(action, SendToWorker):
                 model = self.by_name.get(action.model)
-                if model is not None and model.watch is not None:
-                    model.watch.was_told(now)
+                if model is not None and model.process.watch is not None:
+                    model.process.watch.was_told(now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""

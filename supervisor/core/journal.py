@@ -114,24 +114,24 @@ def model_changed(model: Model, before: State, note: str) -> ModelChanged:
 
 def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
     """Return the fields of `WorkerDied` that are forgotten once the end of a process is handled."""
-    life, beat = model.life, model.heartbeat
+    life, beat = model.life, model.process.heartbeat
     stopping = ending_of(life, died)
     if isinstance(life.phase, Loading):
         doing = f"{life.phase.load_phase} {life.phase.progress:.0%}"
     else:
-        doing = model.doing.phase.value if model.doing else ""
+        doing = model.process.doing.phase.value if model.process.doing else ""
     return {
         "model": life.name,
         "generation": life.generation,
         "pid": life.pid,
         "ended_by": stopping.cause.name.lower() if stopping else "",
         "doing": doing,
-        "steps": model.steps,
+        "steps": model.process.steps,
         "footprint_bytes": life.footprint_bytes,
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "limit_bytes": life.launch.memory_limit_bytes or 0,
-        "machine_bytes": model.machine_bytes,
+        "machine_bytes": model.process.machine_bytes,
         "ready_s": ready_for_s(life, now),
     }
 
@@ -217,7 +217,7 @@ def request_paused(request: Request) -> RequestPaused:
         id=request.id,
         number=request.key,
         model=request.model,
-        reason=request.pause_reason.value,
+        reason=request.pauses.reason.value,
         tokens=request.tokens_sent,
     )
 
@@ -228,7 +228,7 @@ def request_continued(model: Model, request: Request) -> RequestContinued:
         id=request.id,
         number=request.key,
         model=request.model,
-        after="crash" if request.is_interrupted else "pause",
+        after="crash" if request.crashes.is_interrupted else "pause",
         generation=model.life.generation,
         tokens=request.tokens_sent,
     )
@@ -252,7 +252,7 @@ def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings
         client=request.account,
         usage=usage,
         timings=timings,
-        resumed=request.resumed,
-        paused=request.paused,
-        warnings=list(request.warnings),
+        resumed=request.crashes.resumed,
+        paused=request.pauses.count,
+        warnings=list(request.sent.warnings),
     )

@@ -12,7 +12,6 @@ from enum import Enum, auto
 from itertools import chain
 from typing import NamedTuple
 
-from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, Wanted, Why
@@ -23,10 +22,14 @@ from .kv_budget import (
     fixed_bytes,
     has_row_budget,
     is_leaving_short,
+    is_tried_again,
     lasting_bytes,
     length,
     may_leave,
+    member_of,
+    open_requests,
     spare_bytes,
+    takes_part,
 )
 from .lifecycle.states import (
     Abandoned,
@@ -41,8 +44,8 @@ from .lifecycle.states import (
     Urgency,
 )
 from .memory.budget import Budget
-from .memory.residency import RESIDENCY_LOADS
-from .model import Model
+from .memory.row_budget import Claim, Division, rows_need
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun
 from .settings import CoreSettings
@@ -108,16 +111,14 @@ class Rows:
     Attributes:
         layers: what each layer keeps for a row.
         fixed_bytes: what the model takes without any row.
-        least_bytes: what one row needs.
-        wanted_bytes: what its rows can use at most.
+        claim: what they need and can use.
         kept_bytes: what stays reserved however few rows there are, because the model is pinned.
         staying: the rows.
     """
 
     layers: tuple[CacheLayers, ...]
     fixed_bytes: int
-    least_bytes: int
-    wanted_bytes: int
+    claim: Claim
     kept_bytes: int
     staying: tuple[Row, ...]
 
@@ -125,9 +126,7 @@ class Rows:
         """Return what the model needs once the rows `without` have left: for itself, and for the
         other rows with a step of growth."""
         lengths = [one.tokens for one in self.staying if one.key not in without]
-        longest = max(lengths, default=0) + GROWTH_TOKENS
-        held_bytes = cache_bytes(self.layers, rows=len(lengths), longest=longest)
-        rows_bytes = min(max(self.least_bytes, held_bytes), self.wanted_bytes)
+        rows_bytes = rows_need(self.layers, self.claim, lengths)
         return max(self.fixed_bytes + rows_bytes, self.kept_bytes)
 
 
@@ -269,6 +268,20 @@ class LoadRequest:
         )
 
 
+class Cache(NamedTuple):
+    """What the worker of a model that is READY keeps for reuse.
+
+    Attributes:
+        name: of the model.
+        size_bytes: how much it could give back.
+        may_be_asked: whether it was last asked to long ago.
+    """
+
+    name: ModelName
+    size_bytes: int
+    may_be_asked: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryView:
     """The memory of all models at one moment.
@@ -284,7 +297,13 @@ class MemoryView:
             that a model that was serving comes back without waiting for one that never was.
         swaps: whether busy models may be swapped out.
         leave_s: how long rows of a model that is swapped out may take to leave.
+        overshoot_bytes: how much of what is reserved must still go, of any model that may.
+        caches: what workers keep for reuse.
         is_reclaiming: whether workers may still be giving back what they were asked for.
+        is_measured: whether the memory of the processes has just been measured.
+        ran_out: the model whose worker has just run out of memory with one request, which is tried
+            again if it is still open; None: there is none.
+        division: what is divided among those that serve; None: nothing has changed for it.
         are_rows_leaving: whether rows have been asked to leave for want of memory, and are there.
     """
 
@@ -297,7 +316,12 @@ class MemoryView:
     free_turns_after_crash: int = 1
     swaps: bool = True
     leave_s: float = 0.0
+    overshoot_bytes: int = 0
+    caches: tuple[Cache, ...] = ()
     is_reclaiming: bool = False
+    is_measured: bool = False
+    ran_out: ModelName | None = None
+    division: Division | None = None
     are_rows_leaving: bool = False
 
     def beside(self, name: ModelName) -> list[LoadedModel]:
@@ -314,6 +338,10 @@ def view_of(
     settings: CoreSettings,
     may_run: MayRun,
     now: float,
+    *,
+    is_measured: bool,
+    ran_out: Model | None,
+    is_division_due: bool,
 ) -> MemoryView:
     """Return the memory of these models now.
 
@@ -323,8 +351,12 @@ def view_of(
         settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
         now: monotonic seconds.
+        is_measured: whether the memory of the processes has just been measured.
+        ran_out: the model whose worker has just run out of memory; None: there is none.
+        is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
+    is_tried = ran_out is not None and any(one.crashes.shortages for one in open_requests(ran_out))
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -341,10 +373,42 @@ def view_of(
         - sum(life.is_after_crash for life in loading),
         swaps=settings.swap,
         leave_s=settings.drain_timeout_s,
-        is_reclaiming=any(model.is_giving_back(now) for model in everybody),
-        are_rows_leaving=any(
-            is_leaving_short(one) for model in everybody for one in model.running.values()
+        overshoot_bytes=overshoot_bytes(everybody, settings.budget),
+        caches=tuple(
+            Cache(
+                model.name,
+                model.process.reusable_bytes,
+                now >= model.process.asked_back_at + ASK_AGAIN_S,
+            )
+            for model in everybody
+            if isinstance(model.life.phase, Ready)
         ),
+        is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
+        is_measured=is_measured,
+        ran_out=ran_out.name if ran_out is not None and is_tried else None,
+        division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
+        are_rows_leaving=any(
+            is_leaving_short(one) for model in everybody for one in model.batch.running.values()
+        ),
+    )
+
+
+def _division(
+    models: list[Model], warm_pool: WarmPool, settings: CoreSettings, now: float
+) -> Division:
+    budget = settings.budget
+    members = [one for one in models if takes_part(one, has_budget=budget is not None)]
+    names = {one.name for one in members}
+    size_bytes = None
+    if budget is not None:
+        size_bytes = budget.size_bytes - warm_pool.claimed_bytes(models, settings)
+    return Division(
+        members=tuple(member_of(one, now) for one in members),
+        others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
+        whole_bytes=budget.whole_bytes if budget else None,
+        size_bytes=size_bytes,
+        is_awaited=any(one.lack and one.urgency is not Urgency.NOBODY for one in models),
+        tried_again=frozenset(one.name for one in models if is_tried_again(one)),
     )
 
 
@@ -434,19 +498,21 @@ def _standing(model: Model) -> Standing:
 def _rows_of(model: Model) -> Rows | None:
     """Return its rows, of which one always stays, so that its work continues; None if none may
     leave."""
-    if not isinstance(model.life.phase, Ready) or model.is_unlinked or not has_row_budget(model):
+    if (
+        not isinstance(model.life.phase, Ready)
+        or model.process.is_unlinked
+        or not has_row_budget(model)
+    ):
         return None
-    assert model.ready is not None
-    claim = claim_of(model)
+    assert model.process.ready is not None
     return Rows(
-        layers=tuple(model.ready.cache_layers),
+        layers=tuple(model.process.ready.cache_layers),
         fixed_bytes=fixed_bytes(model),
-        least_bytes=claim.least_bytes,
-        wanted_bytes=claim.wanted_bytes,
+        claim=claim_of(model),
         kept_bytes=model.life.pinned_bytes,
         staying=tuple(
             Row(
-                served_at=one.dispatched_at or 0.0,
+                served_at=one.run.dispatched_at or 0.0,
                 key=one.key,
                 tokens=length(one),
                 may_go=one.priority is LOWEST and may_leave(model, one),
@@ -459,7 +525,7 @@ def _rows_of(model: Model) -> Rows | None:
 def _staying(model: Model) -> list[Request]:
     """Return the requests whose rows have not been asked to leave: what the others hold comes back
     by itself."""
-    return [one for one in model.running.values() if one.stage is Stage.RUNNING]
+    return [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
 
 
 # ---------------------------------------------------------------- models that wait
@@ -510,13 +576,13 @@ def _place_in_line(
         return None
     longest_s = PASSED_OVER_AGINGS * settings.aging_s
     if settings.aging_s > 0 and now >= phase.since + longest_s:
-        rank = 0 if request is None else CLASSES.index(request.standing)
+        rank = 0 if request is None else CLASSES.index(request.waiting.standing)
         return Place(rank, False, False, 0.0, phase.since, 0.0)
     if request is None:
         return Place(0, True, True, 0.0, phase.since, phase.since)
     has_begun = request.acceptance is not None and model.life.why is not Why.SWAP
     return Place(
-        rank=CLASSES.index(request.standing),
+        rank=CLASSES.index(request.waiting.standing),
         has_patience=True,
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),
@@ -551,14 +617,16 @@ def turn_ends_at(model: Model, settings: CoreSettings) -> float | None:
     not as things are: it is not READY, is pinned, runs what must not be interrupted, or has open
     answers and changed files."""
     life = model.life
-    if not isinstance(life.phase, Ready) or life.settings.pinned or model.residency is None:
+    if not isinstance(life.phase, Ready) or life.settings.pinned or model.process.residency is None:
         return None
-    running = model.running.values()
+    running = model.batch.running.values()
     if running and (life.launch.deterministic or not all(one.may_resume for one in running)):
         return None
     if _why_it_stays(model):
         return None
-    return model.residency.ends_at(load_s=model.load_s, min_residency_s=settings.min_residency_s)
+    return model.process.residency.ends_at(
+        load_s=model.load_s, min_residency_s=settings.min_residency_s
+    )
 
 
 def may_have_been_restored(model: Model, now: float) -> bool:
@@ -577,7 +645,7 @@ def _why_it_stays(model: Model) -> str:
 def _has_begun(model: Model) -> bool:
     """True if it has open answers that a worker has accepted, or is about to. Its files are looked
     at only when a swap depends on it."""
-    if model.running:
+    if model.batch.running:
         return True
     waiting = chain(model.queue.again, model.paused.values())
     return any(request.acceptance is not None for request in waiting)
@@ -585,5 +653,5 @@ def _has_begun(model: Model) -> bool:
 
 def _highest_class(model: Model) -> Priority | None:
     """Return the highest class of what it runs, as it was asked for; None if it runs nothing."""
-    ranks = [CLASSES.index(request.priority) for request in model.running.values()]
+    ranks = [CLASSES.index(request.priority) for request in model.batch.running.values()]
     return CLASSES[min(ranks)] if ranks else None

@@ -38,7 +38,7 @@ class Meter:
 
     def add(self, model: Model, step: Step, now: float) -> None:
         """Charge a step, now or with those after it; nothing of it has changed a request yet."""
-        alike = model.alike
+        alike = model.totals.alike
         if (
             alike is not None
             and [row.key for row in step.rows] == alike.keys
@@ -52,8 +52,8 @@ class Meter:
 
     def _charge(self, model: Model, step: Step, now: float) -> None:
         model.settle()
-        running = model.running
-        if not running and not model.leaving:
+        running = model.batch.running
+        if not running and not model.batch.leaving:
             return
         self.works(model, now)
         device = self._device_of(model)
@@ -63,8 +63,8 @@ class Meter:
             request = running.get(key)
             if request is None:
                 return 0.0
-            is_read = request.sent_tokens and not request.answers_while_reading
-            return math.inf if is_read else request.read_tokens
+            is_read = request.sent.tokens and not request.answers_while_reading
+            return math.inf if is_read else request.cost.read_tokens
 
         charges = charge(step, cost_s, read_before)
         for key, seconds in charges.requests.items():
@@ -73,15 +73,15 @@ class Meter:
                 model.pay(request, seconds)
         for row in step.prefill:
             request = running.get(row.key)
-            if request is not None and row.done > request.read_tokens:
-                request.read_tokens = row.done
-        model.engine_s += sum(charges.requests.values())
-        model.repeated_s += charges.repeated_s
+            if request is not None and row.done > request.cost.read_tokens:
+                request.cost.read_tokens = row.done
+        model.totals.engine_s += sum(charges.requests.values())
+        model.totals.repeated_s += charges.repeated_s
         keys = [row.key for row in step.rows]
         are_all = keys and len(keys) == len(charges.requests)
         if are_all and not step.prefill and not step.between_steps:
             payers = [running[key] for key in charges.requests if key in running]
-            model.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
+            model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
 
     def _settle_all(self) -> None:
         """Who works is about to change, and with it what a second of each engine costs."""
@@ -89,7 +89,7 @@ class Meter:
             model.settle()
 
     def _device_of(self, model: Model) -> DeviceTime:
-        backend = model.ready.backend if model.ready else ""
+        backend = model.process.ready.backend if model.process.ready else ""
         device = self._devices.get(backend)
         if device is None:
             device = self._devices[backend] = DeviceTime()

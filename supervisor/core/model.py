@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
@@ -22,7 +23,6 @@ from .health.blame import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
-from .memory.residency import Residency
 from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun, Queue
@@ -84,6 +84,202 @@ WATCHED = SERVES | {State.LOADING}
 """States in which a process has to give signs of life."""
 
 
+RESIDENCY_LOADS = 3.0
+"""A turn lasts at least this many times what it costs: the load and the prefill that follows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Residency:
+    """One turn of a model, from READY to the end of its process, which a swap may end.
+
+    It begins with the first tokens and not with READY: a slow machine would otherwise spend its
+    turns on reading prompts. Three times the load bounds the time that is lost to loading to a
+    quarter.
+
+    The time that it may stay begins when each row that was dispatched at first has gained a token
+    or ended: what a turn costs before that is of no use.
+
+    Attributes:
+        ready_at: when it became READY.
+        tokens_before: how many tokens the model had delivered before.
+        began_at: when the time that it may stay began; None: not yet.
+        is_open: whether the turn has delivered no token, or its time has not begun.
+    """
+
+    ready_at: float
+    tokens_before: int
+    began_at: float | None = None
+    is_open: bool = True
+    # Bounded by the rows of the engine. What each had been sent when it was dispatched.
+    _awaited: dict[RequestKey, int] = field(default_factory=dict)
+
+    def look(self, running: Mapping[RequestKey, Request], tokens: int, now: float) -> bool:
+        """Rows were dispatched, have gained tokens or have ended.
+
+        Args:
+            running: the rows of the model.
+            tokens: how many tokens the model has delivered, in all of its turns.
+            now: monotonic seconds.
+
+        Returns:
+            Whether the time that the model may stay has begun with that.
+        """
+        if not self.is_open:
+            return False
+        self._awaited = {
+            key: sent
+            for key, sent in self._awaited.items()
+            if key in running and running[key].tokens_sent == sent
+        }
+        has_delivered = tokens > self.tokens_before
+        if not (has_delivered or self._awaited):  # at first, and if all those ended without a token
+            self._awaited = {key: request.tokens_sent for key, request in running.items()}
+        if self._awaited:
+            self.began_at = None
+            return False
+        self.is_open = not has_delivered
+        if self.began_at is not None:
+            return False
+        self.began_at = now
+        return True
+
+    def ends_at(self, *, load_s: float, min_residency_s: float) -> float:
+        """From when on a swap may end the turn; infinite while its time has not begun.
+
+        Args:
+            load_s: how long the load took.
+            min_residency_s: how long every turn may last.
+        """
+        if self.began_at is None:
+            return math.inf
+        cost_s = load_s + self.began_at - self.ready_at
+        return self.began_at + max(min_residency_s, RESIDENCY_LOADS * cost_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Process:
+    """What the live process of a model has said, and how it was measured.
+
+    Attributes:
+        ready: what it announced with READY; None before.
+        heartbeat: the latest one.
+        watch: what its signs of life say.
+        residency: its turn, from READY to its end; None while there is none.
+        dying: its message before an exit that was not asked for.
+        steps: its engine steps.
+        asked_back_at: when it was last asked to give back what it keeps for reuse.
+        machine_bytes: memory of the machine; 0 before it was measured.
+        rates: how many tokens there were at which times.
+    """
+
+    ready: ReadyMessage | None = None
+    heartbeat: Heartbeat | None = None
+    watch: Watch | None = None
+    residency: Residency | None = None
+    dying: str = ""
+    steps: int = 0
+    asked_back_at: float = -math.inf
+    machine_bytes: int = 0
+    rates: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+
+    @property
+    def is_unlinked(self) -> bool:
+        """True if it cannot be reached."""
+        return self.watch is not None and self.watch.unlinked_at is not None
+
+    @property
+    def doing(self) -> Heartbeat | None:
+        """The latest beat, if it describes what the owner thread is doing: one from the load says
+        nothing about a worker that has said READY since."""
+        beat = self.heartbeat
+        if beat and beat.phase is WorkerPhase.LOADING and self.ready:
+            return None
+        return beat
+
+    @property
+    def reported_bytes(self) -> int:
+        """Return what it last said that MLX holds."""
+        beat = self.heartbeat
+        return beat.active_bytes + beat.cache_bytes if beat else 0
+
+    @property
+    def reusable_bytes(self) -> int:
+        """Return what it said last that it keeps for reuse, and could give back."""
+        beat = self.heartbeat
+        return beat.cache_bytes + beat.prefix_bytes if beat else 0
+
+    def is_giving_back(self, now: float) -> bool:
+        """True if it may still be giving back what it was asked for."""
+        return now < self.asked_back_at + GIVING_BACK_S
+
+    def tokens_per_s(self, now: float) -> float:
+        """Tokens per second over the last seconds."""
+        samples = [s for s in self.rates if s[0] >= now - RATE_WINDOW_S]
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The rows of the live process.
+
+    Attributes:
+        running: requests that were dispatched to it.
+        leaving: requests already answered whose row has yet to leave (D11), by key.
+        kept: keys of paused requests whose state it keeps.
+        keeps_states: whether it kept the state of the last row that gave way to a request of a
+            higher class.
+        freed: rows that have just left for requests of a higher class; none between events.
+        yields_at: when the next row may be asked to leave for such a request that waits, in
+            monotonic seconds; None if none does, or no row may.
+        lets_newcomers_in: whether, while suspects take turns, new requests start before the next.
+        only_waits: whether it computes nothing until it gets the lease that it asked for.
+        budget: what its rows may take; None while nothing limits them.
+        ended: how many of its rows have ended.
+        held_back: the first in line, if it waits until there is memory for its row.
+    """
+
+    running: dict[RequestKey, Request] = field(default_factory=dict)
+    leaving: dict[RequestKey, Held] = field(default_factory=dict)
+    kept: set[RequestKey] = field(default_factory=set)
+    keeps_states: bool = True
+    freed: int = 0
+    yields_at: float | None = None
+    lets_newcomers_in: bool = True
+    only_waits: bool = False
+    budget: RowBudget | None = None
+    ended: int = 0
+    held_back: RequestKey | None = None
+
+    @property
+    def held(self) -> list[Held]:
+        """The requests that the worker holds: dispatched, and not ended there."""
+        return [*(request.held for request in self.running.values()), *self.leaving.values()]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are taken; leaving ones still count."""
+        return len(self.running) + len(self.leaving)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What a model has done since the supervisor's start.
+
+    Attributes:
+        tokens: tokens generated.
+        engine_s: engine seconds charged to requests.
+        repeated_s: engine seconds for what had been computed before and was lost.
+        alike: steps that have not been charged yet; `Model.settle` does that.
+    """
+
+    tokens: int = 0
+    engine_s: float = 0.0
+    repeated_s: float = 0.0
+    alike: AlikeSteps | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Model:
     """One model.
@@ -91,75 +287,32 @@ class Model:
     Attributes:
         life: its worker's life.
         queue: the waiting requests.
-        running: requests that were dispatched to the live process.
-        only_waits: whether its worker computes nothing until it gets the lease that it asked for.
         paused: requests that a person has paused; they wait outside the queue.
-        kept: keys of paused requests whose state the live process keeps.
-        keeps_states: whether its worker kept the state of the last row that gave way to a request
-            of a higher class.
-        freed_rows: rows that have just left for requests of a higher class; none between events.
-        yields_at: when the next row may be asked to leave for such a request that waits, in
-            monotonic seconds; None if none does, or no row may.
-        leaving: requests already answered whose row has yet to leave the batch (D11), by key.
+        process: what is known of its live process.
+        batch: the rows of that.
+        totals: what it has done.
         blame: what it remembers about crashes.
-        lets_newcomers_in: whether, while suspects take turns, new requests start before the next.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
-        ready: what the worker announced with READY; None before.
-        heartbeat: the latest one.
-        watch: what its signs of life say, while its process lives.
-        row_budget: what its rows may take; None while nothing limits them.
-        rows_ended: how many rows of its live process have ended.
-        held_back: the first in its line, if it waits until there is memory for its row.
-        dying: its message before an exit that was not asked for.
-        machine_bytes: memory of the machine; 0 before it was measured.
-        steps: engine steps of the live process.
-        tokens: tokens generated since the supervisor's start.
-        engine_s: engine seconds charged to requests since the supervisor's start.
-        repeated_s: engine seconds, since then, for what had been computed before and was lost.
-        alike: steps that have not been charged yet; `settle` does that.
-        asked_back_at: when its worker was last asked to give back what it keeps for reuse.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
             for ever; None: as configured.
         idle_since: when its last request ended, it was last asked to be loaded, or became READY.
         load_s: how long its latest load took, from the spawn to READY.
-        residency: its turn, from READY to the end of its process; None while there is none.
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
     life: Life
     queue: Queue
-    running: dict[RequestKey, Request] = field(default_factory=dict)
-    only_waits: bool = False
-    leaving: dict[RequestKey, Held] = field(default_factory=dict)
     paused: dict[RequestKey, Request] = field(default_factory=dict)
-    kept: set[RequestKey] = field(default_factory=set)
-    keeps_states: bool = True
-    freed_rows: int = 0
-    yields_at: float | None = None
+    process: Process = field(default_factory=Process)
+    batch: Batch = field(default_factory=Batch)
+    totals: Totals = field(default_factory=Totals)
     blame: Blame = field(default_factory=Blame)
-    lets_newcomers_in: bool = True
     up_callers: list[Caller] = field(default_factory=list)
     down_callers: list[Caller] = field(default_factory=list)
-    ready: ReadyMessage | None = None
-    heartbeat: Heartbeat | None = None
-    watch: Watch | None = None
-    row_budget: RowBudget | None = None
-    rows_ended: int = 0
-    held_back: RequestKey | None = None
-    dying: str = ""
-    machine_bytes: int = 0
-    steps: int = 0
-    tokens: int = 0
-    engine_s: float = 0.0
-    repeated_s: float = 0.0
-    alike: AlikeSteps | None = None
-    asked_back_at: float = -math.inf
     keep_alive_s: float | None = None
     idle_since: float = math.inf
     load_s: float = 0.0
-    residency: Residency | None = None
     told_waiting: tuple[WaitReason, str, int] | None = None
-    _rate_samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     @property
     def name(self) -> ModelName:
@@ -169,12 +322,7 @@ class Model:
     @property
     def has_room(self) -> bool:
         """True if a row is free and the worker can be reached; leaving rows still count."""
-        return not self.is_unlinked and len(self.running) + len(self.leaving) < self.row_limit
-
-    @property
-    def is_unlinked(self) -> bool:
-        """True if its worker cannot be reached."""
-        return self.watch is not None and self.watch.unlinked_at is not None
+        return not self.process.is_unlinked and self.batch.rows < self.row_limit
 
     def line_up(self, request: Request, now: float) -> None:
         """A request comes that neither waits nor runs: a new one, or one that was paused.
@@ -184,7 +332,7 @@ class Model:
         """
         self.settle()
         waiting, account = self.queue.accounts, request.account
-        running = {other.account for other in self.running.values()}
+        running = {other.account for other in self.batch.running.values()}
         if account not in waiting and account not in running:
             self.queue.counters.join(account, {*waiting, *running})
         self.line_up_again(request, now)
@@ -208,7 +356,7 @@ class Model:
     @property
     def has_drained(self) -> bool:
         """True if nothing is left to finish before its process ends."""
-        return not (self.running or self.leaving or (self.queue and self.serves_queue))
+        return not (self.batch.running or self.batch.leaving or (self.queue and self.serves_queue))
 
     def can_start(self, account: Account, may_run: MayRun) -> bool:
         """True if a request of this account that comes now would be dispatched at once, unless it
@@ -217,7 +365,7 @@ class Model:
             return False
         if self.queue.first(may_run) is not None:
             return False
-        return not any(self.blame.is_due(one) for one in self.held)
+        return not any(self.blame.is_due(one) for one in self.batch.held)
 
     @property
     def row_limit(self) -> int:
@@ -234,29 +382,15 @@ class Model:
     @property
     def on_turn(self) -> Request | None:
         """The suspect that runs alone because its turn is due; None if none does."""
-        if len(self.held) > 1:
+        if len(self.batch.held) > 1:
             return None
         is_due = self.blame.is_due
-        return next((r for r in self.running.values() if is_due(r.held)), None)
-
-    @property
-    def doing(self) -> Heartbeat | None:
-        """The latest beat, if it describes what the owner thread is doing: one from the load says
-        nothing about a worker that has said READY since."""
-        beat = self.heartbeat
-        if beat and beat.phase is WorkerPhase.LOADING and self.ready:
-            return None
-        return beat
-
-    @property
-    def held(self) -> list[Held]:
-        """The requests that the worker holds: dispatched, and not ended there."""
-        return [*(request.held for request in self.running.values()), *self.leaving.values()]
+        return next((r for r in self.batch.running.values() if is_due(r.held)), None)
 
     @property
     def is_idle(self) -> bool:
         """True if nothing is waiting, paused or running."""
-        return not (self.queue or self.paused or self.running or self.leaving)
+        return not (self.queue or self.paused or self.batch.running or self.batch.leaving)
 
     @property
     def urgency(self) -> Urgency:
@@ -266,23 +400,11 @@ class Model:
         return Urgency.REQUEST if self.queue else Urgency.NOBODY
 
     @property
-    def reported_bytes(self) -> int:
-        """Return what its worker last said that MLX holds."""
-        beat = self.heartbeat
-        return beat.active_bytes + beat.cache_bytes if beat else 0
-
-    @property
-    def reusable_bytes(self) -> int:
-        """Return what its worker said last that it keeps for reuse, and could give back."""
-        beat = self.heartbeat
-        return beat.cache_bytes + beat.prefix_bytes if beat else 0
-
-    @property
     def measured_bytes(self) -> int:
         """What its process holds of the memory that the budget is for: with CUDA, the device's."""
-        if self.ready is not None and self.ready.backend == "cuda":
-            return self.reported_bytes
-        return max(self.life.footprint_bytes, self.reported_bytes)
+        if self.process.ready is not None and self.process.ready.backend == "cuda":
+            return self.process.reported_bytes
+        return max(self.life.footprint_bytes, self.process.reported_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -293,13 +415,9 @@ class Model:
         is_measured = self.life.footprint_bytes > 0 and self.life.state is not State.STOPPING
         return self.measured_bytes if is_measured else self.life.reserved_bytes
 
-    def is_giving_back(self, now: float) -> bool:
-        """True if its worker may still be giving back what it was asked for."""
-        return now < self.asked_back_at + GIVING_BACK_S
-
     def may_shrink(self, now: float) -> bool:
         """True if its reservation follows what is measured down, too: its worker gives back."""
-        return self.life.state in SERVES and now < self.asked_back_at + ASK_AGAIN_S
+        return self.life.state in SERVES and now < self.process.asked_back_at + ASK_AGAIN_S
 
     @property
     def is_over_memory(self) -> bool:
@@ -307,14 +425,14 @@ class Model:
         the machine's that a SIGKILL must come from the system."""
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
-            return 0 < self.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
-        return limit < max(self.life.footprint_bytes, self.reported_bytes)
+            return 0 < self.process.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
+        return limit < max(self.life.footprint_bytes, self.process.reported_bytes)
 
     def deadline(self) -> float | None:
         """When something is due for this model or its queue, or its process should be checked."""
-        times = [self.state_deadline(), self.queue.ages_at, self.yields_at]
-        if self.watch is not None and self.life.state in WATCHED:
-            times.append(self.watch.deadline(self.step_timeout_s))
+        times = [self.state_deadline(), self.queue.ages_at, self.batch.yields_at]
+        if self.process.watch is not None and self.life.state in WATCHED:
+            times.append(self.process.watch.deadline(self.step_timeout_s))
         return min((when for when in times if when is not None), default=None)
 
     @property
@@ -344,14 +462,14 @@ class Model:
     def has_settled_in(self, now: float) -> bool:
         """Rows have come, gained tokens or gone; whether the time that it may stay has begun with
         that (`Residency`)."""
-        residency = self.residency
+        residency = self.process.residency
         if residency is None:
             return False
-        return residency.look(self.running, self.tokens, now)
+        return residency.look(self.batch.running, self.totals.tokens, now)
 
     def learn(self, ready: ReadyMessage) -> None:
         """The worker has become READY."""
-        self.ready = ready
+        self.process.ready = ready
         if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
             self.life.known_batching = {
                 "fingerprint": ready.fingerprint,
@@ -368,13 +486,13 @@ class Model:
     def settle(self) -> None:
         """Charge what its requests have cost until now: before one of them leaves, and before
         anybody looks."""
-        alike, self.alike = self.alike, None
+        alike, self.totals.alike = self.totals.alike, None
         if alike is not None:
-            self.engine_s += alike.charge(self.name, self.pay)
+            self.totals.engine_s += alike.charge(self.name, self.pay)
 
     def pay(self, request: Request, engine_s: float) -> None:
         """A request, and its account, have received this much of the engine's time."""
-        request.engine_s += engine_s
+        request.cost.engine_s += engine_s
         self.queue.counters.charge(request.account, engine_s)
 
     def has_left(self, before: State) -> None:
@@ -385,56 +503,36 @@ class Model:
 
     def forget_process(self) -> None:
         """The process is gone: forgets what was only true of it."""
-        self.ready = None
-        self.residency = None
-        self.heartbeat = None
-        self.watch = None
-        self.dying = ""
-        self.asked_back_at = -math.inf
-        self.row_budget = None
-        self.rows_ended = 0
-        self.held_back = None
+        self.process = Process(machine_bytes=self.process.machine_bytes)
+        self.batch = Batch()
         for request in (*self.queue, *self.paused.values()):
-            request.left_short_at = None
+            request.run.left_short_at = None
         if self.life.pid is None:
             self.life.footprint_bytes = 0
-        self.steps = 0
-        self.only_waits = False
-        self.lets_newcomers_in = self.keeps_states = True
-        self.leaving.clear()
-        self.kept.clear()
-        self._rate_samples.clear()
 
     def sample_rate(self, now: float) -> None:
         """Record how many tokens there are now."""
-        self._rate_samples.append((now, self.tokens))
-
-    def tokens_per_s(self, now: float) -> float:
-        """Tokens per second over the last seconds."""
-        samples = [s for s in self._rate_samples if s[0] >= now - RATE_WINDOW_S]
-        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-            return 0.0
-        return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
+        self.process.rates.append((now, self.totals.tokens))
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the parts disagree."""
         state = self.life.state
         limit = self.life.launch.max_concurrency
-        assert all(r.has_row for r in self.running.values())
+        assert all(r.has_row for r in self.batch.running.values())
         assert all(r.stage is Stage.PAUSED for r in self.paused.values())
-        assert all(key in self.paused or key in self.queue for key in self.kept)
-        assert not self.leaving.keys() & self.running.keys()
-        assert self.freed_rows == 0, f"{self.name} has freed a row and given it to nobody"
+        assert all(key in self.paused or key in self.queue for key in self.batch.kept)
+        assert not self.batch.leaving.keys() & self.batch.running.keys()
+        assert self.batch.freed == 0, f"{self.name} has freed a row and given it to nobody"
         if state not in HAS_PROCESS:
-            assert not self.running, f"{self.name} runs requests in {state}"
-            assert not self.leaving, f"{self.name} has leaving rows in {state}"
-            assert not self.kept, f"{self.name} has kept rows in {state}"
+            assert not self.batch.running, f"{self.name} runs requests in {state}"
+            assert not self.batch.leaving, f"{self.name} has leaving rows in {state}"
+            assert not self.batch.kept, f"{self.name} has kept rows in {state}"
             assert (self.life.pid is None) != self.life.has_process
             assert (self.life.launched is None) != self.life.has_process
         if state in (State.LOADING, State.READY):
             assert not self.life.is_outdated, f"{self.name} keeps a process of an old entry"
         if state in SERVES:
-            assert len(self.running) + len(self.leaving) <= limit
+            assert self.batch.rows <= limit
         if state in (State.STOPPED, State.FAILED):
             assert not self.queue, f"{self.name} lets requests wait in {state}"
             assert not self.paused, f"{self.name} has paused requests in {state}"

@@ -84,8 +84,8 @@ class Outbox:
             detail: what it says.
             times: seconds that it says besides; they alone are no news. None: not known, left out.
         """
-        if request.wants_notices and request.told.get(kind) != detail:
-            request.told[kind] = detail
+        if request.wants_notices and request.sent.notices.get(kind) != detail:
+            request.sent.notices[kind] = detail
             known = {name: seconds for name, seconds in times.items() if seconds is not None}
             notice = Notice(id=request.id, kind=kind, detail={**detail, **known})
             self.send(request.connection, notice)

@@ -20,8 +20,9 @@ from .journal import request_paused
 from .kv_budget import is_leaving_short
 from .model import Model
 from .outbox import Outbox
+from .request_status import expected_s
 from .requests.ledger import Ledger, Request, Stage
-from .status import change_map, expected_s
+from .status import change_map
 
 WHY = {
     PauseReason.USER: "with `mlxsup pause`",
@@ -60,11 +61,11 @@ class Pausing:
         _check_allowed(model, request)
         if request.stage is Stage.QUEUED:
             model.queue.leave(request)
-            request.end_wait(now)
-            request.pause_reason = PauseReason.USER
+            request.waiting.end(now)
+            request.pauses.reason = PauseReason.USER
             self.put_aside(model, request, now)
         elif request.stage is Stage.YIELDING:  # its row has been asked to leave already
-            request.pause_reason = PauseReason.USER
+            request.pauses.reason = PauseReason.USER
             self._ledger.move(request, Stage.PAUSING)
         else:
             self.ask_to_leave(model, request, PauseReason.USER, keep=True)
@@ -96,7 +97,7 @@ class Pausing:
             keep: whether the worker keeps what it has computed for it.
         """
         is_by_person = reason is PauseReason.USER
-        request.pause_reason = reason
+        request.pauses.reason = reason
         self._ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
         if model.life.state in (State.READY, State.DRAINING):
             self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
@@ -114,14 +115,16 @@ class Pausing:
             return for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
         is_short = row.pause_reason is PauseReason.MEMORY or is_leaving_short(request)
         if is_short and is_wanted and request.is_unread:
-            request.started_at = None  # it never had a row; in a drain, it has to come to its end
-        if is_short or request.left_short_at is not None:
+            request.run.started_at = (
+                None  # it never had a row; in a drain, it has to come to its end
+            )
+        if is_short or request.run.left_short_at is not None:
             _left_short(model, request)
         if row.paused is RowState.KEPT:
-            model.kept.add(request.key)
-            model.keeps_states = True
-        elif request.pause_reason is PauseReason.CLASS and request.gains_since is not None:
-            model.keeps_states = False
+            model.batch.kept.add(request.key)
+            model.batch.keeps_states = True
+        elif request.pauses.reason is PauseReason.CLASS and request.run.gains_since is not None:
+            model.batch.keeps_states = False
         if request.stage is Stage.PAUSING and is_wanted:
             self.put_aside(model, request, now)
             return None
@@ -130,12 +133,12 @@ class Pausing:
         model.line_up_again(request, now)
         self._deadlines.set(request.key, request.next_deadline)
         expects_s = None
-        if request.pause_reason is PauseReason.CLASS:
-            model.freed_rows += 1
+        if request.pauses.reason is PauseReason.CLASS:
+            model.batch.freed += 1
             if request.wants_notices:  # one that stands before it gets the row that it leaves
                 place = max(model.queue.place(request) - 1, 1)
                 expects_s = expected_s(model, request, place, now)
-        if request.is_paused:
+        if request.pauses.is_paused:
             self._notify(request, now, expects_s)
             self._announce(model, request)
         return None
@@ -143,8 +146,8 @@ class Pausing:
     def put_aside(self, model: Model, request: Request, now: float) -> None:
         """A request that is neither queued nor running any longer is PAUSED."""
         self._begin(request, now)
-        if request.paused_at is None:
-            request.paused_at = now
+        if request.pauses.since is None:
+            request.pauses.since = now
         self._ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
         self._deadlines.set(request.key, request.next_deadline)
@@ -155,9 +158,9 @@ class Pausing:
         """A PAUSED request waits for a row again."""
         del model.paused[request.key]
         if not request.has_begun:  # what limits the wait for its start did not run
-            if request.queue_deadline is not None and request.paused_at is not None:
-                request.queue_deadline += now - request.paused_at
-            request.end_pause(now)
+            if request.limits.queue_deadline is not None and request.pauses.since is not None:
+                request.limits.queue_deadline += now - request.pauses.since
+            request.pauses.end(now)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up(request, now)
         self._deadlines.set(request.key, request.next_deadline)
@@ -166,8 +169,8 @@ class Pausing:
 
     def forget_state(self, model: Model, key: RequestKey) -> None:
         """A request that had been paused has ended: the worker need not keep its state."""
-        if key in model.kept:
-            model.kept.remove(key)
+        if key in model.batch.kept:
+            model.batch.kept.remove(key)
             if model.life.state in (State.READY, State.DRAINING):
                 self._outbox.tell(model.life, DropKept(key=key))
 
@@ -175,25 +178,25 @@ class Pausing:
 
     def _begin(self, request: Request, now: float) -> None:
         """One that the worker has not accepted, or had no memory for, waits as if it were new."""
-        request.told.clear()
+        request.sent.notices.clear()
         if not request.has_begun:
-            request.started_at = None
+            request.run.started_at = None
             return
-        request.is_paused = True
-        if request.paused_at is None:
-            request.paused_at = now
-        request.queue_deadline = None  # it limits the wait for the start, and it was started
+        request.pauses.is_paused = True
+        if request.pauses.since is None:
+            request.pauses.since = now
+        request.limits.queue_deadline = None  # it limits the wait for the start, and it was started
 
     def _notify(self, request: Request, now: float, expects_s: float | None = None) -> None:
         self._outbox.record(request_paused(request), now)
-        detail = {"reason": request.pause_reason.value, "tokens_sent": request.tokens_sent}
-        since_s = 0.0 if request.paused_at is None else now - request.paused_at
+        detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
+        since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
         self._outbox.notify(
             request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s
         )
 
     def _announce(self, model: Model, request: Request) -> None:
-        note = f"request {request.id} is paused: {WHY[request.pause_reason]}"
+        note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
         self._outbox.announce(change_map(model, model.life.state, note))
 
 
@@ -214,6 +217,6 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 def _left_short(model: Model, request: Request) -> None:
     """It waits until there is memory for its row again, whoever found that there is none."""
-    request.left_short_at = model.rows_ended
+    request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
-        request.pause_reason = PauseReason.MEMORY
+        request.pauses.reason = PauseReason.MEMORY

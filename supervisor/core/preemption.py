@@ -52,8 +52,8 @@ def next_for_row(model: Model, ledger: Ledger) -> Request | None:
     A row that was freed for a higher class goes to a request of that class, even if others that
     have waited long stand before it; all other rows go to the first in line.
     """
-    if model.freed_rows and not are_turns_due(model, ledger):
-        model.freed_rows -= 1
+    if model.batch.freed and not are_turns_due(model, ledger):
+        model.batch.freed -= 1
         request = model.queue.urgent.first(ledger.may_run)
         if request is not None:
             return request
@@ -70,12 +70,14 @@ def who_yields(model: Model, ledger: Ledger, now: float) -> Yields:
         return NOBODY
     if model.has_room:
         return _who_makes_room(model, ledger, now)
-    rows = model.running.values()
-    leaving = len(model.leaving) + sum(one.stage is not Stage.RUNNING for one in rows)
+    rows = model.batch.running.values()
+    leaving = len(model.batch.leaving) + sum(one.stage is not Stage.RUNNING for one in rows)
     missing = urgent.count_startable(ledger.may_run_more, len(rows) + leaving) - leaving
     if missing <= 0:
         return NOBODY
-    latest_first = _latest_first(rows, ledger.terms.min_run_s, keeps_states=model.keeps_states)
+    latest_first = _latest_first(
+        rows, ledger.terms.min_run_s, keeps_states=model.batch.keeps_states
+    )
     ripe = [one for when, one in latest_first if when <= now][:missing]
     if len(ripe) == missing:
         return Yields(rows=tuple(ripe))
@@ -91,11 +93,13 @@ def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
     at least one row is freed for that one then, because what becomes free by itself goes to
     whoever is first.
     """
-    request = model.queue.urgent.first(ledger.may_run) if model.held_back is not None else None
+    request = (
+        model.queue.urgent.first(ledger.may_run) if model.batch.held_back is not None else None
+    )
     if request is None:
         return NOBODY
-    staying = [one for one in model.running.values() if one.stage is Stage.RUNNING]
-    is_next = request.key == model.held_back or len(staying) < len(model.held)
+    staying = [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
+    is_next = request.key == model.batch.held_back or len(staying) < len(model.batch.held)
     if is_next and has_memory_beside(model, request, staying):
         return NOBODY
     latest_first = _latest_first(staying, ledger.terms.min_run_s, keeps_states=False)
@@ -128,7 +132,7 @@ def _latest_first(
             for one in rows
             if _may_yield(one)
         ),
-        key=lambda pair: (pair[1].dispatched_at or 0.0, pair[1].key),
+        key=lambda pair: (pair[1].run.dispatched_at or 0.0, pair[1].key),
         reverse=True,
     )
 
@@ -137,18 +141,18 @@ def _may_free_rows(model: Model, ledger: Ledger) -> bool:
     """True if rows of this model may be freed: not next to turns of suspects, and not of one whose
     prompts are read in fixed chunks from the beginning."""
     life = model.life
-    is_serving = life.state is State.READY and not model.is_unlinked
+    is_serving = life.state is State.READY and not model.process.is_unlinked
     return is_serving and not life.launch.deterministic and not are_turns_due(model, ledger)
 
 
 def _may_yield(request: Request) -> bool:
-    is_running = request.stage is Stage.RUNNING and request.gains_since is not None
+    is_running = request.stage is Stage.RUNNING and request.run.gains_since is not None
     return is_running and request.priority is GIVES_WAY and request.may_resume
 
 
 def _yields_at(request: Request, min_run_s: float, *, keeps_states: bool) -> float:
     """Return when a row that gains tokens may be freed: after `min_run_s`, and if its state would
     be lost, after as long as reading everything again would take."""
-    assert request.gains_since is not None
+    assert request.run.gains_since is not None
     run_s = min_run_s if keeps_states else max(min_run_s, request.repeat_s)
-    return request.gains_since + run_s
+    return request.run.gains_since + run_s

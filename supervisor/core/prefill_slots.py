@@ -221,8 +221,8 @@ class PrefillSlots:
         if message.wants_lease:
             if not leases.ask(model.name):
                 return "asked for a lease before its last one was over"
-            if model.watch is not None:
-                model.watch.asked_for_lease()
+            if model.process.watch is not None:
+                model.process.watch.asked_for_lease()
         if has_changed or message.returns_lease or message.wants_lease:
             self._changed[model.name] = None
         return ""
@@ -274,13 +274,13 @@ class PrefillSlots:
 
     def _place(self, model: Model | None, before: _Device | None) -> _Device | None:
         """Return where a model takes part now; a process stays on its device."""
-        if model is None or model.ready is None or model.life.state not in SERVES:
+        if model is None or model.process.ready is None or model.life.state not in SERVES:
             return None
-        if model.watch is not None and model.watch.unlinked_at is not None:
+        if model.process.watch is not None and model.process.watch.unlinked_at is not None:
             return None
         if before is not None:
             return before
-        backend = model.ready.backend
+        backend = model.process.ready.backend
         return self._devices.setdefault(backend, _Device(backend=backend))
 
     def _move(self, name: ModelName, before: _Device | None, after: _Device | None) -> None:
@@ -311,11 +311,11 @@ class PrefillSlots:
         for name in granted:
             model = models[name]
             self._outbox.tell(model.life, Lease())
-            if model.only_waits:
-                model.only_waits = False
+            if model.batch.only_waits:
+                model.batch.only_waits = False
                 self._meter.works(model, now)
-            if model.watch is not None:
-                model.watch.got_lease(now)
+            if model.process.watch is not None:
+                model.process.watch.got_lease(now)
         return granted
 
     def deadline(self, model: Model) -> float | None:
@@ -339,8 +339,12 @@ class PrefillSlots:
 def turn_rank(model: Model) -> int:
     """The class of a model's turn, lower ones first: the highest of its requests that wait for a
     first token, or for one since an interruption or a pause; if none does, the highest of all."""
-    running = model.running.values()
+    running = model.batch.running.values()
     reading = [
-        one for one in running if one.first_token_at is None or one.is_interrupted or one.is_paused
+        one
+        for one in running
+        if one.cost.first_token_at is None or one.crashes.is_interrupted or one.pauses.is_paused
     ]
-    return min((CLASSES.index(one.standing) for one in reading or running), default=len(CLASSES))
+    return min(
+        (CLASSES.index(one.waiting.standing) for one in reading or running), default=len(CLASSES)
+    )

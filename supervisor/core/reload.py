@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State, Wanted
 
 from .errors import unknown_model
+from .kv_budget import longest_stream
+from .lifecycle.life import Life
+from .lifecycle.states import Urgency
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased, Reconfigured, Removed
+from .load_verdict import Refuse, verdict_on
+from .memory.need import Need, bounded
+from .memory_plan import idle_to_evict
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
 
@@ -109,7 +117,7 @@ def foreseen(
                 "change": "removed" if is_removed else "changed",
                 "state": model.life.state.value,
                 "becomes": None if is_erased else life.state.value,
-                "running": len(model.running),
+                "running": len(model.batch.running),
             }
         )
     for entry in entries:
@@ -125,3 +133,108 @@ def foreseen(
                 }
             )
     return found
+
+
+# ---------------------------------------------------------------- memory
+
+
+def foreseen_memory(
+    models: Iterable[Model],
+    settings: CoreSettings,
+    entries: Sequence[ModelSettings],
+    needs: Mapping[ModelName, Need],
+    now: float,
+) -> dict[str, Any]:
+    """Return how much more than the budget would be reserved, and what follows for whom; nothing
+    changes.
+
+    The table of transitions and the memory plan are asked with copies of the lives.
+
+    Args:
+        models: those that there are.
+        settings: of the configuration that was read, with its budget.
+        entries: of that configuration.
+        needs: what its models were appraised at.
+        now: monotonic seconds.
+
+    Returns:
+        `over_budget_bytes`; `evicts`, the names of the idle models that would be evicted at once;
+        `still_over_bytes`, what only busy models could free; and `refuses`: a `model` and a
+        `reason`, a phrase, for each that could not be loaded, whoever goes.
+    """
+    budget = settings.budget
+    if budget is None:
+        return {"over_budget_bytes": 0, "evicts": [], "still_over_bytes": 0, "refuses": []}
+    pinned = {entry.name for entry in entries if entry.pinned}
+    known = bounded(needs, pinned, budget.whole_bytes)
+    there = list(_after(models, settings, entries, known, now))
+    added = list(_added(there, entries, known))
+    loaded = [*loaded_models(there, settings, now), *_pinned(added)]
+    staying = [one for one in loaded if one.standing is not Standing.LEAVING]
+    view = MemoryView(budget=budget, now=now, loaded={one.name: one for one in loaded})
+    evicts = idle_to_evict(view)
+    reserved_bytes = sum(one.reserved_bytes for one in staying)
+    busy = [one for one in staying if one.name not in evicts]
+    least_bytes = sum(one.reserved_bytes - one.spare_bytes for one in busy)
+    lives = [model.life for model in there if model.life.wanted is not Wanted.GONE] + added
+    return {
+        "over_budget_bytes": max(0, reserved_bytes - budget.kept_bytes),
+        "evicts": list(evicts),
+        "still_over_bytes": max(0, least_bytes - budget.kept_bytes),
+        "refuses": list(_refused(lives, replace(view, budget=budget.whole()))),
+    }
+
+
+def _after(
+    models: Iterable[Model],
+    settings: CoreSettings,
+    entries: Sequence[ModelSettings],
+    needs: Mapping[ModelName, Need],
+    now: float,
+) -> Iterator[Model]:
+    """The models that there are, as they would be right after the reload."""
+    by_name = {entry.name: entry for entry in entries}
+    for model in models:
+        life = deepcopy(model.life)
+        life.stream_tokens = longest_stream(model)
+        if life.name in by_name or life.wanted is not Wanted.GONE:
+            outcomes = apply(life, reload_trigger(model, by_name, settings.drain_timeout_s), now)
+            if any(isinstance(outcome, Erased) for outcome in outcomes):
+                continue
+        life.appraise(needs.get(life.name))
+        yield replace(model, life=life)
+
+
+def _added(
+    there: Iterable[Model], entries: Sequence[ModelSettings], needs: Mapping[ModelName, Need]
+) -> Iterator[Life]:
+    old = {model.name for model in there}
+    for entry in entries:
+        if entry.name not in old:
+            life = Life.new(entry, exit_grace_s=0.0, random=random.Random(0))
+            life.appraise(needs.get(entry.name))
+            yield life
+
+
+def _pinned(added: Iterable[Life]) -> list[LoadedModel]:
+    return [
+        LoadedModel(
+            name=one.name,
+            reserved_bytes=one.reserved_bytes,
+            standing=Standing.PINNED,
+            never_bytes=one.pinned_bytes,
+        )
+        for one in added
+        if one.reserved_bytes
+    ]
+
+
+def _refused(lives: Iterable[Life], view: MemoryView) -> Iterator[dict[str, str]]:
+    """Yield the models that no load could make room for: only what never goes is in the way."""
+    for life in lives:
+        request = LoadRequest(
+            name=life.name, needed_bytes=life.needed_bytes, urgency=Urgency.COMMAND
+        )
+        verdict = verdict_on(request, view)
+        if isinstance(verdict, Refuse):
+            yield {"model": life.name, "reason": verdict.reason}

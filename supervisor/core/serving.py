@@ -38,9 +38,10 @@ from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .preemption import next_for_row, who_yields
-from .requests.ledger import Ledger, Request, Stage
+from .request_status import expected_s, wait_reason
+from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
-from .status import expected_s, load_progress, wait_reason, waiting_news
+from .status import load_progress, waiting_news
 from .suspects import end_intake
 
 
@@ -130,7 +131,7 @@ class Serving:
             arrived_at=now,
             may_resume=message.resume,
             wants_notices=message.notices,
-            **_deadlines_of(message, settings, now),
+            limits=_limits_of(message, settings, now),
         )
         self.ledger.add(request)
         model.line_up(request, now)
@@ -142,8 +143,8 @@ class Serving:
         if request.stage is Stage.QUEUED:
             model.queue.prioritize(request, priority, now)
         else:
-            request.priority = request.standing = priority
-            request.waited_s = 0.0
+            request.priority = request.waiting.standing = priority
+            request.waiting.waited_s = 0.0
 
     def dispatch(self, model: Model, now: float) -> None:
         """Hand waiting requests to a worker that serves while it has room; ask rows to leave if a
@@ -151,11 +152,11 @@ class Serving:
         only answers that were paused wait."""
         model.blame.expire(now)
         model.queue.age(now)
-        model.held_back = None
+        model.batch.held_back = None
         if model.queue:
             model.settle()
         if not model.serves_queue:
-            model.freed_rows, model.yields_at = 0, None
+            model.batch.freed, model.batch.yields_at = 0, None
             return
         had_room = model.has_room
         while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
@@ -164,36 +165,36 @@ class Serving:
                 self._endings.fail(model, request, error, now)
                 continue
             if is_held_back(model, request):
-                model.held_back = request.key  # others of its class would keep it waiting
+                model.batch.held_back = request.key  # others of its class would keep it waiting
                 break
-            request.left_short_at = None
+            request.run.left_short_at = None
             model.queue.leave(request)
             model.queue.counters.dispatched(request.account)
             self.ledger.move(request, Stage.RUNNING)
-            request.end_wait(now)
-            request.dispatched_at, request.gains_since = now, None
-            request.end_pause(now)
-            model.kept.discard(request.key)
-            model.running[request.key] = request
+            request.waiting.end(now)
+            request.run.dispatched_at, request.run.gains_since = now, None
+            request.pauses.end(now)
+            model.batch.kept.discard(request.key)
+            model.batch.running[request.key] = request
             self._deadlines.set(request.key, request.next_deadline)
             if not request.has_begun:
                 self._outbox.record(request_started(model, request, now), now)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
         for request in end_intake(model, self.ledger, had_room=had_room):
             self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
-        model.freed_rows = 0
+        model.batch.freed = 0
         yields = who_yields(model, self.ledger, now)
         for request in yields.rows:
             self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
-            request.left_short_at = model.rows_ended if yields.is_for_memory else None
-        model.yields_at = yields.at
+            request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
+        model.batch.yields_at = yields.at
         model.has_settled_in(now)
 
     def ask_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None
     ) -> None:
         """These rows, or all if None, are asked to leave. Those that leave already, do."""
-        for key, request in model.running.items():
+        for key, request in model.batch.running.items():
             if request.stage is Stage.RUNNING and (keys is None or key in keys):
                 self._pausing.ask_to_leave(model, request, reason, keep=False)
 
@@ -214,7 +215,7 @@ class Serving:
             is_limited = model.serves_queue and not self.ledger.may_run(request.account)
             own = WaitReason.LIMIT if is_limited else reason
             detail: dict[str, Any] = {"position": position, "reason": own.value}
-            since_s = now - request.queued_at
+            since_s = now - request.waiting.queued_at
             wait_s = None if is_limited else expected_s(model, request, position, now)
             self._outbox.notify(
                 request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
@@ -225,7 +226,7 @@ class Serving:
 
     def _tell_prefill(self, model: Model, message: Step) -> None:
         for row in message.prefill:
-            request = model.running.get(row.key)
+            request = model.batch.running.get(row.key)
             if request is not None:
                 detail = {"done": row.done, "total": row.total}
                 self._outbox.notify(request, NoticeKind.PREFILLING, detail)
@@ -234,24 +235,24 @@ class Serving:
 
     def accepted(self, model: Model, message: Accepted, now: float) -> None:
         """The worker accepted the request: its body is no longer needed."""
-        request = model.running.get(message.key)
+        request = model.batch.running.get(message.key)
         if (
             request is not None and request.acceptance is None
         ):  # a resumed answer keeps its first acceptance
             self.ledger.accept(request, message.acceptance)
-            request.tokenize_s = message.tokenize_s
+            request.cost.tokenize_s = message.tokenize_s
             if message.warnings:
-                request.warnings += message.warnings
+                request.sent.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        if (model.running or model.leaving) and not model.only_waits:
+        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
             self._meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
         model.settle()
-        model.leaving.pop(key, None)
-        request = model.running.pop(key, None)
-        model.rows_ended += 1
+        model.batch.leaving.pop(key, None)
+        request = model.batch.running.pop(key, None)
+        model.batch.ended += 1
         if request is not None:
             if request.acceptance is not None:
                 error = for_interrupted(error, model.name, request.tokens_sent)
@@ -269,7 +270,7 @@ class Serving:
         Returns:
             Whether there may be room for others now, or at a later time than before.
         """
-        model.steps = message.step
+        model.process.steps = message.step
         self._meter.add(model, message, now)
         has_begun = has_freed = False
         has_suspects = model.blame.suspects > 0
@@ -277,13 +278,13 @@ class Serving:
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
         for row in message.rows:
-            request = model.running.get(row.key)
+            request = model.batch.running.get(row.key)
             if request is None:
                 if row.finish is not None or row.paused is not None:
                     self._row_is_gone(model, row)
                     has_freed = True
                 continue
-            if request.gains_since is None and not row.is_prompt:
+            if request.run.gains_since is None and not row.is_prompt:
                 self._begin_to_gain(model, request, row, now)
                 has_begun = True
             if row.body:
@@ -293,24 +294,24 @@ class Serving:
             if has_suspects and row.tokens and model.blame.gained(request.held, now):
                 model.life.story.append(f"{now:.3f} {request.id} has come past the crash")
                 has_freed = True
-            if row.warning is not None and row.warning not in request.warnings:
-                request.warnings.append(row.warning)
+            if row.warning is not None and row.warning not in request.sent.warnings:
+                request.sent.warnings.append(row.warning)
             if row.paused is not None:
-                del model.running[row.key]
+                del model.batch.running[row.key]
                 left.append((request, row))
             elif row.finish is not None:
-                del model.running[row.key]  # at once: nothing more is read about it
+                del model.batch.running[row.key]  # at once: nothing more is read about it
                 finished.append((request, row.finish))
-        model.only_waits = message.only_waits
-        model.rows_ended += len(finished)
-        if has_freed or finished or left or model.only_waits:
+        model.batch.only_waits = message.only_waits
+        model.batch.ended += len(finished)
+        if has_freed or finished or left or model.batch.only_waits:
             self._rest_if_idle(model, now)
             model.settle()
         for connection, pieces in deltas.items():
             self._outbox.send(connection, Deltas(deltas=pieces))
         for request, reason in finished:
             if reason is not FinishReason.CANCELLED:
-                model.queue.counters.learn(request.engine_s)
+                model.queue.counters.learn(request.cost.engine_s)
                 model.blame.completed(request.digest)
             self._endings.end(request, finish=reason, now=now)
         for request, row in left:
@@ -328,23 +329,23 @@ class Serving:
         tokens = row.tokens
         if tokens:
             self.ledger.deliver(request, tokens)
-            request.deaths = 0
-            model.tokens += len(tokens) // 4
+            request.crashes.deaths = 0
+            model.totals.tokens += len(tokens) // 4
         if row.is_prompt:
-            request.shown += 1
-        elif request.first_token_at is None:
-            request.first_token_at = now
-            request.prefill_s = row.prefill_s or 0.0
-            request.cached_tokens = row.cached_tokens
+            request.sent.shown += 1
+        elif request.cost.first_token_at is None:
+            request.cost.first_token_at = now
+            request.cost.prefill_s = row.prefill_s or 0.0
+            request.cost.cached_tokens = row.cached_tokens
             self._deadlines.set(request.key, request.next_deadline)
-        delta = ClientDelta(request.id, request.seq, tokens, row.body)
-        request.seq += 1
+        delta = ClientDelta(request.id, request.sent.seq, tokens, row.body)
+        request.sent.seq += 1
         return delta
 
     def _row_is_gone(self, model: Model, row: Row) -> None:
         """The row of a request that has been answered has left the batch."""
-        model.rows_ended += 1
-        model.leaving.pop(row.key, None)
+        model.batch.ended += 1
+        model.batch.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
         if row.paused is RowState.KEPT and model.life.state in SERVES:
             self._outbox.tell(model.life, DropKept(key=row.key))
@@ -354,21 +355,21 @@ class Serving:
         a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
             return  # it has left again before it said anything
-        request.gains_since = now
-        if not (request.is_interrupted or request.is_paused):
+        request.run.gains_since = now
+        if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
         self._outbox.record(request_continued(model, request), now)
-        if request.is_interrupted:
-            request.resumed += 1
-            detail = {"times": request.resumed, "after": "crash"}
+        if request.crashes.is_interrupted:
+            request.crashes.resumed += 1
+            detail = {"times": request.crashes.resumed, "after": "crash"}
         else:
-            detail = {"times": request.paused + 1, "after": "pause"}
-        request.paused += request.is_paused
-        request.is_interrupted = request.is_paused = False
+            detail = {"times": request.pauses.count + 1, "after": "pause"}
+        request.pauses.count += request.pauses.is_paused
+        request.crashes.is_interrupted = request.pauses.is_paused = False
         self._outbox.notify(request, NoticeKind.RESUMED, detail)
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
-        if model.only_waits or not (model.running or model.leaving):
+        if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
             self._meter.rests(model, now)
 
     def _request(self, key: RequestKey) -> Request:
@@ -380,30 +381,30 @@ class Serving:
 def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
     resume = None
     if not request.has_begun:
-        request.started_at = now
+        request.run.started_at = now
     if request.acceptance is not None:
         resume = Resume(
             acceptance=request.acceptance,
-            delivered=bytes(request.sent_tokens),
-            shown=request.shown,
+            delivered=bytes(request.sent.tokens),
+            shown=request.sent.shown,
         )
     return Dispatch(
         key=request.key,
         resume=resume,
         adapter=request.adapter,
-        priority=request.standing,
+        priority=request.waiting.standing,
         may_leave=may_leave(model, request),
         body=request.body,
     )
 
 
-def _deadlines_of(message: Generate, settings: CoreSettings, now: float) -> dict[str, Any]:
+def _limits_of(message: Generate, settings: CoreSettings, now: float) -> Limits:
     first_token_s = settings.first_token_timeout_s
-    return {
-        "queue_deadline": _after(now, message.queue_timeout_s, settings.queue_timeout_s),
-        "first_token_deadline": _after(now, message.first_token_timeout_s, first_token_s),
-        "deadline": _after(now, message.timeout_s, 0.0),
-    }
+    return Limits(
+        queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
+        first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
+        deadline=_after(now, message.timeout_s, 0.0),
+    )
 
 
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlxsup.protocol.pooling import Task
-from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
+from mlxsup.protocol.states import PendingReason, State, WaitReason
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
@@ -16,10 +16,17 @@ from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
 from .memory.budget import Budget
 from .memory_view import overshoot_bytes
-from .model import SHORTEST_FREE_S, Model
-from .queue_status import line_map, paused_rows_map, per_class_map, queue_map, rows_map, yielded_ids
-from .requests.ledger import Ledger, Request, Stage
-from .requests.queue import URGENT
+from .model import Model
+from .request_status import (
+    line_map,
+    paused_rows_map,
+    per_class_map,
+    queue_map,
+    rows_map,
+    wait_reason,
+    yielded_ids,
+)
+from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
 
@@ -57,7 +64,7 @@ def status_map(
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
     fleet = list(models)
     rows = [model_row(model, now) for model in fleet]
-    engine_s = sum(model.engine_s for model in fleet)
+    engine_s = sum(model.totals.engine_s for model in fleet)
     over_bytes = overshoot_bytes(fleet, budget)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
@@ -99,7 +106,7 @@ def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
     """How many requests still run while the daemon ends, and how long they may take at most."""
     ends = [model.life.phase.ends_at for model in models if isinstance(model.life.phase, Draining)]
     return {
-        "running": sum(len(model.running) for model in models),
+        "running": sum(len(model.batch.running) for model in models),
         "limit_s": max(0.0, max(ends, default=now) - now),
     }
 
@@ -109,7 +116,12 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     model.blame.expire(now)  # nothing else may have happened since an hour was over
     model.queue.age(now)
     model.settle()
-    life, phase, beat, doing = model.life, model.life.phase, model.heartbeat, model.doing
+    life, phase, beat, doing = (
+        model.life,
+        model.life.phase,
+        model.process.heartbeat,
+        model.process.doing,
+    )
     task = _task(model)
     return {
         **_names_map(model),
@@ -130,7 +142,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "queued": len(model.queue),
         "queued_per_class": per_class_map(model),
         "line": line_map(model, now),
-        "running": [request.id for request in model.running.values()],
+        "running": [request.id for request in model.batch.running.values()],
         "rows": rows_map(model, now),
         "paused": [request.id for request in model.paused.values()],
         "yielded": yielded_ids(model),
@@ -140,10 +152,10 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "suspects": model.blame.suspects,
         "on_probation": model.blame.on_probation,
         "quarantined": model.blame.quarantined,
-        "tokens_per_s": model.tokens_per_s(now),
-        "steps": model.steps,
-        "engine_s": model.engine_s,
-        "repeated_s": model.repeated_s,
+        "tokens_per_s": model.process.tokens_per_s(now),
+        "steps": model.process.steps,
+        "engine_s": model.totals.engine_s,
+        "repeated_s": model.totals.repeated_s,
         "pinned": life.settings.pinned,
         **_planned_map(model),
         "memory_wait": memory_wait(model, now),
@@ -159,12 +171,12 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "prefill_chunk": beat.prefill_chunk if beat else None,
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
-        "backend": model.ready.backend if model.ready else None,
+        "backend": model.process.ready.backend if model.process.ready else None,
         "context_length": _context_length(model),
         "task": task.value if task else None,
         "capabilities": [CAPABILITIES[task]] if task else [],
-        "dimensions": (model.ready.dimensions or None) if model.ready else None,
-        "input_modalities": model.ready.input_modalities if model.ready else None,
+        "dimensions": (model.process.ready.dimensions or None) if model.process.ready else None,
+        "input_modalities": model.process.ready.input_modalities if model.process.ready else None,
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
@@ -220,16 +232,16 @@ def _names_map(model: Model) -> dict[str, Any]:
 def _context_length(model: Model) -> int | None:
     """Tokens of prompt and answer: what its worker has said, or else what its files say; None if
     they cannot be read."""
-    if model.ready is not None:
-        return model.ready.context_length
+    if model.process.ready is not None:
+        return model.process.ready.context_length
     return model.life.need.context_tokens if model.life.need else None
 
 
 def _task(model: Model) -> Task | None:
     """What it is for: what its worker has said, or else what its files say; None if they cannot be
     read."""
-    if model.ready is not None:
-        return model.ready.task
+    if model.process.ready is not None:
+        return model.process.ready.task
     return model.life.need.task if model.life.need else None
 
 
@@ -241,7 +253,7 @@ def _planned_map(model: Model) -> dict[str, int | None]:
         "needed_bytes": bytes_to_load(model),
         "raised_bytes": life.need.raise_for(longest_stream(model)) if life.need else 0,
         "reserved_bytes": life.reserved_bytes,
-        "row_budget_bytes": model.row_budget.size_bytes if model.row_budget else None,
+        "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
     }
 
 
@@ -267,13 +279,13 @@ def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
 
 def batching_map(model: Model) -> dict[str, str] | None:
     """Return how rows of the model are batched and why; None while that is unknown."""
-    ready = model.ready
+    ready = model.process.ready
     return {"mode": ready.batching.value, "reason": ready.batching_reason} if ready else None
 
 
 def warnings_of(model: Model) -> list[str]:
     """The warnings that its worker gave at READY."""
-    return list(model.ready.warnings) if model.ready else []
+    return list(model.process.ready.warnings) if model.process.ready else []
 
 
 def load_phases(model: Model, now: float) -> dict[str, float] | None:
@@ -315,56 +327,7 @@ def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
     return {"waits_s": now - phase.lack.since, "reason": phase.lack.reason}
 
 
-def wait_reason(model: Model) -> WaitReason:
-    """Why the requests of this model are waiting."""
-    phase = model.life.phase
-    if model.life.why is Why.SWAP and not isinstance(phase, Loading):
-        return WaitReason.SWAP
-    if isinstance(phase, Pending) and phase.lack is not None:
-        return WaitReason.MEMORY
-    if model.serves_queue:
-        if model.held_back is not None:
-            return WaitReason.MEMORY
-        has_turns = model.has_room and model.blame.is_anyone_on_probation
-        return WaitReason.TURN if has_turns else WaitReason.ROWS
-    match model.life.state:
-        case State.BACKOFF:
-            is_crash = not (isinstance(phase, Backoff) and phase.download_cause)
-            return WaitReason.BACKOFF if is_crash else WaitReason.DOWNLOAD
-        case State.DRAINING | State.STOPPING:
-            return WaitReason.RESTART
-        case _:
-            return WaitReason.LOAD
-
-
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
     """What all who wait for this model are notified of: the reason, and the load in tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)
-
-
-def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
-    """Seconds until a waiting request should get a row; None if nobody can tell.
-
-    Rows share the seconds of one engine, so one becomes free each time as many have passed as a
-    request costs on average. For a request of the highest class a row may be freed earlier.
-
-    Args:
-        model: whose row it waits for.
-        request: in its queue.
-        place: in the line, from 1.
-        now: monotonic seconds.
-    """
-    if wait_reason(model) is not WaitReason.ROWS:
-        return None
-    if request.priority is URGENT:
-        if any(_gives_way(one) for one in model.running.values()):
-            return 0.0
-        if model.yields_at is not None:
-            return max(model.yields_at - now, 0.0)
-    cost_s = model.queue.counters.cost_s
-    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
-
-
-def _gives_way(request: Request) -> bool:
-    return request.stage is Stage.YIELDING and request.pause_reason is PauseReason.CLASS

@@ -38,8 +38,10 @@ class Turns:
         return cls(
             waiting=waiting,
             due=[request for request in waiting if is_due(request.held)],
-            is_taken=any(is_due(one) for one in model.held),
-            is_held_up=any(not _may_leave(model, request) for request in model.running.values()),
+            is_taken=any(is_due(one) for one in model.batch.held),
+            is_held_up=any(
+                not _may_leave(model, request) for request in model.batch.running.values()
+            ),
         )
 
     @property
@@ -68,11 +70,11 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     if not turns.are_on:
         others = (request for request in turns.waiting if request not in turns.due)
         return next((r for r in others if not turns.due or _may_leave(model, r)), None)
-    if model.lets_newcomers_in:
+    if model.batch.lets_newcomers_in:
         newcomer = next((r for r in turns.waiting if _is_newcomer(model, r)), None)
         if newcomer is not None:
             return newcomer
-    return None if model.held else turns.due[0]
+    return None if model.batch.held else turns.due[0]
 
 
 def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
@@ -90,17 +92,19 @@ def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]
     if not model.blame.is_anyone_on_probation:
         return []
     turns = Turns.of(model, ledger)
-    model.lets_newcomers_in = turns.is_taken or (model.lets_newcomers_in and not had_room)
+    model.batch.lets_newcomers_in = turns.is_taken or (
+        model.batch.lets_newcomers_in and not had_room
+    )
     if not turns.are_on:
         return []
-    is_alone = len(model.held) == 1
+    is_alone = len(model.batch.held) == 1
 
     def is_to_leave(request: Request) -> bool:
         if model.blame.is_due(request.held):
             return not is_alone
         return not turns.is_held_up and request.tokens_sent > 0
 
-    running = [r for r in model.running.values() if r.stage is Stage.RUNNING]
+    running = [r for r in model.batch.running.values() if r.stage is Stage.RUNNING]
     return [request for request in running if _may_leave(model, request) and is_to_leave(request)]
 
 

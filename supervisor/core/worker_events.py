@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
@@ -21,7 +22,6 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .appraising import Appraising
 from .attaching import Attaching
 from .events import (
     Exited,
@@ -36,7 +36,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .kv_budget import longest_stream
+from .kv_budget import keeps_to, longest_stream
 from .lifecycle.states import Abandoned, Loading
 from .lifecycle.triggers import (
     BecameReady,
@@ -49,10 +49,8 @@ from .lifecycle.triggers import (
     LoadedTooLarge,
     Progressed,
 )
-from .log_level import WorkerLogLevel
 from .memory.need import loaded_problem
-from .memory.residency import Residency
-from .model import Model
+from .model import Model, Residency
 from .prefill_slots import PrefillSlots
 from .serving import Serving
 
@@ -82,9 +80,7 @@ class WorkerEvents:
         fleet: the models that the processes belong to.
         serving: moves their requests.
         prefill_slots: has them read long prompts in turns.
-        appraising: plans their next load.
         attaching: sends streams to those who have joined them.
-        log_level: tells them how much to log.
     """
 
     def __init__(
@@ -92,16 +88,12 @@ class WorkerEvents:
         fleet: Fleet,
         serving: Serving,
         prefill_slots: PrefillSlots,
-        appraising: Appraising,
         attaching: Attaching,
-        log_level: WorkerLogLevel,
     ) -> None:
         self._fleet = fleet
         self._serving = serving
         self._prefill_slots = prefill_slots
-        self._appraising = appraising
         self._attaching = attaching
-        self._log_level = log_level
 
     def take(self, event: WorkerEvent) -> None:
         """Handle one event; ignore those of earlier generations (F9)."""
@@ -136,7 +128,7 @@ class WorkerEvents:
     # ------------------------------------------------------------ about its process
 
     def _on_spawned(self, event: Spawned, model: Model) -> None:
-        model.watch = Watch.over(event.now)
+        model.process.watch = Watch.over(event.now)
         self._fleet.trigger(model, HasPid(pid=event.pid), event.now)
 
     def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
@@ -145,13 +137,13 @@ class WorkerEvents:
         self._fleet.handle_exit(model, died, event.now)
 
     def _on_seen(self, event: WorkerSeen, model: Model) -> None:
-        if model.watch is not None:
-            model.watch.looked(is_stopped=event.is_stopped, now=event.now)
+        if model.process.watch is not None:
+            model.process.watch.looked(is_stopped=event.is_stopped, now=event.now)
             self._fleet.look_after(model, event.now)
 
     def _on_unlinked(self, event: WorkerUnlinked, model: Model) -> None:
-        if model.watch is not None:
-            model.watch.unlinked(event.now)
+        if model.process.watch is not None:
+            model.process.watch.unlinked(event.now)
             self._fleet.look_after(model, event.now)
 
     def _on_broke(self, event: WorkerBroke, model: Model) -> None:
@@ -164,24 +156,25 @@ class WorkerEvents:
         died = Died(
             exit_code=event.exit_code,
             signal_name=event.signal_name,
-            said=model.dying or last_words(event.last_lines),
-            announced=model.dying,
+            said=model.process.dying or last_words(event.last_lines),
+            announced=model.process.dying,
             at=event.at,
             cause=classify(
                 event.exit_code,
-                [*event.last_lines, model.dying],
+                [*event.last_lines, model.process.dying],
                 is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
             ),
         )
         model.life.stream_tokens = longest_stream(model)
-        self._appraising.exited(model, event.exit_code, event.now)
+        if event.exit_code == ExitCode.OUT_OF_MEMORY:
+            self._fleet.raise_need(model, event.now)
         self._fleet.handle_exit(model, died, event.now)
 
     # ------------------------------------------------------------ what it says
 
     def _on_said(self, event: WorkerSaid, model: Model) -> None:
-        if model.watch is not None and not isinstance(event.message, Heartbeat):
-            model.watch.said(event.now)
+        if model.process.watch is not None and not isinstance(event.message, Heartbeat):
+            model.process.watch.said(event.now)
         match event.message:
             case Step() as step:
                 self._on_step(model, step, event.now)
@@ -200,21 +193,21 @@ class WorkerEvents:
             case Ready() as ready:
                 self._on_ready(model, ready, event.now)
             case Dying() as dying:
-                model.dying = dying.message
+                model.process.dying = dying.message
             case _:
                 assert_never(event.message)
 
     def _on_step(self, model: Model, message: Step, now: float) -> None:
-        if message.step not in (model.steps, model.steps + 1):
-            detail = f"counted step {message.step} after step {model.steps}"
+        if message.step not in (model.process.steps, model.process.steps + 1):
+            detail = f"counted step {message.step} after step {model.process.steps}"
             self._fleet.trigger(model, Broke(detail=detail), now)
             return
         fault = self._prefill_slots.stepped(model, message)
         if fault:
             self._fleet.trigger(model, Broke(detail=fault), now)
             return
-        if model.watch is not None:
-            model.watch.stepped(message.step, now)
+        if model.process.watch is not None:
+            model.process.watch.stepped(message.step, now)
         self._attaching.heard(message.rows)
         if self._serving.step(model, message, now):
             self._fleet.touch(model)
@@ -229,11 +222,12 @@ class WorkerEvents:
         self._fleet.touch(model)
 
     def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
-        model.heartbeat = message
-        if self._fleet.kv_budget.beat(model, message):
+        model.process.heartbeat = message
+        if keeps_to(model, message.budget):
+            self._fleet.memory_changed()
             self._fleet.touch(model)
-        if model.watch is not None:
-            model.watch.beat(message, len(model.held), now)
+        if model.process.watch is not None:
+            model.process.watch.beat(message, len(model.batch.held), now)
             self._fleet.look_after(model, now)
 
     def _on_hello(self, model: Model, message: Hello, now: float) -> None:
@@ -263,9 +257,9 @@ class WorkerEvents:
             model.learn(message)
             model.idle_since = now
             model.load_s = now - model.life.phase.since
-            model.residency = Residency(ready_at=now, tokens_before=model.tokens)
+            model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
         self._fleet.trigger(model, BecameReady(), now)
-        self._log_level.tell(model)
+        self._fleet.tell_log_level(model)
 
 
 def last_words(lines: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ def spend(
     rows = [part for part in parts if isinstance(part, RowDelta)]
     left = [row for row in rows if row.finish is FinishReason.CANCELLED]
     said = Step(
-        step=driver.model(model).steps + 1,
+        step=driver.model(model).process.steps + 1,
         rows=[*left, *(row for row in rows if row not in left)],
         prefill=[part for part in parts if isinstance(part, PrefillProgress)],
         took_s=took_s,
@@ -209,7 +209,7 @@ def test_alike_steps_are_charged_when_the_status_is_read() -> None:
     driver = running("a", "b")
     for _ in range(5):
         spend(driver, 1.0, token(1), token(2))
-    alike = driver.model().alike
+    alike = driver.model().totals.alike
     assert alike is not None
     assert alike.took_s == 4.0, "the first one was charged by itself"
     assert seconds(driver) == (5.0, 0.0)
@@ -457,7 +457,7 @@ def test_shares_follow_the_weights_however_much_is_asked_for() -> None:
             for _ in range(most - waiting[Account(account)]):
                 asked += 1
                 driver.ask(f"{account}{asked}", client=account)
-        rows = list(driver.model().running.values())
+        rows = list(driver.model().batch.running.values())
         driver.compute(0.25, *(row.key for row in rows))
         for row in rows:
             received[row.account] += 1

@@ -14,7 +14,7 @@ from mlxsup.supervisor.core.events import Caller
 from mlxsup.supervisor.core.health.blame import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.requests.ledger import Ledger, Limits, Request, Stage
 from mlxsup.supervisor.core.sharing.accounts import Account
 
 from support.core.driver import LAUNCH, Driver
@@ -87,7 +87,7 @@ def two_of_one_name(driver: Driver) -> None:
 def runs_without_process(driver: Driver) -> None:
     request = smuggled(driver)
     ledger_of(driver).move(request, Stage.RUNNING)
-    driver.model().running[request.key] = request
+    driver.model().batch.running[request.key] = request
 
 
 def waits_in(phase: type[Failed] | type[Stopped]) -> Callable[[Driver], None]:
@@ -108,11 +108,13 @@ def set_life(name: str, value: object) -> Callable[[Driver], None]:
 
 
 def leaves(*keys: int) -> Callable[[Driver], None]:
-    return lambda driver: driver.model().leaving.update({RequestKey(key): SOMEONE for key in keys})
+    return lambda driver: driver.model().batch.leaving.update(
+        {RequestKey(key): SOMEONE for key in keys}
+    )
 
 
 def runs_and_is_queued(driver: Driver) -> None:
-    driver.model().running[RequestKey(1)].stage = Stage.QUEUED
+    driver.model().batch.running[RequestKey(1)].stage = Stage.QUEUED
 
 
 def is_paused_and_queued(driver: Driver) -> None:
@@ -120,7 +122,7 @@ def is_paused_and_queued(driver: Driver) -> None:
 
 
 def is_kept_for_none(driver: Driver) -> None:
-    driver.model().kept.add(RequestKey(9))
+    driver.model().batch.kept.add(RequestKey(9))
 
 
 def load_waits(driver: Driver) -> None:
@@ -163,7 +165,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], object]
     "waits beside an idle worker": (idle, waits_beside_room, "m has room and lets requests wait"),
     "waits beside a row that is free": (ready, waits_beside_room, "no turn is due"),
     "belongs nowhere": (ready, smuggled, ""),
-    "is due at another time than it says": (waiting, change_first("deadline", 1.0), ""),
+    "is due at another time": (waiting, change_first("limits", Limits(deadline=1.0)), ""),
 }  # fmt: skip
 
 

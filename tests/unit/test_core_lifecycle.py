@@ -26,8 +26,7 @@ from mlxsup.supervisor.core.actions import (
 )
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle import triggers
-from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S
-from mlxsup.supervisor.core.lifecycle.load_times import LoadTimes
+from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 

@@ -354,9 +354,9 @@ def test_reported_bytes_count_and_alone_with_cuda() -> None:
     driver.worker(beat, "b")
     measure(driver)
     assert driver.row("b")["reserved_bytes"] == 5 * GIB
-    ready = driver.model("a").ready
+    ready = driver.model("a").process.ready
     assert ready is not None
-    driver.model("a").ready = replace(ready, backend="cuda")
+    driver.model("a").process.ready = replace(ready, backend="cuda")
     measure(driver, a=7)
     assert driver.row("a")["reserved_bytes"] == 4 * GIB
 

@@ -14,6 +14,7 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.lifecycle.states import Urgency
+from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, Wait, verdict_on
 from mlxsup.supervisor.core.memory.fit import (
     Candidate,
     Fits,
@@ -24,7 +25,6 @@ from mlxsup.supervisor.core.memory.fit import (
     pins_problem,
     required_bytes,
 )
-from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, verdict_on
 from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need

@@ -446,7 +446,7 @@ def test_changed_files_keep_a_model_until_its_answers_end_I7() -> None:
         "needs 4.00 GiB; 0.0 MiB is free: a is busy; a stays loaded until its answers are complete,"
         f" because {CHANGE}"
     )
-    [key] = driver.model("a").running
+    [key] = driver.model("a").batch.running
     finish(driver, "a", key)
     [done] = driver.terminals[ALICE, "r1"]
     assert not isinstance(done, Failed)
@@ -533,7 +533,7 @@ def test_files_that_keep_a_model_are_looked_at_again_while_its_answers_are_open(
     for _ in range(int(4 * FILES_COUNT_FOR_S) + 1):
         sample(driver, 9)
     assert driver.folders.looks == ["a"] * 5
-    [key] = driver.model("a").running
+    [key] = driver.model("a").batch.running
     finish(driver, "a", key)
     for _ in range(int(4 * FILES_COUNT_FOR_S)):
         sample(driver, 9)

@@ -289,7 +289,7 @@ def test_a_poison_that_is_sent_again_after_each_failure_costs_three_crashes_P10(
             if driver.errors():
                 break
             is_open = True
-        running = list(driver.model().running.values())
+        running = list(driver.model().batch.running.values())
         for request in running:
             if request.acceptance is None:
                 driver.accept(request.key)
@@ -404,7 +404,7 @@ def test_a_new_request_starts_before_the_next_turn_in_an_engine_of_one_row() -> 
     )
     served = []
     for _ in range(4):
-        [(key, request)] = driver.model().running.items()
+        [(key, request)] = driver.model().batch.running.items()
         served.append(request.id)
         for _ in range(PROBATION_TOKENS + 2):
             gain(driver, key)

@@ -56,7 +56,7 @@ def step(
     wants: bool = False,
 ) -> None:
     """The model's worker makes its next step."""
-    number = driver.model(model).steps + 1
+    number = driver.model(model).process.steps + 1
     driver.worker(
         Step(step=number, reads_on=reads_on, returns_lease=returns, wants_lease=wants), model
     )
@@ -64,7 +64,7 @@ def step(
 
 def ask(driver: Driver, model: str) -> None:
     """The model's worker asks for a lease between two steps."""
-    steps = driver.model(model).steps
+    steps = driver.model(model).process.steps
     driver.worker(Step(step=steps, reads_on=True, wants_lease=True), model)
 
 
@@ -118,7 +118,7 @@ def test_an_answer_that_streams_lends_its_class_to_no_turn() -> None:
         ask(driver, name)
     step(driver, "a", returns=True, wants=True)
     assert grants(driver) == ["a"], "something urgent is left to read"
-    number = driver.model("a").steps + 1
+    number = driver.model("a").process.steps + 1
     row = RowDelta(key=urgent, text="x", tokens=pack_tokens([1]))
     said = Step(step=number, rows=[row], reads_on=True, returns_lease=True, wants_lease=True)
     driver.worker(said, "a")
@@ -195,7 +195,7 @@ def live(
         for name, phase in phases.items():
             if driver.state(name) is State.READY:
                 phase_s = 0.0 if phase is WorkerPhase.DECODE else driver.now - since
-                steps = driver.model(name).steps
+                steps = driver.model(name).process.steps
                 driver.beat(phase, step=steps, phase_s=phase_s, model=name)
                 signals += looked(driver)
     return signals

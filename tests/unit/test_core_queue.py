@@ -94,25 +94,25 @@ def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long(aging_s:
     stands = []
     for now in (59.9, 60.0, 119.9, 120.0, 500.0):
         line.age(now)
-        stands.append(request_of(line, 1).standing)
+        stands.append(request_of(line, 1).waiting.standing)
     moved = [BATCH, NORMAL, NORMAL, INTERACTIVE, INTERACTIVE]
     assert stands == (moved if aging_s else [BATCH] * 5)
     assert request_of(line, 1).priority is BATCH
     assert line.ages_at is None, "there is no higher class, or no ageing"
     late = joined(queue(aging_s), request(1, priority=BATCH))
     late.age(1000.0)
-    assert request_of(late, 1).standing is stands[-1], "steps that were missed are made up"
+    assert request_of(late, 1).waiting.standing is stands[-1], "steps that were missed are made up"
 
 
 def test_another_limit_counts_for_the_wait_so_far() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2, priority=BATCH))
     line.counters.terms.change(CoreSettings(aging_s=10.0))
     line.age(15.0)
-    assert [one.standing for one in line] == [NORMAL, NORMAL]
+    assert [one.waiting.standing for one in line] == [NORMAL, NORMAL]
     assert line.ages_at == 20.0
     line.counters.terms.change(CoreSettings(aging_s=0.0))
     line.age(16.0)
-    assert [one.standing for one in line] == [BATCH, BATCH]
+    assert [one.waiting.standing for one in line] == [BATCH, BATCH]
     assert line.ages_at is None
 
 
@@ -124,7 +124,7 @@ def test_another_class_by_hand_counts_the_wait_afresh() -> None:
     assert line.per_class == {INTERACTIVE: 1, NORMAL: 0, BATCH: 1}
     assert line.ages_at == 179.0
     line.prioritize(request_of(line, 2), INTERACTIVE, 120.0)
-    assert [one.standing for one in line] == [INTERACTIVE, INTERACTIVE]
+    assert [one.waiting.standing for one in line] == [INTERACTIVE, INTERACTIVE]
 
 
 def test_places_are_news_near_the_front_for_newcomers_and_at_powers_of_two() -> None:

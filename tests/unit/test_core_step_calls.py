@@ -36,7 +36,7 @@ def serving(rows: int, *, waiting: int = 0, accounts: int = 100, others: int = 0
         driver.ask(
             f"r{number}", process=f"process {number % accounts}@1", priority=classes[number % 3]
         )
-    for key in list(driver.model().running):
+    for key in list(driver.model().batch.running):
         driver.accept(key)
     for _ in range(3):  # the first token of a row costs more than the others
         driver.core.handle(step(driver))
@@ -46,7 +46,7 @@ def serving(rows: int, *, waiting: int = 0, accounts: int = 100, others: int = 0
 def step(driver: Driver, *, ends: bool = False) -> WorkerSaid:
     """A step that gives each row a token, and may end the first."""
     driver.now += 0.01
-    keys = list(driver.model().running)
+    keys = list(driver.model().batch.running)
     rows = [
         RowDelta(
             key=RequestKey(key), text="x", tokens=pack_tokens([9]),

@@ -571,7 +571,7 @@ def test_lost_connections_and_requests(rule: str) -> None:
 
 def test_messages_under_way_are_not_lost_P7() -> None:
     driver = in_state(State.READY)
-    watch = driver.model().watch
+    watch = driver.model().process.watch
     assert watch is not None
     before = beat(WorkerPhase.DECODE, sent=watch.heard)
     counted_before = replace(before, received=watch.told)

@@ -14,13 +14,12 @@ from mlxsup.protocol.flight import DaemonEnded, RequestEnded
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.announcements import Announcer, facts_of
+from mlxsup.supervisor.app import Timer, daemon_facts
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.core.actions import Announce, LogFault, RequestRefused, SetLogLevel
 from mlxsup.supervisor.core.core import Outline
-from mlxsup.supervisor.facts import daemon_facts
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
-from mlxsup.supervisor.timer import Timer
 
 from support.daemon.noted_log import Log
 

@@ -41,7 +41,6 @@ from mlxsup.supervisor.log_files import (
     LogWriter,
     RotatingFile,
 )
-from mlxsup.supervisor.log_folder import held_log_folder, record_log_folder
 from mlxsup.supervisor.logs import (
     ALIVE_INTERVAL_S,
     REQUEST_BYTES,
@@ -50,7 +49,7 @@ from mlxsup.supervisor.logs import (
     ModelLog,
     json_line,
 )
-from mlxsup.supervisor.runtime_folder import RuntimeFolderError
+from mlxsup.supervisor.runtime_folder import RuntimeFolderError, held_log_folder, record_log_folder
 
 from support.eventually import eventually
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from mlxsup.protocol.launch import LaunchSettings, child_environment
-from mlxsup.supervisor import allocator, file_threads, process_identity
+from mlxsup.supervisor import daemon, file_threads, process_identity
 from mlxsup.supervisor.file_threads import FileLooks, FileThreads
 from mlxsup.supervisor.memory.folder import stamp
 from mlxsup.supervisor.process_identity import process_identity as identity_of
@@ -404,10 +404,10 @@ def test_large_blocks_are_given_back_by_glibc(
     library: object = Library()
     monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setattr(sys, "platform", platform)
-    allocator.return_large_blocks()
+    daemon.return_large_blocks()
     assert asked == expected
     library = object()  # another C library
-    allocator.return_large_blocks()
+    daemon.return_large_blocks()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     endings,
     kv_budget,
+    load_verdict,
     memory_plan,
     memory_view,
     serving,
@@ -26,18 +27,18 @@ from mlxsup.supervisor.core import (
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.dry_run import forecast
 from mlxsup.supervisor.core.health.blame import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping
-from mlxsup.supervisor.core.memory_pressure import MemoryPressure
+from mlxsup.supervisor.core.loading import forecast
+from mlxsup.supervisor.core.memory.budget import Pressure
 from mlxsup.supervisor.core.memory_view import LoadedModel, Row, Rows, Standing
 from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
 from mlxsup.supervisor.core.prefill_slots import turn_rank
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request, Stage
+from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request, Stage
 from mlxsup.supervisor.core.requests.queue import Queue
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
@@ -217,7 +218,7 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
     def rows_of(model: Model) -> Rows | None:
         leaving[model.name] = [
             Row(0.0, one.key, kv_budget.length(one), may_go=False)
-            for one in model.running.values()
+            for one in model.batch.running.values()
             if one.stage is not Stage.RUNNING and not kv_budget.is_leaving_short(one)
         ]
         return read(model)
@@ -315,7 +316,7 @@ def downloads_run_on(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_last_tokens_are_kept(patch: pytest.MonkeyPatch) -> None:
     def wrong(ledger: Ledger, request: Request, tokens: bytes) -> None:
-        request.sent_tokens = bytearray(tokens)
+        request.sent.tokens = bytearray(tokens)
 
     patch.setattr(Ledger, "deliver", wrong)
 
@@ -338,9 +339,13 @@ def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, model: Model, request: Request, now: float) -> None:
         right(self, model, request, now)
-        model.leaving.pop(request.key, None)
+        model.batch.leaving.pop(request.key, None)
 
     patch.setattr(endings.Endings, "cancel", wrong)
+
+
+def others_take_no_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pressure, "sampled", lambda self, budget, *rest: budget)
 
 
 PLANTED: dict[str, Plant] = {
@@ -349,7 +354,7 @@ PLANTED: dict[str, Plant] = {
     "waiting moves no request up": does_nothing(Queue, "age"),
     "another class by hand is ignored": does_nothing(Queue, "prioritize"),
     "a client runs as many as it likes": returns(Ledger, "may_run", True),
-    "the time of pauses is lost": does_nothing(Request, "end_pause"),
+    "the time of pauses is lost": does_nothing(Pauses, "end"),
     "only the last tokens are kept to resume": only_the_last_tokens_are_kept,
     "resumed against the request's wish": returns(endings, "_loss", None),
     "a cancelled row is free before it has left": a_cancelled_row_is_free_at_once,
@@ -360,9 +365,9 @@ PLANTED: dict[str, Plant] = {
     "a completed request stays a suspect": does_nothing(Blame, "completed"),
     "a stall is never found": returns(Watch, "judge", Alarm.NONE),
     "what others hold does not count": nothing_is_held,
-    "requests evict what they like": returns(memory_plan, "_may_go", True),
+    "requests evict what they like": returns(load_verdict, "_may_go", True),
     "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
-    "nothing gives way to other programs": does_nothing(MemoryPressure, "sampled"),
+    "nothing gives way to other programs": others_take_no_memory,
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
     "files are not fetched": does_nothing(Downloads, "settle"),

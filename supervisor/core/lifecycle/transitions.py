@@ -15,8 +15,7 @@ from mlxsup.protocol.states import LoadPhase, PauseReason, Wanted, Why
 from ..actions import LookAtFiles
 from ..errors import cut_off, load_failed, model_failed
 from . import exits
-from .life import Files, Life
-from .load_times import LoadTimes
+from .life import Files, Life, LoadTimes
 from .restart_policy import GiveUp
 from .states import (
     Abandoned,

@@ -188,3 +188,44 @@ def squeezed(before: Squeeze, room_bytes: int | None, whole_bytes: int, now: flo
     if raised_bytes >= whole_bytes:
         return Squeeze()
     return Squeeze(limit_bytes=max(limit_bytes, raised_bytes // step_bytes * step_bytes))
+
+
+class Pressure:
+    """How far the budget is lowered while other programs need memory.
+
+    It is lowered at once and raised after ten calm seconds in small steps, so that it does not
+    follow every change.
+    """
+
+    def __init__(self) -> None:
+        self._squeeze = Squeeze()
+
+    def sampled(
+        self, budget: Budget, reading: Reading | None, held_bytes: int, now: float
+    ) -> Budget:
+        """Return what there is of the budget after memory was measured.
+
+        Args:
+            budget: as it was.
+            reading: of the machine; None: it cannot be read.
+            held_bytes: what models hold now.
+            now: monotonic seconds.
+        """
+        room = room_bytes(reading, held_bytes)
+        self._squeeze = squeezed(self._squeeze, room, budget.whole_bytes, now)
+        limit_bytes = self._squeeze.limit_bytes
+        if limit_bytes is None or reading is None:
+            return budget.whole()
+        is_new = limit_bytes != budget.size_bytes
+        shortage = reading.shortage if is_new else budget.shortage
+        return budget.lowered(limit_bytes, shortage, is_short=reading.free_bytes < 0)
+
+    def after_reload(self, before: Budget | None, after: Budget | None) -> Budget | None:
+        """Return what there is of a budget that was read from the configuration."""
+        if after is None:
+            return None
+        limit_bytes = self._squeeze.limit_bytes
+        if before is None or limit_bytes is None or limit_bytes >= after.whole_bytes:
+            self._squeeze = Squeeze()
+            return after
+        return after.lowered(limit_bytes, before.shortage, is_short=before.is_short)

@@ -39,6 +39,141 @@ class Stage(Enum):
     PAUSED = auto()
 
 
+@dataclass(slots=True, kw_only=True)
+class Limits:
+    """Until when a request must have been dispatched, have its first token, and have ended, in
+    monotonic seconds; None for no limit."""
+
+    queue_deadline: float | None = None
+    first_token_deadline: float | None = None
+    deadline: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """The waits of a request.
+
+    Attributes:
+        standing: the class in which it waits, or in which it was dispatched: higher than its
+            priority if it has waited long.
+        queued_at: when it came into the queue, or came back.
+        since: from when on `waited_s` does not count its present wait.
+        waited_s: how long it had waited before, since it was asked for or got its class; pauses by
+            a person are no waits.
+    """
+
+    standing: Priority = Priority.NORMAL
+    queued_at: float = 0.0
+    since: float = 0.0
+    waited_s: float = 0.0
+
+    def end(self, now: float) -> None:
+        """It leaves the line, because it was dispatched or a person has paused it."""
+        self.waited_s += now - self.since
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The row of a request.
+
+    Attributes:
+        dispatched_at: time of the last dispatch.
+        gains_since: when its row said something for the first time since then; None: it has not.
+        started_at: time of the dispatch with which it began; None: it has not begun, because it was
+            not dispatched, or its row left before anything of its prompt was read.
+        left_short_at: how many rows of its model had ended when its own left, or was asked to, for
+            want of memory; None: it was not, or was dispatched since.
+    """
+
+    dispatched_at: float | None = None
+    gains_since: float | None = None
+    started_at: float | None = None
+    left_short_at: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Pauses:
+    """The pauses of a request.
+
+    Attributes:
+        reason: why its row was last asked to leave; says nothing before that.
+        is_paused: whether its row has left the batch since it last said anything.
+        count: how many times it has continued after that.
+        since: when its pause began; None: it is not paused, or was dispatched since.
+        before_s: how long its earlier pauses took.
+    """
+
+    reason: PauseReason = PauseReason.USER
+    is_paused: bool = False
+    count: int = 0
+    since: float | None = None
+    before_s: float = 0.0
+
+    def end(self, now: float) -> None:
+        """It is dispatched, or its pause has only delayed its start."""
+        if self.since is not None:
+            self.before_s += now - self.since
+            self.since = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Crashes:
+    """The workers that have died under a request.
+
+    Attributes:
+        is_interrupted: whether its worker died and no other has continued it yet.
+        resumed: how many times it has continued after that.
+        deaths: workers that died under it in a row without a new token and without evidence.
+        shortages: workers that ran out of memory while it ran alone.
+    """
+
+    is_interrupted: bool = False
+    resumed: int = 0
+    deaths: int = 0
+    shortages: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """What the client of a request was sent.
+
+    Attributes:
+        tokens: their packed ids.
+        shown: pieces of its prompt.
+        seq: pieces, all in all.
+        warnings: sentences for its result.
+        notices: the latest one of each kind.
+    """
+
+    tokens: bytearray = field(default_factory=bytearray)
+    shown: int = 0
+    seq: int = 0
+    warnings: list[str] = field(default_factory=list)
+    notices: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """What a request has cost.
+
+    Attributes:
+        engine_s: engine seconds charged so far.
+        tokenize_s, prefill_s: how long its prompt took, in seconds.
+        cached_tokens: how much of its prompt was in a cache.
+        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
+        first_token_at: monotonic seconds; None: it has no token yet.
+        acceptance_bytes: about how large its acceptance is: prompt, tools, a schema.
+    """
+
+    engine_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    read_tokens: int = 0
+    first_token_at: float | None = None
+    acceptance_bytes: int = 0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One open request, from admission to its terminal message.
@@ -54,41 +189,14 @@ class Request:
         body: the body frame, until the worker has accepted it.
         digest: hash of the model and the body; equal requests have equal ones.
         arrived_at: monotonic seconds.
-        queue_deadline, first_token_deadline, deadline: monotonic seconds; None for none.
-        stage: where it is.
-        standing: the class in which it waits, or in which it was dispatched: higher than its
-            priority if it has waited long.
-        queued_at: when it came into the queue, or came back.
-        waits_since: from when on `waited_s` does not count its present wait.
-        waited_s: how long it had waited before, since it was asked for or got its class; pauses by
-            a person are no waits.
-        dispatched_at: time of the last dispatch.
-        gains_since: when its row said something for the first time since then; None: it has not.
-        started_at: time of the dispatch with which it began; None: it has not begun, because it was
-            not dispatched, or its row left before anything of its prompt was read.
-        acceptance: what the worker made of it.
-        acceptance_bytes: about how large that is: prompt, tools, a schema.
         may_resume: whether it continues after its worker has died.
-        is_interrupted: whether its worker died and no other has continued it yet.
-        resumed: how many times it has continued after that.
-        pause_reason: why its row was last asked to leave; says nothing before that.
-        is_paused: whether its row has left the batch since it last said anything.
-        paused: how many times it has continued after that.
-        paused_at: when its pause began; None: it is not paused, or was dispatched since.
-        paused_s: how long its earlier pauses took.
-        left_short_at: how many rows of its model had ended when its own left, or was asked to, for
-            want of memory; None: it was not, or was dispatched since.
-        first_token_at: monotonic seconds.
-        engine_s: engine seconds charged so far.
-        read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
-        sent_tokens: packed ids of the tokens that the client was sent.
-        shown: pieces of its prompt that the client was sent.
-        seq: pieces sent so far.
-        deaths: workers that died under it in a row without a new token and without evidence.
-        shortages: workers that ran out of memory while it ran alone.
-        warnings: sentences for its result.
         wants_notices: whether to notify its client of what it is waiting for.
-        told: the latest notice of each kind.
+        limits: until when it must have come how far.
+        acceptance: what the worker made of it; None before.
+        stage: where it is.
+        waiting, run, pauses, crashes: how it came there.
+        sent: what its client was sent.
+        cost: what it has cost.
     """
 
     key: RequestKey
@@ -99,61 +207,36 @@ class Request:
     body: bytes
     digest: Digest
     arrived_at: float
-    priority: Priority = Priority.NORMAL
-    queue_deadline: float | None = None
-    first_token_deadline: float | None = None
-    deadline: float | None = None
-    stage: Stage = Stage.QUEUED
-    standing: Priority = Priority.NORMAL
-    queued_at: float = 0.0
-    waits_since: float = 0.0
-    waited_s: float = 0.0
-    dispatched_at: float | None = None
-    gains_since: float | None = None
-    started_at: float | None = None
-    acceptance: Acceptance | None = None
-    acceptance_bytes: int = 0
-    may_resume: bool = True
-    is_interrupted: bool = False
-    resumed: int = 0
-    pause_reason: PauseReason = PauseReason.USER
-    is_paused: bool = False
-    paused: int = 0
-    paused_at: float | None = None
-    paused_s: float = 0.0
-    tokenize_s: float = 0.0
-    prefill_s: float = 0.0
-    cached_tokens: int = 0
-    left_short_at: int | None = None
-    first_token_at: float | None = None
-    engine_s: float = 0.0
-    read_tokens: int = 0
-    sent_tokens: bytearray = field(default_factory=bytearray)
-    shown: int = 0
-    seq: int = 0
-    deaths: int = 0
-    shortages: int = 0
-    warnings: list[str] = field(default_factory=list)
-    wants_notices: bool = False
-    told: dict[NoticeKind, dict[str, Any]] = field(default_factory=dict)
     adapter: str = ""
+    priority: Priority = Priority.NORMAL
+    may_resume: bool = True
+    wants_notices: bool = False
+    limits: Limits = field(default_factory=Limits)
+    acceptance: Acceptance | None = None
+    stage: Stage = Stage.QUEUED
+    waiting: Waiting = field(default_factory=Waiting)
+    run: Run = field(default_factory=Run)
+    pauses: Pauses = field(default_factory=Pauses)
+    crashes: Crashes = field(default_factory=Crashes)
+    sent: Sent = field(default_factory=Sent)
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def tokens_sent(self) -> int:
         """Tokens that the client was sent."""
-        return len(self.sent_tokens) // 4
+        return len(self.sent.tokens) // 4
 
     @property
     def has_begun(self) -> bool:
         """True if the worker has accepted it and it has had a row since: it will be continued, and
         no longer waits for its start."""
-        return self.acceptance is not None and self.started_at is not None
+        return self.acceptance is not None and self.run.started_at is not None
 
     @property
     def is_unread(self) -> bool:
         """True if nothing has been computed for it, and its client has not heard otherwise."""
-        is_known = self.is_interrupted or self.is_paused
-        return not (is_known or self.read_tokens or self.sent_tokens)
+        is_known = self.crashes.is_interrupted or self.pauses.is_paused
+        return not (is_known or self.cost.read_tokens or self.sent.tokens)
 
     @property
     def is_counted(self) -> bool:
@@ -168,13 +251,13 @@ class Request:
     @property
     def held(self) -> Held:
         """Return what a crash of its worker is judged by."""
-        return Held(digest=self.digest, tokens=self.tokens_sent, shortages=self.shortages)
+        return Held(digest=self.digest, tokens=self.tokens_sent, shortages=self.crashes.shortages)
 
     @property
     def held_bytes(self) -> int:
         """How much memory the request takes, not counting what the queue and the rows bound."""
         own_bytes = PAUSED_BYTES if self.stage is Stage.PAUSED else 0
-        return own_bytes + len(self.body) + self.acceptance_bytes + len(self.sent_tokens)
+        return own_bytes + len(self.body) + self.cost.acceptance_bytes + len(self.sent.tokens)
 
     @property
     def repeat_s(self) -> float:
@@ -182,27 +265,17 @@ class Request:
         its prompt has taken, in seconds; 0 before its first token."""
         usage = self.usage()
         read = max(usage.prompt_tokens - usage.cached_tokens, 1)
-        return self.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
+        return self.cost.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest of its deadlines that still applies; None for none."""
-        times = [self.deadline]
+        times = [self.limits.deadline]
         if self.stage is Stage.QUEUED:
-            times.append(self.queue_deadline)
-        if self.first_token_at is None:
-            times.append(self.first_token_deadline)
+            times.append(self.limits.queue_deadline)
+        if self.cost.first_token_at is None:
+            times.append(self.limits.first_token_deadline)
         return min((t for t in times if t is not None), default=None)
-
-    def end_wait(self, now: float) -> None:
-        """It leaves the line, because it was dispatched or a person has paused it."""
-        self.waited_s += now - self.waits_since
-
-    def end_pause(self, now: float) -> None:
-        """It is dispatched, or its pause has only delayed its start."""
-        if self.paused_at is not None:
-            self.paused_s += now - self.paused_at
-            self.paused_at = None
 
     @property
     def answers_while_reading(self) -> bool:
@@ -215,23 +288,25 @@ class Request:
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
         return Usage(
             prompt_tokens=prompt,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cost.cached_tokens,
             completion_tokens=self.tokens_sent,
-            engine_s=self.engine_s,
+            engine_s=self.cost.engine_s,
         )
 
     def timings(self, now: float) -> Timings:
         """Where its time has gone so far."""
-        started_at = now if self.started_at is None else self.started_at
-        first = 0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
-        paused_s = 0.0 if self.paused_at is None else now - self.paused_at
+        started_at = now if self.run.started_at is None else self.run.started_at
+        first = (
+            0.0 if self.cost.first_token_at is None else self.cost.first_token_at - self.arrived_at
+        )
+        paused_s = 0.0 if self.pauses.since is None else now - self.pauses.since
         return Timings(
             queued_s=started_at - self.arrived_at,
-            tokenize_s=self.tokenize_s,
-            prefill_s=self.prefill_s,
+            tokenize_s=self.cost.tokenize_s,
+            prefill_s=self.cost.prefill_s,
             first_token_s=first,
             total_s=now - self.arrived_at,
-            paused_s=self.paused_s + paused_s,
+            paused_s=self.pauses.before_s + paused_s,
         )
 
 
@@ -370,14 +445,16 @@ class Ledger:
         """The worker accepted it: the acceptance replaces the body, unless it has pictures."""
         self._held_bytes -= request.held_bytes
         request.acceptance = acceptance
-        request.acceptance_bytes = len(acceptance.prompt_tokens) + len(repr(acceptance.parameters))
+        request.cost.acceptance_bytes = len(acceptance.prompt_tokens) + len(
+            repr(acceptance.parameters)
+        )
         if not acceptance.needs_body:
             request.body = b""
         self._held_bytes += request.held_bytes
 
     def deliver(self, request: Request, tokens: bytes) -> None:
         """The client is sent these tokens: they are kept, so that the answer can be resumed."""
-        request.sent_tokens += tokens
+        request.sent.tokens += tokens
         self._held_bytes += len(tokens)
 
     def check_invariants(self) -> None:

@@ -42,9 +42,9 @@ def again_order(request: Request) -> tuple[bool, RequestKey]:
     was why; and so does who has left because the model made room: its process ended, too. Who has
     left for want of memory before anything was read stands with the paused ones.
     """
-    was_paused = request.is_paused and request.pause_reason not in LIKE_CRASHES
+    was_paused = request.pauses.is_paused and request.pauses.reason not in LIKE_CRASHES
     was_paused = was_paused or (request.acceptance is not None and not request.has_begun)
-    return was_paused and not request.is_interrupted, request.key
+    return was_paused and not request.crashes.is_interrupted, request.key
 
 
 class Line:
@@ -270,7 +270,7 @@ class Queue:
         """Remove a request that was dispatched, cancelled or answered."""
         key = request.key
         del self._requests[key]
-        self._lines[request.standing].remove(request)
+        self._lines[request.waiting.standing].remove(request)
         if request.priority is URGENT:
             self._urgent.remove(request)
         self._waiting[request.account] -= 1
@@ -283,12 +283,12 @@ class Queue:
 
     def prioritize(self, request: Request, priority: Priority, now: float) -> None:
         """A waiting request gets another class, in which its wait counts afresh."""
-        is_again = request.key in self._lines[request.standing].again
+        is_again = request.key in self._lines[request.waiting.standing].again
         if request.priority is URGENT:
             self._urgent.remove(request)
         if priority is URGENT:
             self._urgent.add(request, is_again=is_again)
-        request.priority, request.waited_s, request.waits_since = priority, 0.0, now
+        request.priority, request.waiting.waited_s, request.waiting.since = priority, 0.0, now
         self._stand_anew(request, priority)
 
     def first(self, may_run: MayRun) -> Request | None:
@@ -333,7 +333,7 @@ class Queue:
         """The place of one request, from 1, without looking at all the others."""
         ahead = 0
         for priority, line in self._lines.items():
-            if priority is request.standing:
+            if priority is request.waiting.standing:
                 break
             ahead += len(line)
         return ahead + line.place(request)
@@ -370,24 +370,24 @@ class Queue:
     def _add(self, request: Request, now: float, *, is_again: bool) -> None:
         self._requests[request.key] = request
         self._waiting[request.account] += 1
-        request.queued_at = request.waits_since = now
+        request.waiting.queued_at = request.waiting.since = now
         if request.priority is URGENT:
             self._urgent.add(request, is_again=is_again)
         self._stand(request, self._standing(request), is_again=is_again)
 
     def _stand(self, request: Request, standing: Priority, *, is_again: bool) -> None:
         """Put a request into a class, from which it moves up in time."""
-        request.standing = standing
+        request.waiting.standing = standing
         self._lines[standing].add(request, is_again=is_again)
         aging_s, when = self._aging_s, None
         if standing.above is not None and aging_s > 0:
-            left_s = aging_s * (1 + _steps(request, aging_s)) - request.waited_s
-            when = request.waits_since + left_s
+            left_s = aging_s * (1 + _steps(request, aging_s)) - request.waiting.waited_s
+            when = request.waiting.since + left_s
         self._aging.set(request.key, when)
 
     def _stand_anew(self, request: Request, standing: Priority) -> None:
         """Move a request to another class, and leave it where that class has it."""
-        line = self._lines[request.standing]
+        line = self._lines[request.waiting.standing]
         is_again = request.key in line.again
         line.remove(request)
         self._stand(request, standing, is_again=is_again)
@@ -402,13 +402,13 @@ class Queue:
 
 
 def _wait_until(request: Request, now: float) -> None:
-    request.waited_s += now - request.waits_since
-    request.waits_since = now
+    request.waiting.waited_s += now - request.waiting.since
+    request.waiting.since = now
 
 
 def _steps(request: Request, aging_s: float) -> int:
     """Return how many classes its wait so far lifts a request; at most as many as there are."""
-    return min(int((request.waited_s + LATE_S) / aging_s), len(Priority))
+    return min(int((request.waiting.waited_s + LATE_S) / aging_s), len(Priority))
 
 
 def _band(place: int) -> int:

@@ -311,7 +311,7 @@ class Driver(Looks):
             requests=requests or 0,
             preparing=preparing,
         )
-        watch = self.core.fleet.by_name[ModelName(model)].watch
+        watch = self.core.fleet.by_name[ModelName(model)].process.watch
         if requests is not None and watch is not None:
             message = replace(message, sent=watch.heard, received=watch.told)
         return self.worker(message, model)

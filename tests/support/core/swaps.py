@@ -24,7 +24,7 @@ class SwapDriver(MemoryDriver):
 
     def rows_leave(self, model: str) -> list[RequestKey]:
         """The worker confirms every pause that it was told of; returns whose."""
-        keys = [key for key in self.pausing if key in self.model(model).running]
+        keys = [key for key in self.pausing if key in self.model(model).batch.running]
         for key in keys:
             self.row_left(key, model)
         return keys
