@@ -180,10 +180,10 @@ def _remove_files(
     size = _size_bytes(folder)
     if not is_sure:
         confirm(f"delete the files of {model} ({format_bytes(size)}) in {cache}?")
-    if entry is not None:
-        _remove_entry(entry, target, is_running=is_running)
     try:
         with no_download(lock_of(folder)):
+            if entry is not None:
+                _remove_entry(entry, target, is_running=is_running)
             shutil.rmtree(folder)
     except InUseError:
         message, hint = (
