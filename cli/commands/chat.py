@@ -47,7 +47,7 @@ from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remark
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted, format_bytes
-from .add import add_option, writer_name
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -120,7 +120,9 @@ def chat(
         check_text("--system", system, COMMAND)
     with connect(target) as client:
         model = model or only_model(client.status(), COMMAND)
-        model, preset = writer_name(model, client, target, output, is_sure=is_sure)
+        model, preset = served_name(
+            model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
+        )
         parameters = below(preset, parameters)
         talk = Conversation(model=model, system=system, parameters=parameters)
         talk.attached = list(images)

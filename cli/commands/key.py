@@ -126,9 +126,7 @@ def list_keys(target: Target, output: Output) -> None:
         output.data(f"HTTP is locked: no key exists. Every request is refused until {ways}")
         output.note(find_trouble(place))
     else:
-        output.data(
-            "no keys: programs on this machine need none; no other machine is let in without one"
-        )
+        output.data("no keys: programs on this machine need none, and other machines are refused")
 
 
 @key.command(short_help="Revoke a key.")
