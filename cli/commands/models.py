@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,9 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "folder", row["path"]
     kind = row["model_type"] or unknown
     yield "architecture", f"{row['architecture']} ({kind})" if row["architecture"] else kind
-    yield "capabilities", ", ".join(row["capabilities"])
+    missing = "; for images `pip install 'mlxsup[vision]'`"
+    needs_extra = "images" in row["capabilities"] and find_spec("mlx_vlm") is None
+    yield "capabilities", ", ".join(row["capabilities"]) + (missing if needs_extra else "")
     yield "format", row["quantization"] or unknown
     tokens = row["context_length"]
     yield "context", f"{tokens} tokens" if tokens else unknown
