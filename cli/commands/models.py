@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.pooling import Task, capabilities
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 from ..arguments import LATEST, complete_model_or_repository
 from ..configuration import optional_configuration
-from ..connection import config_option, meant, output_options
+from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 from ..terminal.tables import listing
@@ -130,7 +130,7 @@ def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
     path = Path(model).expanduser()
     if model and os.path.exists(path):
         return row_of_path(path.absolute())
-    hint = meant(close_names(model, [row["name"] or row["title"] for row in rows]))
+    hint = did_you_mean(close_names(model, [row["name"] or row["title"] for row in rows]))
     hint = hint or "see `mlxsup models`"
     message = f"there is no model or folder {model!r} on this machine"
     raise CliError(message, code="unknown_model", hint=hint)

@@ -122,22 +122,19 @@ def test_init_leaves_a_file_that_exists(home: Path) -> None:
     assert path.is_symlink()
 
 
-@pytest.mark.parametrize("word", ["init", "start"])
-def test_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) -> None:
-    model = write_folder(home / ".mlxsup/models/m")
-    command = ["init"] if word == "init" else ["start", "--model", str(model), "--save"]
+def test_file_whose_schema_cannot_be_written_is_not_left(home: Path) -> None:
+    write_folder(home / ".mlxsup/models/m")
     folder = home / "new"
     (folder / "mlxsup.schema.json" / "a folder").mkdir(parents=True)
-    done = run_cli(*command, str(folder / "c.toml"), **variables(home))
+    done = run_cli("init", str(folder / "c.toml"), **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot write {folder}/c.toml: " in done.stderr
     assert [path.name for path in folder.iterdir()] == ["mlxsup.schema.json"]
-    if word == "init":
-        (home / "file").touch()
-        done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
-        error = json.loads(done.stdout)["error"]
-        assert (done.returncode, error["code"]) == (1, "output")
-        assert f"{home}/file" in error["message"]
+    (home / "file").touch()
+    done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (1, "output")
+    assert f"{home}/file" in error["message"]
 
 
 def test_machine_without_models_gets_no_file(home: Path) -> None:
