@@ -28,7 +28,7 @@ from ..options import (
     priority_options,
     wrong_option,
 )
-from ..pictures import Picture, image_option, with_pictures
+from ..pictures import Picture, check_taker, image_option, with_pictures
 from ..terminal.answer import (
     AnswerScreen,
     cancelled_text,
@@ -114,6 +114,8 @@ def generate(
         model, preset = served_name(
             model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
         )
+        if images:
+            check_taker(client.status(), model)
         asked = {**below(preset, parameters), **given}
         if raw:
             asked[TEMPLATE] = None
