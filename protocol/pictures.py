@@ -31,8 +31,10 @@ VISION_TYPES = frozenset({
 def declares_vision(config: Mapping[str, Any]) -> bool:
     """True if a config.json has a vision tower of a type that is known here, and no code of its
     own."""
+    kind = config.get("model_type")
     return (
-        config.get("model_type") in VISION_TYPES
+        isinstance(kind, str)
+        and kind in VISION_TYPES
         and isinstance(config.get("vision_config"), dict)
         and "model_file" not in config
     )
