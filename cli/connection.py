@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from mlxsup.protocol import places
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.folders import default_log_dir, recorded_log_dir
 from mlxsup.protocol.places import (
     CONFIG_VARIABLE,
@@ -359,13 +359,10 @@ def unknown_model(name: str, known: Sequence[str]) -> CliError:
 
 
 def _unknown_model(message: str, close: Sequence[str], known: Sequence[str]) -> CliError:
-    hint = meant(close) or ("see `mlxsup status`" if known else "`mlxsup add MODEL` adds one")
+    hint = did_you_mean(close) or (
+        "see `mlxsup status`" if known else "`mlxsup add MODEL` adds one"
+    )
     return CliError(message, code="unknown_model", hint=hint)
-
-
-def meant(close: Sequence[str]) -> str:
-    """Return the hint that names what was probably meant; empty without any."""
-    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def report(
             error.hint = target.repeat_in(error.hint)
             raise
         if not any(row["state"] == "READY" for row in status["models"]):
-            output.note("no model is loaded yet; each one is loaded on its first request")
+            output.note("no model is loaded yet; each loads on its first request")
     if output.is_json:
         value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
         output.object(value | ({"gateway": url} if url else {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,7 @@ from mlxsup.protocol.download import (
     DownloadProblem,
     DownloadProgress,
     DownloadSpec,
-    FoundRepository,
-    RepositoriesFound,
     Repository,
-    Search,
     download_argv,
     read_report,
 )
@@ -93,7 +89,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     if isinstance(last, DownloadDone):
         return last
     if last is None:
-        raise _ended("download", process.returncode, noise)
+        raise _ended(process.returncode, noise)
     is_usage = last.problem is DownloadProblem.BAD_REPOSITORY
     status = ExitStatus.USAGE if is_usage else ExitStatus.FAILED
     hint = last.hint
@@ -102,32 +98,10 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     raise CliError(last.message, code=last.problem.value, hint=hint, status=status)
 
 
-def find_repositories(words: str, output: Output) -> list[FoundRepository]:
-    """Return the repositories with models in MLX's format that the hub finds.
-
-    Raises:
-        CliError: it cannot be asked.
-    """
-    noise = ""
-    spec = DownloadSpec(work=Search(words), parent_pid=os.getpid())
-    with _process(spec) as process, LiveLine(output) as line:
-        if output.can_redraw(sys.stderr):
-            line.tell("asking the hub", 0)
-        for data in process.stdout or ():
-            match read_report(data):
-                case RepositoriesFound(found=found):
-                    return found
-                case DownloadFailed(message=message, hint=hint, problem=problem):
-                    raise CliError(message, code=problem.value, hint=hint)
-                case _:
-                    noise = data.decode(errors="replace").strip() or noise
-    raise _ended("search", process.returncode, noise)
-
-
-def _ended(what: str, code: int, noise: str) -> CliError:
+def _ended(code: int, noise: str) -> CliError:
     """Return the error for a process that has said nothing of its end."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return CliError(f"the {what} ended with {how}", code="internal", hint=noise)
+    return CliError(f"the download ended with {how}", code="internal", hint=noise)
 
 
 @contextmanager

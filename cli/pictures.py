@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from .arguments import row_called
 from .exit_status import CliError
 
 Picture = dict[str, Any]
@@ -36,6 +38,25 @@ def read_picture(text: str) -> Picture:
     if problem := picture_problem(data):
         raise CliError(f"{path} {problem}")
     return {"type": "image", "data": data, "at": path.name[-MAX_NAME:]}
+
+
+def check_taker(status: Mapping[str, Any], model: str) -> None:
+    """Raise if a model is known to take text only; of one whose files are not here yet, its worker
+    says it.
+
+    Raises:
+        CliError: names the models that take pictures.
+    """
+    row = row_called(status, model)
+    known = row.get("capabilities") if row is not None else None
+    if not known or "images" in known:
+        return
+    others = [one["name"] for one in status["models"] if "images" in one["capabilities"]]
+    raise CliError(
+        f"{model} takes text only, no pictures",
+        code="invalid_request",
+        hint=f"show it to {' or '.join(others)}" if others else "",
+    )
 
 
 def with_pictures(text: str, pictures: list[Picture]) -> str | list[dict[str, Any]]:

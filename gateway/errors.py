@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from starlette.responses import JSONResponse
 
 from mlxsup.client import ConnectionLost, ErrorCode, RequestError
+from mlxsup.protocol.close_names import did_you_mean
 
 from .failure import Failure
 from .headers import ID_KEY, REQUEST_ID, is_anthropic, is_ollama
@@ -133,7 +134,7 @@ def advice_of(close: Any) -> str:
     Args:
         close: the names like it; empty or None: there is none.
     """
-    return f"; did you mean {' or '.join(map(str, close))}?" if close else ""
+    return f"; {did_you_mean(list(map(str, close)))}" if close else ""
 
 
 def cancelled() -> Failure:

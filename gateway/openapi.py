@@ -252,7 +252,6 @@ _RANKED: dict[str, Any] = {
     "documents": _items({"anyOf": [TEXT, _with_any("text")]}, MAX_TEXTS, least=1),
     "top_n": _COUNT,
 }
-_TEXTS: Schema = {"anyOf": [TEXT, _items(TEXT, MAX_TEXTS, least=1)]}
 _TEXTS_OR_IDS: Schema = {
     "anyOf": [
         TEXT, {**_IDS, "minItems": 1},

@@ -121,15 +121,15 @@ def find_asked_picture(inputs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def takes_pictures(row: Mapping[str, Any]) -> bool | None:
-    """True if the model of a row of the status takes pictures; None: it was not loaded yet."""
-    known = row.get("input_modalities")
-    return None if known is None else "image" in known
+    """True if the model of a row of the status takes pictures; None: its files are not here yet."""
+    known = row.get("capabilities")
+    return "images" in known if known else None
 
 
 def check_taker(ask: Ask, status: Mapping[str, Any]) -> None:
     """Raise if a request shows a picture to a model that is known to take text only.
 
-    Of one that was not loaded yet, its worker says it.
+    Of one whose files are not here yet, its worker says it.
 
     Raises:
         Failure: it does; the message names the models that take pictures.

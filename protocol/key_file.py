@@ -254,7 +254,7 @@ def turn_off(place: KeyPlace) -> None:
             _set_mark(place.mark, ON)
             problem = f"cannot be removed: {error.strerror}"
             if place.file.is_dir():
-                problem = "is a folder: move it away, then `mlxsup key off`"
+                problem = "is a folder; move it away, then run `mlxsup key off`"
             raise KeyFileError(f"{place.file} {problem}") from None
 
 

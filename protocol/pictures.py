@@ -6,7 +6,7 @@ Only a worker opens them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import invalid, unfit
@@ -20,6 +20,24 @@ MAX_IMAGES = 50
 
 PICTURE_ROLES = frozenset({"user", "tool", "function"})
 """The roles whose messages may have pictures."""
+
+
+VISION_TYPES = frozenset({
+    "gemma3", "mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
+})  # fmt: skip
+"""The model types that were shown to answer alike alone, in company and resumed."""
+
+
+def declares_vision(config: Mapping[str, Any]) -> bool:
+    """True if a config.json has a vision tower of a type that is known here, and no code of its
+    own."""
+    kind = config.get("model_type")
+    return (
+        isinstance(kind, str)
+        and kind in VISION_TYPES
+        and isinstance(config.get("vision_config"), dict)
+        and "model_file" not in config
+    )
 
 
 def is_picture(part: object) -> bool:

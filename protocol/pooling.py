@@ -41,6 +41,18 @@ NOUNS = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rankings
 """What a model makes, as people are told."""
 
 
+def capabilities(task: Task, *, takes_pictures: bool) -> list[str]:
+    """Return what a model can do: `text`, `images` if messages may have some, `embeddings`, or
+    `rerank`."""
+    match task:
+        case Task.GENERATE:
+            return ["text", "images"] if takes_pictures else ["text"]
+        case Task.EMBED:
+            return ["embeddings"]
+        case Task.RERANK:
+            return ["rerank"]
+
+
 class Mode(StrEnum):
     """How the vectors of a text's tokens become one."""
 

@@ -228,7 +228,7 @@ class Ready(Message):
         warnings: what users should know about this model, a sentence each.
         task: `generate`, `embed` or `rerank`.
         dimensions: of its embeddings; 0 for a model without any.
-        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
+        takes_pictures: true if messages may have pictures.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -244,7 +244,7 @@ class Ready(Message):
     warnings: list[str] = field(default_factory=list)
     task: Task = Task.GENERATE
     dimensions: int = 0
-    input_modalities: list[str] = field(default_factory=lambda: ["text"])
+    takes_pictures: bool = False
 
 
 @record

@@ -16,6 +16,7 @@ from typing import Any
 from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
 from mlxsup.protocol.parameters import makers_sampling
+from mlxsup.protocol.pictures import declares_vision
 from mlxsup.protocol.pooling import Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, open_regular, read_regular
 
@@ -94,6 +95,7 @@ class Description:
         sampling: how its makers sample, by the names of parameters; empty for the likeliest token.
         task: what it is for.
         task_problem: why it cannot do that here; empty if it can.
+        takes_pictures: true if it has a vision tower.
     """
 
     architecture: str
@@ -107,6 +109,7 @@ class Description:
     sampling: dict[str, Any]
     task: Task = Task.GENERATE
     task_problem: str = ""
+    takes_pictures: bool = False
 
 
 def describe(folder: Path) -> Description:
@@ -129,6 +132,7 @@ def describe(folder: Path) -> Description:
         sampling=makers_sampling(_json_object(folder / GENERATION_CONFIG)),
         task=Task.GENERATE if pooling is None else pooling.task,
         task_problem="" if pooling is None else pooling.problem,
+        takes_pictures=declares_vision(config),
     )
 
 

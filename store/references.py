@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 
 from .folder_problems import GGUF_SUFFIX, damage, repository_problem
 from .hub_cache import (
@@ -249,11 +249,10 @@ def _listed(model: str) -> Source:
         return _repository(repo, DEFAULT_REVISION)
     names = [short_name(one.title, ()) for one in found]
     close = close_names(model, [*names, *SHORT_NAMES])
-    hint = f"did you mean {' or '.join(close)}?" if close else ""
     raise RefusedModelError(
         "unknown_model",
         f"there is no model {model!r} on this machine",
-        hint or f"`mlxsup search {shlex.quote(model)}` looks for one on the hub",
+        did_you_mean(close) or f"`mlxsup search {shlex.quote(model)}` looks for one on the hub",
     )
 
 

@@ -71,7 +71,7 @@ class EngineFacts:
         sampling: how the model's makers sample, for requests that do not say.
         task: what the model is for.
         dimensions: of its embeddings; 0 for a model without any.
-        input_modalities: what its prompts may have: `text`, and `image` if it takes pictures.
+        takes_pictures: true if messages may have pictures.
         adapters: the fingerprint of each by its name, in the order of the configuration.
     """
 
@@ -89,7 +89,7 @@ class EngineFacts:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     task: Task = Task.GENERATE
     dimensions: int = 0
-    input_modalities: tuple[str, ...] = ("text",)
+    takes_pictures: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint_of(self, adapter: str) -> str | None:

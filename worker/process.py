@@ -251,7 +251,7 @@ class Life:
                 warnings=list(facts.warnings),
                 task=facts.task,
                 dimensions=facts.dimensions,
-                input_modalities=list(facts.input_modalities),
+                takes_pictures=facts.takes_pictures,
             )
         )
         loop.run(self._must_end)

@@ -16,6 +16,7 @@ import click
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.places import find_config
 from mlxsup.protocol.pooling import Task
+from mlxsup.store.description import describe
 from mlxsup.store.references import (
     RefusedModelError,
     Source,
@@ -116,7 +117,13 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
 
 
 def serve_also(
-    model: str, name: str | None, target: Target, output: Output, *, command: str = "add"
+    model: str,
+    name: str | None,
+    target: Target,
+    output: Output,
+    *,
+    command: str = "add",
+    makes: Task | None = None,
 ) -> Added:
     """Have the daemon that runs serve a model, or else write it into the file it would read.
 
@@ -126,23 +133,28 @@ def serve_also(
         target: the daemon, or its file.
         output: for the progress of a download or a conversion.
         command: the one that continues an interrupted download.
+        makes: what it has to be for; None: anything.
 
     Raises:
-        CliError: it is no model, cannot be served, or its entry cannot be written; then the
-            configuration is as it was.
+        CliError: it is no model, cannot be served, makes something else, or its entry cannot be
+            written; then the configuration is as it was.
     """
     from mlxsup.supervisor.config.entries import adding, change_file
 
     again = f"mlxsup {command} {shlex.quote(model)}"
     called = "" if os.path.lexists(Path(model).expanduser()) else model
+
+    def made_ready(source: Source) -> Source:
+        return _made_ready(source, target, output, again=again, makes=makes)
+
     status = status_of_daemon(target)
     path = file_of(target)
     with refusals(path):
         if status is not None:
-            return _add_to_daemon(model, called, name, status, target, output, again)
+            return _add_to_daemon(model, called, name, status, target, made_ready)
         sources: list[Source] = []
         if not path.expanduser().exists():  # nothing is written for a model that is none
-            sources = [_made_ready(find_source(model), output, again=again)]
+            sources = [made_ready(find_source(model))]
             make_configuration(path)
         edit = change_file(
             path,
@@ -151,7 +163,7 @@ def serve_also(
                 called,
                 name,
                 find=lambda: sources[0] if sources else find_source(model),
-                ready=lambda one: one if sources else _made_ready(one, output, again=again),
+                ready=lambda one: one if sources else made_ready(one),
             ),
         )
     alias = edit.answer.get("alias")
@@ -171,7 +183,13 @@ def add_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def served_name(
-    model: str, client: Client, target: Target, output: Output, *, is_sure: bool
+    model: str,
+    client: Client,
+    target: Target,
+    output: Output,
+    *,
+    is_sure: bool,
+    makes: Task | None = None,
 ) -> tuple[str, Mapping[str, Any]]:
     """Return what requests call a model, which the daemon is given now if it is not served yet, and
     the parameters of its preset.
@@ -182,18 +200,27 @@ def served_name(
         target: the same daemon.
         output: for the progress of a download or a conversion.
         is_sure: whether the user wants that, and need not be asked.
+        makes: what it has to be for; None: anything.
 
     Raises:
-        CliError: it is no model, the user does not want it, or it cannot be added.
+        CliError: it is no model, makes something else, the user does not want it, or it cannot be
+            added.
     """
     status = client.status()
+
+    def checked(name: str) -> str:
+        row = row_called(status, name)
+        if makes is not None and row is not None:
+            check_makes(row, makes, target)
+        return name
+
     if (known := model_meant(status, model)) is not None:
-        return known.name, known.preset
+        return checked(known.name), known.preset
     try:
         source = find_source(model)
         for row in status["models"]:
             if _is_row_of(source, row):
-                return str(row["name"]), {}
+                return checked(str(row["name"])), {}
         if source.folder is not None and not source.is_gguf:
             servable(source)
     except RefusedModelError as error:
@@ -203,23 +230,9 @@ def served_name(
             raise
     if not is_sure:
         ask_to_add(model, target, output)
-    added = serve_also(model, None, target, output)
+    added = serve_also(model, None, target, output, makes=makes)
     output.note("; ".join(filter(None, [added.sentence, target.repeat_in(added.way_back)])))
     return added.name, {}
-
-
-def writer_name(
-    model: str, client: Client, target: Target, output: Output, *, is_sure: bool
-) -> tuple[str, Mapping[str, Any]]:
-    """Return the same as `served_name` of a model that writes text.
-
-    Raises:
-        CliError: as of `served_name`, or it makes something else.
-    """
-    name, preset = served_name(model, client, target, output, is_sure=is_sure)
-    if (row := row_called(client.status(), name)) is not None:
-        check_makes(row, Task.GENERATE, target)
-    return name, preset
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:
@@ -244,22 +257,21 @@ def _add_to_daemon(
     name: str | None,
     status: Mapping[str, Any],
     target: Target,
-    output: Output,
-    again: str,
+    made_ready: Callable[[Source], Source],
 ) -> Added:
     """Have the daemon add a model, which is downloaded or converted here, where progress is seen.
 
     Args:
-        model, name, target, output: as for `serve_also`.
+        model, name, target: as for `serve_also`.
         called: the model, if it may be a name of the configuration.
         status: of the daemon.
-        again: the command that continues an interrupted download.
+        made_ready: downloads or converts it.
     """
     reference, revision = called, None
     if row_called(status, called) is None:
         source = find_source(model)
         if not any(_is_row_of(source, row) for row in status["models"]):
-            source = _made_ready(source, output, again=again)
+            source = made_ready(source)
         reference = source.repo or str(source.folder)
         revision = source.revision if source.repo else None
     with connect(target) as client:
@@ -298,11 +310,18 @@ def refusals(path: Path) -> Iterator[None]:
         raise CliError(error.message, code=error.code, hint=error.hint, status=status) from None
 
 
-def _made_ready(source: Source, output: Output, *, again: str) -> Source:
+def _made_ready(
+    source: Source, target: Target, output: Output, *, again: str, makes: Task | None
+) -> Source:
     """Download or convert what a worker could not load as it is.
 
+    Args:
+        source: the model.
+        target, output, makes: as for `serve_also`.
+        again: the command that continues an interrupted download.
+
     Raises:
-        CliError: that fails.
+        CliError: that fails, or the model makes something else.
         RefusedModelError: it cannot be served even then.
     """
     if source.folder is None:
@@ -314,4 +333,7 @@ def _made_ready(source: Source, output: Output, *, again: str) -> Source:
 
         made = converted(source.folder, output)
         return Source(title=made.name, folder=made)
-    return servable(source)
+    source = servable(source)
+    if makes is not None and source.folder is not None:
+        check_makes({"name": source.title, "task": describe(source.folder).task}, makes, target)
+    return source

@@ -42,12 +42,12 @@ from ..options import (
     priority_options,
     refusal_of,
 )
-from ..pictures import Picture, image_option, read_picture
+from ..pictures import Picture, check_taker, image_option, read_picture
 from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted, format_bytes
-from .add import add_option, writer_name
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client, Result
@@ -120,9 +120,13 @@ def chat(
         check_text("--system", system, COMMAND)
     with connect(target) as client:
         model = model or only_model(client.status(), COMMAND)
-        model, preset = writer_name(model, client, target, output, is_sure=is_sure)
+        model, preset = served_name(
+            model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
+        )
         parameters = below(preset, parameters)
         talk = Conversation(model=model, system=system, parameters=parameters)
+        if images:
+            check_taker(client.status(), model)
         talk.attached = list(images)
         is_typed = sys.stdin.isatty()
         chatting = Chat(client, talk, output, is_verbose=is_verbose, is_typed=is_typed)
@@ -326,7 +330,9 @@ class Chat:
                 if argument == NOTHING:
                     talk.attached = []
                 else:
-                    talk.attached.append(read_picture(argument))
+                    picture = read_picture(argument)
+                    check_taker(self._client.status(), talk.model)
+                    talk.attached.append(picture)
                 self._confirm(_attached(talk.attached))
             case "/retry":
                 if (ask := talk.ask_again()) is None:

@@ -8,13 +8,14 @@ import click
 
 from mlxsup.protocol.pooling import Task
 
-from ..arguments import check_makes, embedder_argument, row_called
+from ..arguments import embedder_argument
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration, keep_alive_option, priority_options
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import counted
+from .add import add_option, served_name
 from .generate import read_stdin
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ COMMAND = "mlxsup embed"
 @embedder_argument
 @click.argument("texts", nargs=-1, metavar="TEXT...")
 @click.option("--rank", "query", metavar="QUERY", help="Rank the texts for QUERY instead.")
-@click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Only the N best.")
-@click.option("--dimensions", metavar="N", type=int, help="Only the first N numbers of each.")
+@click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Print only the best N.")
+@click.option("--dimensions", metavar="N", type=int, help="Keep only the first N numbers of each.")
 @click.option("--input-type", metavar="KIND", help="The kind of text: query, document.")
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long.")
 @click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
 @priority_options
 @keep_alive_option
+@add_option
 @daemon_options
 def embed(
     model: str,
@@ -44,6 +46,7 @@ def embed(
     dimensions: int | None,
     input_type: str | None,
     truncate: bool,
+    is_sure: bool,
     target: Target,
     output: Output,
     **options: Unpack[RequestOptions],
@@ -59,8 +62,8 @@ def embed(
         raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
     given = list(texts) if texts and texts != ("-",) else _lines()
     with connect(target) as client:
-        if (row := row_called(client.status(), model)) is not None:
-            check_makes(row, Task.EMBED if query is None else Task.RERANK, target)
+        makes = Task.EMBED if query is None else Task.RERANK
+        model, _ = served_name(model, client, target, output, is_sure=is_sure, makes=makes)
         if query is None:
             _embed(client, model, given, output, dimensions, input_type, truncate, options)
         else:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.pooling import Task
+
 from ..arguments import model_meant, only_model, optional_writer_argument
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus, interrupt_says, misuse
@@ -26,7 +28,7 @@ from ..options import (
     priority_options,
     wrong_option,
 )
-from ..pictures import Picture, image_option, with_pictures
+from ..pictures import Picture, check_taker, image_option, with_pictures
 from ..terminal.answer import (
     AnswerScreen,
     cancelled_text,
@@ -37,7 +39,7 @@ from ..terminal.answer import (
 from ..terminal.output import Output
 from ..terminal.reader_watch import reader_watched
 from ..terminal.text import counted
-from .add import add_option, writer_name
+from .add import add_option, served_name
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -109,7 +111,11 @@ def generate(
             model, prompt = _only_model(client, model), model
         text = read_stdin() if prompt == "-" else prompt
         given = _input(text, system, list(images), is_raw=raw)
-        model, preset = writer_name(model, client, target, output, is_sure=is_sure)
+        model, preset = served_name(
+            model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
+        )
+        if images:
+            check_taker(client.status(), model)
         asked = {**below(preset, parameters), **given}
         if raw:
             asked[TEMPLATE] = None

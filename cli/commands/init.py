@@ -40,9 +40,9 @@ None if not known, and `verdict`. The file has what `fits`; the others stand in 
 def init(file: Path, output: Output) -> None:
     """Example: mlxsup init
 
-    Finds the models on this machine and writes a configuration with all that fit into memory, by
-    short names. FILE is by default MLXSUP_CONFIG or ~/.mlxsup/config.toml. An existing file is
-    never changed. If there is no model, it offers to download a small one.
+    Finds the models on this machine and writes a configuration that serves all that fit into
+    memory, under short names. FILE defaults to MLXSUP_CONFIG or ~/.mlxsup/config.toml. An existing
+    file is never changed. If there is no model, it offers to download a small one.
     """
     path = file.expanduser().absolute()
     exists = CliError(

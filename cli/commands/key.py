@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
@@ -24,7 +24,7 @@ from mlxsup.protocol.key_file import (
 )
 from mlxsup.protocol.text import timestamp
 
-from ..connection import Target, daemon_options, meant, read_toml, status_of_daemon
+from ..connection import Target, daemon_options, read_toml, status_of_daemon
 from ..exit_status import CliError, ExitStatus
 from ..keys import WAYS, find_keys, usable_keys
 from ..terminal.output import Output, confirm
@@ -126,9 +126,7 @@ def list_keys(target: Target, output: Output) -> None:
         output.data(f"HTTP is locked: no key exists. Every request is refused until {ways}")
         output.note(find_trouble(place))
     else:
-        output.data(
-            "no keys: programs on this machine need none; no other machine is let in without one"
-        )
+        output.data("no keys: programs on this machine need none, and other machines are refused")
 
 
 @key.command(short_help="Revoke a key.")
@@ -151,7 +149,7 @@ def revoke(name: str, is_sure: bool, target: Target, output: Output) -> None:
             )
         left = revoke_key(place, name)
     if left is None:
-        hint = meant(close_names(name, known, most=1)) or "see `mlxsup key list`"
+        hint = did_you_mean(close_names(name, known, most=1)) or "see `mlxsup key list`"
         raise CliError(f"there is no key named {name!r}", code="unknown_key", hint=hint)
     output.result({"name": name, "left": len(left)}, f"revoked {name}")
     if not left:

@@ -87,8 +87,8 @@ def launch(
     """Example: mlxsup launch claude
 
     Starts AGENT, a coding agent that uses a model of the daemon: claude, codex, opencode, pi, qwen,
-    copilot or aider. If need be, it starts a daemon with HTTP and loads the model first. No
-    settings of the agent change. Without AGENT it says which agents are installed.
+    copilot or aider. If necessary, it starts a daemon with HTTP and loads the model first. The
+    agent's settings stay as they are. Without AGENT it says which agents are installed.
 
     ARGS are the agent's own: mlxsup launch codex -- exec "fix the tests"
     """

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.context_length import limited_context_length
-from mlxsup.protocol.pooling import NOUNS, Task
+from mlxsup.protocol.pooling import Task, capabilities
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 from ..arguments import LATEST, complete_model_or_repository
 from ..configuration import optional_configuration
-from ..connection import config_option, meant, output_options
+from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 from ..terminal.tables import listing
@@ -67,10 +68,11 @@ def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None
     """Print a row for each model, and then why some cannot be served."""
     output.data(title)
     headings, cells = list(HEADINGS), [list(_cells(row)) for row in rows]
-    if any(row["task"] not in (None, Task.GENERATE) for row in rows):
-        headings.insert(1, "MAKES")
-        for row, one in zip(rows, cells, strict=True):
-            one.insert(1, NOUNS[Task(row["task"] or Task.GENERATE)])
+    can_do = [", ".join(row["capabilities"] or ()) for row in rows]
+    if any(can != "text" for can in can_do if can):
+        headings.insert(1, "CAPABILITIES")
+        for can, one in zip(can_do, cells, strict=True):
+            one.insert(1, can or "-")
     output.show(listing(headings, cells, right=("SIZE", "CONTEXT")))
     for row in rows:
         if row["problem"]:
@@ -96,9 +98,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def show(model: str, config_path: Path | None, output: Output) -> int:
     """Example: mlxsup show mlx-community/SmolLM2-135M-Instruct
 
-    Shows the architecture, quantisation, chat template, context, licence and size of MODEL, and
-    whether it fits into memory. MODEL is a configured name, OWNER/NAME or a folder. The exit code
-    is 1 if the model cannot be served.
+    Shows what MODEL can do, its architecture, format, context, chat template, licence, adapters and
+    size, and whether it fits into memory. MODEL is a configured name, OWNER/NAME or a folder. The
+    exit code is 1 if the model cannot be served.
     """
     configuration = optional_configuration(config_path)
     row = find_row(model, configuration)
@@ -128,7 +130,7 @@ def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
     path = Path(model).expanduser()
     if model and os.path.exists(path):
         return row_of_path(path.absolute())
-    hint = meant(close_names(model, [row["name"] or row["title"] for row in rows]))
+    hint = did_you_mean(close_names(model, [row["name"] or row["title"] for row in rows]))
     hint = hint or "see `mlxsup models`"
     message = f"there is no model or folder {model!r} on this machine"
     raise CliError(message, code="unknown_model", hint=hint)
@@ -158,7 +160,7 @@ def _needs(
 
 def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield the lines for people, as name and text."""
-    unknown = "not said"
+    unknown = "unknown"
     yield "model", row["name"] or row["title"]
     if row["engine"] != "mlx":
         yield "engine", "fake engine, for tests"
@@ -168,16 +170,20 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "folder", row["path"]
     kind = row["model_type"] or unknown
     yield "architecture", f"{row['architecture']} ({kind})" if row["architecture"] else kind
-    yield "makes", NOUNS[Task(row["task"])]
-    yield "numbers", row["quantization"] or unknown
+    missing = "; for images `pip install 'mlxsup[vision]'`"
+    needs_extra = "images" in row["capabilities"] and find_spec("mlx_vlm") is None
+    yield "capabilities", ", ".join(row["capabilities"]) + (missing if needs_extra else "")
+    yield "format", row["quantization"] or unknown
     tokens = row["context_length"]
     yield "context", f"{tokens} tokens" if tokens else unknown
     if row["task"] == Task.GENERATE:
         yield "chat template", "yes" if row["has_template"] else "none"
     yield "licence", row["licence"] or unknown
+    if row["adapters"]:
+        yield "adapters", ", ".join(f"{row['name']}:{name}" for name in row["adapters"])
     chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
     if row["task"] == Task.GENERATE:
-        yield "sampling", chosen or "the likeliest token"
+        yield "sampling", chosen or "always the likeliest token"
     yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
     if needs is not None:
         about = "about " if needs["source"] == "estimated" else ""
@@ -192,7 +198,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "task", "has_template", "licence", "sampling",
+    "quantization", "context_length", "task", "capabilities", "adapters", "has_template", "licence",
+    "sampling",
     "problem", "hint",
 )  # fmt: skip
 """Facts from the files of a model."""
@@ -208,18 +215,9 @@ def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
     rows = []
     used = set()
     for entry in configuration.models if configuration is not None else ():
-        if entry.launch.engine != "mlx":
-            rows.append(_row(entry, None))
-            continue
-        path = Path(entry.launch.path)
-        folder = os.path.realpath(path)
+        folder = os.path.realpath(entry.launch.path) if entry.launch.path else ""
         used.add(folder)
-        model = by_folder.get(folder)
-        if model is None:
-            title = entry.repo or str(path)
-            model = look_at(path, title, Origin.CONFIGURED, served_types())
-        model = replace(model, repo=entry.repo, revision=entry.revision)
-        rows.append(_row(entry, model))
+        rows.append(row_of_entry(entry, by_folder.get(folder)))
     return rows + [_row(None, m) for m in found if os.path.realpath(m.path) not in used]
 
 
@@ -242,6 +240,15 @@ def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None
     return next(iter(matches), None)
 
 
+def row_of_entry(entry: ModelSettings, found: FoundModel | None = None) -> dict[str, Any]:
+    """Return the row of a configured model, whose folder may have been looked at already."""
+    if entry.launch.engine != "mlx":
+        return _row(entry, None)
+    path = Path(entry.launch.path)
+    found = found or look_at(path, entry.repo or str(path), Origin.CONFIGURED, served_types())
+    return _row(entry, replace(found, repo=entry.repo, revision=entry.revision))
+
+
 def row_of_path(path: Path) -> dict[str, Any]:
     """Return the row of a folder that is named by its path."""
     return _row(None, look_at(path, str(path), Origin.NAMED, served_types()))
@@ -255,10 +262,11 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
     if model is None:
         return row | dict.fromkeys(FACTS)
     said, problem = model.description, model.problem
-    context, task = said.context_length, said.task
+    context, task, adapters = said.context_length, said.task, list[str]()
     if entry is not None:
         context = limited_context_length(context, entry.launch.context_length)
         task = Task.EMBED if entry.launch.pooling and task is Task.GENERATE else task
+        adapters = list(entry.launch.adapters)
     return row | {
         "title": model.title,
         "engine": "mlx",
@@ -272,6 +280,8 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
         "quantization": said.quantization or None,
         "context_length": context,
         "task": task.value,
+        "capabilities": capabilities(task, takes_pictures=said.takes_pictures and not adapters),
+        "adapters": adapters,
         "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": said.sampling,

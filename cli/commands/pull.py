@@ -29,8 +29,8 @@ from .add import refusals
 def pull(repo: str, revision: str | None, output: Output) -> None:
     """Example: mlxsup pull mlx-community/SmolLM2-135M-Instruct
 
-    Downloads REPO into the Hugging Face cache and prints its folder; no daemon is needed, and none
-    serves it by that. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. Run it
+    Downloads REPO into the Hugging Face cache and prints its folder. It needs no daemon and
+    configures nothing. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. Run it
     again after an interruption to continue. It uses HF_TOKEN, HF_ENDPOINT and HF_HOME.
     """
     with refusals(Path()):

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.folders import MODELS_DIR
 from mlxsup.protocol.states import State
 from mlxsup.store.hub_cache import (
@@ -31,7 +31,6 @@ from ..connection import (
     Target,
     connect,
     daemon_options,
-    meant,
     status_of_daemon,
     unknown_model,
 )
@@ -158,7 +157,7 @@ def _remove_files(
     folder, cache = _place_of(model if row is None else row["repo"] or row["folder"])
     if not folder.is_dir():
         close = close_names(model, repositories(cache))
-        hint = meant(close) or "`mlxsup models` lists the models on this machine"
+        hint = did_you_mean(close) or "`mlxsup models` lists the models on this machine"
         raise CliError(f"{model} is not in {cache}", code="not_found", hint=hint)
     if folder.is_symlink():
         raise CliError(
@@ -173,17 +172,19 @@ def _remove_files(
     ]
     if using := [str(row["name"]) for row in rows if row["state"] not in UNUSED]:
         raise CliError(
-            f"{model} is in use by {', '.join(using)}",
+            f"{model} is loaded"
+            if using == [model]
+            else f"{model} is in use by {', '.join(using)}",
             code="in_use",
             hint=" and ".join(f"`mlxsup unload {name}`" for name in using) + " first",
         )
     size = _size_bytes(folder)
     if not is_sure:
         confirm(f"delete the files of {model} ({format_bytes(size)}) in {cache}?")
-    if entry is not None:
-        _remove_entry(entry, target, is_running=is_running)
     try:
         with no_download(lock_of(folder)):
+            if entry is not None:
+                _remove_entry(entry, target, is_running=is_running)
             shutil.rmtree(folder)
     except InUseError:
         message, hint = (

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from ..arguments import complete_writer_or_repository
+from mlxsup.protocol.pooling import Task
+
+from ..arguments import check_makes, complete_writer_or_repository
 from ..configuration import read_configuration
 from ..connection import Target, connect, daemon_options
 from ..downloading import download
@@ -19,7 +21,7 @@ from ..pictures import image_option
 from ..terminal.output import Output
 from .add import add_option, ask_to_add, serve_also, served_name
 from .generate import generate, read_stdin
-from .models import entry_called
+from .models import entry_called, row_of_entry
 
 COMMAND = "mlxsup run"
 
@@ -83,7 +85,9 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     if status_once_up(target) is None:
         return _start_with(model, target, output, is_sure=is_sure)
     with connect(target) as client:
-        name, preset = served_name(model, client, target, output, is_sure=is_sure)
+        name, preset = served_name(
+            model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
+        )
     return model if preset else name
 
 
@@ -109,11 +113,13 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
         if entry is None and not is_sure:
             ask_to_add(model, target, output)
     if entry is None:
-        added = serve_also(model, None, target, output, command="run")
+        added = serve_also(model, None, target, output, command="run", makes=Task.GENERATE)
         path, name = added.path, added.name
         output.note("; ".join(filter(None, [added.sentence, target.repeat_in(added.way_back)])))
     elif entry.download is not None:
         download(entry.download, output, again=f"mlxsup run {shlex.quote(model)}")
+    if entry is not None:
+        check_makes(row_of_entry(entry), Task.GENERATE, target)
     assert path is not None
     if not _start(path, target, output):
         with connect(target) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import asdict
 
 import click
@@ -12,9 +13,8 @@ from mlxsup.store.references import SHORT_NAMES, short_repository
 
 from ..configuration import optional_configuration
 from ..connection import output_options
-from ..downloading import find_repositories
 from ..exit_status import CliError, misuse
-from ..terminal.output import Output
+from ..terminal.output import LiveLine, Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
@@ -42,7 +42,7 @@ def search(words: tuple[str, ...], output: Output) -> None:
         pairs = [(str(row["name"]), str(row["repo"])) for row in rows]
         output.result({"names": rows}, listing(("SHORT NAME", "MODEL"), pairs))
         return
-    found = find_repositories(" ".join(words), output)
+    found = _find(" ".join(words), output)
     budget_bytes = _budget_bytes()
     models = [
         asdict(one) | {"fits": _fits(one, budget_bytes), "name": names.get(one.repo)}
@@ -66,6 +66,25 @@ def search(words: tuple[str, ...], output: Output) -> None:
     fitting = next((one for one in models if one["fits"] and not one["is_gated"]), None)
     if fitting is not None:
         output.note(f"hint: `mlxsup run {shlex.quote(str(fitting['name'] or fitting['repo']))}`")
+
+
+def _find(words: str, output: Output) -> list[FoundRepository]:
+    """Return what the hub finds.
+
+    Raises:
+        CliError: it cannot be asked.
+    """
+    import asyncio  # the list of short names would wait for it
+
+    from mlxsup.store.hub_search import SearchError, find_repositories
+
+    with LiveLine(output) as line:
+        if output.can_redraw(sys.stderr):
+            line.tell("asking the hub", 0)
+        try:
+            return asyncio.run(find_repositories(words))
+        except SearchError as error:
+            raise CliError(error.message, code=error.code, hint=error.hint) from None
 
 
 def _budget_bytes() -> int | None:

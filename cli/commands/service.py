@@ -203,8 +203,8 @@ def status(is_system: bool, output: Output) -> None:
 def logs(is_system: bool, is_following: bool, count: int, output: Output) -> None:
     """Example: mlxsup service logs -n 20
 
-    Shows starts and ends of the service, and what the daemon has printed, above all why it could
-    not start. What it did while it ran is in `mlxsup logs mlxsup`.
+    Shows when the service started and ended, and the daemon's output, such as why it could not
+    start. `mlxsup logs mlxsup` shows what the daemon did while it ran.
     """
     manager = _find_manager(is_system=is_system)
     for line in _lines_of(manager.log_command(count, is_following=is_following)):

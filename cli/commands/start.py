@@ -15,7 +15,7 @@ import click
 
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.places import endpoint_in, socket_at
+from mlxsup.protocol.places import endpoint_in
 
 from ..arguments import complete_model
 from ..configuration import first_configuration, read_configuration
@@ -93,13 +93,6 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--wait", "is_waiting", is_flag=True, help="With --detach: return once its models are READY."
 )
-@click.option(
-    "--save",
-    "saved_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="With --model: save the configuration to FILE and use it.",
-)
 @click.argument("name", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @output_options
 @service_option
@@ -112,7 +105,6 @@ def start(
     http: str | None,
     is_detached: bool,
     is_waiting: bool,
-    saved_path: Path | None,
     output: Output,
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
@@ -126,21 +118,12 @@ def start(
     wrong = ""
     if models and config_path is not None:
         wrong = "use either --model or --config"
-    elif saved_path is not None and not models:
-        wrong = "--save needs --model"
     elif is_waiting and not is_detached:
         wrong = "--wait needs --detach; or use `mlxsup wait`"
     if wrong:
         raise misuse(wrong, "mlxsup start")
     if http is not None:
         _check_address(http)  # before a first configuration is written
-    if saved_path is not None:
-        configuration, text = read_models(models)
-        if http is not None:
-            with_http(configuration, http)  # checked before anything is written
-        refuse_wrong_folders(configuration)
-        _save(saved_path, text, http, _endpoint_of(configuration), output)
-        models, http, config_path = (), None, saved_path
     if models:
         configuration = configure(models, output, is_shown=not is_detached)
         refuse_wrong_folders(configuration)
@@ -344,17 +327,7 @@ def serve_two(
 
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
     """Return the configuration of `--model` options; print it if asked, so that the user can keep
-    it."""
-    configuration, text = read_models(models)
-    if is_shown and output.is_json:
-        output.object({"configuration": text})
-    elif is_shown:
-        output.data(text)
-    return configuration
-
-
-def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
-    """Return the configuration of `--model` options, and the file that would say the same.
+    it.
 
     Raises:
         CliError: a name is invalid, or given twice.
@@ -370,12 +343,17 @@ def read_models(models: Sequence[str]) -> tuple[DaemonConfig, str]:
             raise CliError(message, hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
-        return config_of_folders(folders)
+        configuration, text = config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, hint=hint, status=ExitStatus.USAGE) from None
+    if is_shown and output.is_json:
+        output.object({"configuration": text})
+    elif is_shown:
+        output.data(text)
+    return configuration
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
@@ -417,40 +395,6 @@ def refuse_wrong_folders(configuration: DaemonConfig) -> None:
     for problem in model_problems(configuration).values():
         status = ExitStatus.USAGE
         raise CliError(problem.text, code="model_folder", hint=problem.hint, status=status)
-
-
-def _save(path: Path, models: str, http: str | None, endpoint: str, output: Output) -> None:
-    """Write what the options amount to into a new configuration file, unless a daemon runs at the
-    endpoint, which would not use it."""
-    import json
-
-    from ..configuration import SCHEMA_LINE, write_configuration
-    from ..lock_holder import lock_holder
-
-    exists = CliError(
-        f"{path} already exists",
-        code="file_exists",
-        hint=f"use it with `mlxsup start --config {shlex.quote(str(path))}`, or choose another",
-        status=ExitStatus.USAGE,
-    )
-    file = path.expanduser()
-    if os.path.lexists(file):
-        raise exists
-    if holder := lock_holder(endpoint):
-        folder = socket_at(endpoint).parent
-        message = f"a daemon is already running in {folder} (pid {holder.pid}); nothing was saved"
-        hint = target_to_reach(endpoint, None).repeat_in(RUNNING_HINT)
-        raise CliError(message, hint=hint, status=ExitStatus.ALREADY_RUNNING)
-    gateway = "" if http is None else f"\n[gateway]\nlisten = {json.dumps(http)}\n"
-    try:
-        write_configuration(file, f"{SCHEMA_LINE}\n\n{models}{gateway}")
-    except FileExistsError:
-        raise exists from None
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror}"
-        hint = "choose a file in a writable folder"
-        raise CliError(message, code="file", hint=hint) from None
-    output.note(f"saved the configuration to {path}")
 
 
 def warn_of_keys(configuration: DaemonConfig, output: Output) -> None:

@@ -118,7 +118,9 @@ def traffic(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         found = []
         if (kept := model.get("decode_kept")) is not None:
             beside = format_duration(model["interleaved_s"])
-            found.append(f"answers kept {kept:.0%} of their speed beside prompts, in {beside}")
+            found.append(
+                f"answers kept {kept:.0%} of their speed while prompts were read, {beside}"
+            )
         if count := model.get("shapes_seen"):
             steps = counted(count, "step")
             found.append(f"{steps} of a new shape took {model['shapes_s']:.2f} s")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.close_names import close_names, did_you_mean
 
 from ..arguments import complete_model, complete_request, request_called, row_called
-from ..connection import Target, connect, daemon_options, log_dir_left_by, meant
+from ..connection import Target, connect, daemon_options, log_dir_left_by
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
 from ..terminal.output import Output, width_of
@@ -179,7 +179,7 @@ def _unknown(known: Known, name: str) -> CliError:
     models = list(
         dict.fromkeys([*(str(row["name"]) for row in known.rows), *known.recording.models])
     )
-    hint = meant(close_names(name, models)) or (
+    hint = did_you_mean(close_names(name, models)) or (
         "`mlxsup requests` lists open requests. The last 10,000 finished ones are kept; refused"
         " ones are not."
     )

@@ -475,7 +475,7 @@ def check_open_files(setting: Setting) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
         limit = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-        yield ok("open files", f"{limit} may be open, but the daemon needs {needed:,}")
+        yield ok("open files", f"{limit} may be open; the daemon needs {needed:,}")
         return
     is_linux = system_name() == "Linux"
     linux = f"sudo prlimit --pid $$ --nofile={needed}:{needed}"

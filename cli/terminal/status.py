@@ -251,7 +251,9 @@ def _gateway_lines(value: Mapping[str, Any]) -> Iterator[str]:
     if gateway["state"] == "listening":
         line = f"http: {gateway['url']} (pid {gateway['pid']})"
         if gateway["restarts"]:
-            line += f", started {gateway['restarts'] + 1} times; last, {gateway['cause']}"
+            line += (
+                f", started {gateway['restarts'] + 1} times; it last ended with {gateway['cause']}"
+            )
         yield line
         return
     line = f"http: {gateway['state']}"

@@ -12,6 +12,7 @@ from mlxsup.protocol.pooling import Task
 from ..errors import HOW_TO_ADD, advice_of
 from ..failure import Failure
 from ..names import Meant, names_of, row_of
+from ..pictures import takes_pictures
 
 OWNER = "mlxsup"
 
@@ -110,11 +111,6 @@ def check_ready(status: Mapping[str, Any], name: str, meant: Meant) -> str:
     )
 
 
-def input_modalities(row: Mapping[str, Any]) -> list[str]:
-    """Return what a model of the status reads: `text`, maybe `image`."""
-    return list(row.get("input_modalities") or ["text"])
-
-
 def readiness(status: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     """Return whether any model could answer, and the state of each."""
     states = {row["name"]: row["state"] for row in status["models"]}
@@ -147,7 +143,7 @@ def _model(row: Mapping[str, Any], name: str, created: int) -> dict[str, Any]:
         "aliases": row["aliases"],
         "status": status_of(row["state"]),
         "architecture": {
-            "input_modalities": input_modalities(row),
+            "input_modalities": ["text", "image"] if takes_pictures(row) else ["text"],
             "output_modalities": [OUTPUTS[Task(row.get("task") or Task.GENERATE)]],
         },
         "max_model_len": row["context_length"],

@@ -21,17 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from mlxsup.client import AsyncClient, ConnectionLost, RequestError
-from mlxsup.protocol.download import (
-    DownloadFailed,
-    DownloadSpec,
-    FoundRepository,
-    RepositoriesFound,
-    Search,
-    download_argv,
-    read_report,
-)
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.states import Priority
+from mlxsup.store.hub_search import SearchError, find_repositories
 from mlxsup.store.references import EXAMPLE
 from mlxsup.store.search import find_models
 
@@ -70,12 +62,6 @@ FIND_LIMIT_S = 20.0
 """For the models on this machine, which may be on several disks."""
 
 MOST_FOUND = 500
-
-SEARCH_LIMIT_S = 30.0
-"""For the hub, and for starting the process that asks it."""
-
-MOST_ANSWER_BYTES = 1024 * 1024
-"""Of that process: a hub may say anything."""
 
 CHANGE_LIMIT_S = 90.0
 """For a change of the configuration: the daemon looks for the model, and at what it needs."""
@@ -237,10 +223,12 @@ class Page:
         if not 0 < len(words) <= MOST_CHARACTERS or not words.isprintable():
             raise bad_field("words", f"words must be text of 1 to {MOST_CHARACTERS} characters")
         try:
-            async with asyncio.timeout(SEARCH_LIMIT_S), self._search:
-                found = await _asked_of_hub(words)
-        except TimeoutError:
-            raise _hub_failure("the hub does not answer") from None
+            async with self._search:
+                found = await find_repositories(words)
+        except SearchError as error:
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            message = "; ".join(filter(None, [error.message, error.hint]))
+            raise Failure(status, message, code="hub_unavailable", is_retryable=True) from None
         return JSONResponse({"models": [asdict(one) for one in found]})
 
     async def settings(self, request: Request) -> Response:
@@ -472,40 +460,3 @@ def find(folders: Collection[str]) -> list[Found]:
         )
         for one in models[:MOST_FOUND]
     ]
-
-
-async def _asked_of_hub(words: str) -> list[FoundRepository]:
-    """Return what the hub finds, which a process of its own asks.
-
-    Raises:
-        Failure: it cannot be asked.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *download_argv(),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=MOST_ANSWER_BYTES,
-    )
-    try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(DownloadSpec(work=Search(words), parent_pid=os.getpid()).to_line())
-        await process.stdin.drain()
-        async for line in process.stdout:
-            match read_report(line):
-                case RepositoriesFound(found=found):
-                    return found
-                case DownloadFailed(message=message, hint=hint):
-                    raise _hub_failure(f"{message}; {hint}" if hint else message)
-    except (ValueError, ConnectionError):  # too much, or it has ended at once
-        pass
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-    raise _hub_failure("the search has failed; the log of the gateway says more")
-
-
-def _hub_failure(message: str) -> Failure:
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    return Failure(status, message, code="hub_unavailable", is_retryable=True)

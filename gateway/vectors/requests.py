@@ -116,7 +116,7 @@ def read_rerank(body: dict[str, Any]) -> VectorAsk:
     if "query" not in given:
         raise bad_field("query", "query must be a text, and is missing")
     if "documents" not in given:
-        raise bad_field("documents", "documents must be a list of texts, and is missing")
+        raise bad_field("documents", "documents is missing; it must be a list of texts")
     documents = [
         one["text"] if isinstance(one, dict) and isinstance(one.get("text"), str) else one
         for one in given.pop("documents")

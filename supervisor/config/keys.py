@@ -196,7 +196,7 @@ def _is_table(place: Place, keys: Sequence[str]) -> RefusedModelError:
     """Return the refusal of a table, which has no value of its own."""
     key = written_key(place)
     more = ", …" if len(keys) > MOST_SHOWN else ""
-    hint = f"set one of its keys: {', '.join(keys[:MOST_SHOWN])}{more}"
+    hint = f"name one of its keys: {', '.join(keys[:MOST_SHOWN])}{more}"
     return RefusedModelError("usage", f"{key} is a table, not a key", hint)
 
 

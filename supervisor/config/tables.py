@@ -129,14 +129,14 @@ class SupervisorTable(Table):
     max_queue: CountFromOne = key(
         _CORE.max_queue,
         "waiting requests, over all models",
-        "; beyond that they are answered `overloaded`. When the queue is full, each model may still"
-        " have its equal share of it waiting",
+        "; more are refused with `overloaded`. A full queue still takes requests for a"
+        " model that has less than its equal share of it",
         unit="requests",
     )
     max_queue_per_client: CountFromOne = key(
         _CORE.max_queue_per_client,
         "waiting requests of one client",
-        ", unless its own entry says otherwise; beyond that they are answered `overloaded`",
+        ", unless its own entry says otherwise; more are refused with `overloaded`",
         unit="requests",
     )
     max_queue_bytes: SizeAboveZero = key(
@@ -306,7 +306,7 @@ class ClientTable(Table):
     max_queue: Count = key(
         _CLIENT.max_queue,
         "its waiting requests; 0: max_queue_per_client",
-        "; beyond that they are answered `overloaded`",
+        "; more are refused with `overloaded`",
         unit="requests",
     )
     max_running: Count = key(

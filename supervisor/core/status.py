@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.pooling import Task, capabilities
 from mlxsup.protocol.states import PendingReason, State, WaitReason
 from mlxsup.protocol.worker_messages import Heartbeat
 
@@ -30,7 +30,6 @@ from .requests.ledger import Ledger
 
 SCHEMA_VERSION = 1
 
-CAPABILITIES = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rerank"}
 """What the status calls what a model is for."""
 
 
@@ -174,9 +173,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "backend": model.process.ready.backend if model.process.ready else None,
         "context_length": _context_length(model),
         "task": task.value if task else None,
-        "capabilities": [CAPABILITIES[task]] if task else [],
+        "capabilities": _capabilities(model),
         "dimensions": (model.process.ready.dimensions or None) if model.process.ready else None,
-        "input_modalities": model.process.ready.input_modalities if model.process.ready else None,
         "batching": batching_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
@@ -243,6 +241,13 @@ def _task(model: Model) -> Task | None:
     if model.process.ready is not None:
         return model.process.ready.task
     return model.life.need.task if model.life.need else None
+
+
+def _capabilities(model: Model) -> list[str]:
+    """Return what it can do, as its worker has said, or else its files; empty if that is not
+    known."""
+    known = model.process.ready or model.life.need
+    return capabilities(known.task, takes_pictures=known.takes_pictures) if known else []
 
 
 def _planned_map(model: Model) -> dict[str, int | None]:

@@ -79,6 +79,7 @@ class MemoryEstimator:
             least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
             max_rows=launch.max_concurrency,
             task=task,
+            takes_pictures=estimate.takes_pictures and not launch.adapters,
             given_bytes=launch.memory_limit_bytes,
             raised_bytes=self._measurements.raised_bytes(
                 launch.path, self._backend, estimate.fingerprint
@@ -110,6 +111,7 @@ class MemoryEstimator:
             least_tokens=context,
             max_rows=launch.max_concurrency,
             task=Task(task) if task in list(Task) else Task.GENERATE,
+            takes_pictures=launch.fake.get("takes_pictures") is True,
             given_bytes=launch.memory_limit_bytes,
         )
 

@@ -33,6 +33,7 @@ from mlxsup.protocol.model_files import (
     is_weight_file,
     weights_among,
 )
+from mlxsup.protocol.pictures import declares_vision
 from mlxsup.protocol.pooling import Pooling, Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
@@ -77,6 +78,7 @@ class Estimate:
         remark: why the layers are not known; empty if mlx-lm has said it.
         context_length: tokens that the folder declares; None if it does not.
         task: what the model is for.
+        takes_pictures: true if it has a vision tower.
         adapter_bytes: its adapters, as large as their numbers are in the files, at most.
     """
 
@@ -87,6 +89,7 @@ class Estimate:
     remark: str
     context_length: int | None
     task: Task = Task.GENERATE
+    takes_pictures: bool = False
     adapter_bytes: int = 0
 
 
@@ -230,6 +233,7 @@ def estimate(read: FolderBytes) -> Estimate:
             (length for length in (declared, most) if length is not None), default=None
         ),
         task=read.pooling.task if read.pooling else Task.GENERATE,
+        takes_pictures=declares_vision(config),
         adapter_bytes=_adapter_bytes(read.adapters),
     )
 

@@ -96,7 +96,7 @@ CLOSED = (
 
 def test_a_closed_standard_output_is_an_error_and_nothing_is_done(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    for line in ("--version", f"start --model {tmp_path}/m --save {tmp_path}/c.toml"):
+    for line in ("--version", f"init {tmp_path}/c.toml"):
         done = in_shell(line, ">&-")
         assert (done.returncode, done.stderr) == (1, CLOSED)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -46,12 +46,14 @@ def script_of(
     texts: tuple[str, ...] = ("Par", "is"),
     reason: FinishReason = FinishReason.STOP,
     channel: Channel = Channel.CONTENT,
+    capabilities: Sequence[str] = (),
 ) -> Script:
     """A daemon with these models, all of which give the same answer."""
+    rows = [{"name": name, "aliases": [], "capabilities": [*capabilities]} for name in models]
 
     def script(peer: Peer, message: Message) -> None:
         if isinstance(message, StatusQuery):
-            answer(peer, message, models=[{"name": name} for name in models])
+            answer(peer, message, models=rows)
         elif isinstance(message, Generate):
             for seq, text in enumerate(texts):
                 tokens = pack_tokens([seq])
@@ -114,6 +116,11 @@ def test_pictures_are_sent_before_the_prompt(path: Path, tmp_path: Path) -> None
             assert (status, out) == (64, "")
             assert words in err
         assert len(supervisor.got(Generate)) == 1
+    with scripted_supervisor(path, script_of("m", capabilities=["text"])) as supervisor:
+        status, out, err = run(supervisor, "m", PROMPT, *cat)
+        assert (status, out) == (1, "")
+        assert "m takes text only, no pictures" in err
+        assert supervisor.got(Generate) == []
 
 
 def test_only_one_model_need_not_be_named(path: Path) -> None:

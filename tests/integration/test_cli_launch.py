@@ -15,7 +15,7 @@ import pytest
 
 from mlxsup.cli.commands.launch import AGENTS, ENOUGH_TOKENS
 
-from support.cli.cli import Terminal, environment, run_cli
+from support.cli.cli import Terminal, command, environment, run_cli
 from support.daemon.daemon import Daemon, fake
 from support.gateway.http_daemon import HttpDaemon
 from support.gateway.json_schemas import problems
@@ -274,8 +274,7 @@ def test_a_real_agent_writes_a_file_with_a_tool(
     words = ["run"] if agent == "opencode" else [*WORDS[agent], script]
     (tmp_path / "work").mkdir()
     done = subprocess.run(
-        [shutil.which("mlxsup") or "mlxsup", "launch", agent, "--model", "long", "--endpoint",
-         daemon.endpoint, "--", *words],
+        command("launch", agent, "--model", "long", "--endpoint", daemon.endpoint, "--", *words),
         input=script if agent == "opencode" else "",
         cwd=tmp_path / "work", env=environment(HOME=str(tmp_path), PATH=path),
         capture_output=True, text=True, timeout=300, check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raise
 from support.cli.cli import Piped, run_cli
 from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
 from support.daemon.hub_caches import MODEL, write_folder, write_repository
+from support.models.adapters import make_adapter
 from support.models.safetensors_files import llama_arrays, llama_config
 from support.models.safetensors_files import write_folder as write_weights
 from support.models.tiny_encoder import make_tiny_encoder
 from support.models.tiny_model import make_tiny_model
+from support.models.tiny_vision import make_tiny_vision
 
 T5 = {**MODEL, "config.json": b'{"model_type": "t5"}'}
 TITLE = "mlx-community/Tiny-Llama-Instruct-4bit"
@@ -119,22 +122,19 @@ def test_init_leaves_a_file_that_exists(home: Path) -> None:
     assert path.is_symlink()
 
 
-@pytest.mark.parametrize("word", ["init", "start"])
-def test_file_whose_schema_cannot_be_written_is_not_left(home: Path, word: str) -> None:
-    model = write_folder(home / ".mlxsup/models/m")
-    command = ["init"] if word == "init" else ["start", "--model", str(model), "--save"]
+def test_file_whose_schema_cannot_be_written_is_not_left(home: Path) -> None:
+    write_folder(home / ".mlxsup/models/m")
     folder = home / "new"
     (folder / "mlxsup.schema.json" / "a folder").mkdir(parents=True)
-    done = run_cli(*command, str(folder / "c.toml"), **variables(home))
+    done = run_cli("init", str(folder / "c.toml"), **variables(home))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot write {folder}/c.toml: " in done.stderr
     assert [path.name for path in folder.iterdir()] == ["mlxsup.schema.json"]
-    if word == "init":
-        (home / "file").touch()
-        done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
-        error = json.loads(done.stdout)["error"]
-        assert (done.returncode, error["code"]) == (1, "output")
-        assert f"{home}/file" in error["message"]
+    (home / "file").touch()
+    done = run_cli("init", f"{home}/file/c.toml", "--json", **variables(home))
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (1, "output")
+    assert f"{home}/file" in error["message"]
 
 
 def test_machine_without_models_gets_no_file(home: Path) -> None:
@@ -184,7 +184,7 @@ def test_show_takes_a_name_a_title_or_a_folder(stocked: Path, name: str) -> None
 def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) -> None:
     text = run_cli("show", "tiny-llama", **variables(stocked)).stdout
     assert "chat template  yes" in text
-    assert "licence        not said" in text
+    assert "licence        unknown" in text
     done = run_cli("show", "a/t5", **variables(stocked))
     assert done.returncode == 1
     assert "problem        mlx-lm does not support models of type t5" in done.stdout
@@ -255,6 +255,49 @@ def test_plan_of_one_model_has_the_numbers_of_show(stocked: Path, name: str) -> 
     assert (model["needed"]["bytes"], model["memory_bytes"], plan["budget"]["bytes"]) == (
         needs["bytes"], needs["memory_bytes"], needs["budget_bytes"],
     )  # fmt: skip
+
+
+@pytest.mark.mlx
+def test_what_a_model_takes_is_known_before_a_load(home: Path) -> None:
+    base = make_tiny_model(home / "m")
+    adapter = make_adapter(home / "adapter", base)
+    models: dict[str, Any] = {
+        "sight": {"path": str(make_tiny_vision(home / "v"))},
+        "wise": {"path": str(home / "v"), "adapters": {"poet": str(adapter)}},
+        "bert": {"path": str(make_tiny_encoder(home / "b", "bert"))},
+        "faked": fake(preload=False, fake={"takes_pictures": True}),
+    }
+    for table in models.values():
+        table["preload"] = False
+    with Daemon(models) as daemon, daemon.client() as client:
+        config = str(daemon.config)
+        known = {row["name"]: row["capabilities"] for row in client.status()["models"]}
+        assert known == {
+            "sight": ["text", "images"], "wise": ["text"], "bert": ["embeddings"],
+            "faked": ["text", "images"],
+        }  # fmt: skip
+        listed = json.loads(run_cli("models", "--json", "--config", config).stdout)["models"]
+        here = {row["name"]: row["capabilities"] for row in listed if row["name"] in known}
+        assert here == known | {"faked": None}
+        table = run_cli("models", "--config", config).stdout
+        assert re.search(r"^sight +text, images ", table, re.M), table
+        shown = run_cli("show", "wise", "--config", config).stdout
+        assert re.search(r"^capabilities +text$", shown, re.M), shown
+        assert re.search(r"^adapters +wise:poet$", shown, re.M), shown
+
+
+@pytest.mark.mlx
+def test_run_of_a_model_that_writes_nothing_starts_no_daemon(home: Path) -> None:
+    folder = str(make_tiny_encoder(home / "b", "bert"))
+    config = home / ".mlxsup/config.toml"
+    for arguments in ((folder, "hi", "--add"), ("em", "hi")):
+        done = run_cli("run", *arguments, **variables(home))
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert "makes embeddings, not text" in done.stderr
+        assert not (home / ".mlxsup/run").exists()
+        assert not config.exists() or arguments[0] == "em"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(f'[models.em]\npath = "{folder}"\n')
 
 
 @pytest.mark.mlx

@@ -142,10 +142,15 @@ def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
 
 def test_interrupted_pull_says_how_to_continue_and_holds_off_rm(hub: LocalHub, home: Path) -> None:
     hub.break_(WEIGHTS_NAME, Fault(hold_at=HELD_AT))
+    config = home / ".mlxsup" / "config.toml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(text := f'[models.m]\nrepo = "{REPO}"\n')
     with Piped("pull", REPO, **variables(hub, home)) as pulling:
         eventually(hub.held.is_set)
-        refused = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
-        assert (refused.returncode, f"{REPO} is being downloaded" in refused.stderr) == (1, True)
+        for called in (REPO, "m"):
+            refused = mlxsup(hub, home, "rm", "--files", called, "--yes")
+            assert (refused.returncode, "is being downloaded" in refused.stderr) == (1, True)
+        assert config.read_text() == text
         code, _, said = pulling.interrupt()
     assert code == 130
     assert f"Stopped. `mlxsup pull {REPO}` continues the download." in said

@@ -246,36 +246,6 @@ def test_a_wrong_address_is_refused_before_a_first_configuration_is_written(home
     assert not (home / ".mlxsup").exists()
 
 
-def test_what_start_saves_is_what_it_runs_with(home: Path) -> None:
-    write_folder(home / "m")
-    save = ("start", "--model", "m", "--save")
-    assert run_cli(*save, "saved.toml", "--http", "no address").returncode == 64
-    assert not (home / "saved.toml").exists()
-    with Piped(*save, "saved.toml") as started:
-        assert started.note() == "saved the configuration to saved.toml\n"
-        assert started.line().startswith("listening at ")
-        status = json.loads(run_cli("status", "--json", "--config", "saved.toml").stdout)
-        assert status["config_path"] == f"{home}/saved.toml"
-        assert [row["name"] for row in status["models"]] == ["m"]
-        other = run_cli(*save, "other.toml")
-        assert other.returncode == 75
-        assert other.stderr.endswith(
-            "nothing was saved\nhint: see it with `mlxsup status`, end it with `mlxsup stop`\n"
-        )
-        assert not (home / "other.toml").exists()
-        again = run_cli(*save, "saved.toml")
-        assert again.returncode == 64
-        assert "error: saved.toml already exists" in again.stderr
-        assert run_cli("stop", "--config", "saved.toml").returncode == 0
-        assert started.end()[0] == 0
-    assert run_cli("config", "check", "saved.toml").returncode == 0
-    first = (home / "saved.toml").read_text().splitlines()[0]
-    assert json.loads((home / first.removeprefix("#:schema ")).read_text())["title"] == "mlxsup"
-    failed = run_cli(*save, "saved.toml/c.toml")
-    assert failed.returncode == 1
-    assert "cannot write saved.toml/c.toml: Not a directory" in failed.stderr
-
-
 # ---------------------------------------------------------------- start with a file
 
 

@@ -32,7 +32,7 @@ def daemon() -> Iterator[HttpDaemon]:
     models = {
         "m": fake(fake=options, max_concurrency=2),
         "other": fake(preload=False),
-        "seeing": fake(preload=False, fake={"input_modalities": "text,image"}),
+        "seeing": fake(preload=False, fake={"takes_pictures": True}),
         "slow": fake(preload=False, fake={**options, "load_s": 4.0, "load_steps": 20}),
     }
     with HttpDaemon(models) as running:
@@ -482,7 +482,7 @@ def test_pictures_are_attached_sent_kept_and_shown(
     for number, by in enumerate(("choice", "paste", "drop"), 1):
         give(browser, by, count=2)
         browser.until(attached(number))
-        browser.until(shows(".talk", "x.svg must be a PNG"))
+        browser.until(shows(".talk", "x.svg must be a picture that"))
     click(browser, "Remove cat.png")
     browser.until(attached(2))
     if AXE.is_file():
@@ -509,6 +509,40 @@ def test_pictures_are_attached_sent_kept_and_shown(
     if AXE.is_file():
         browser.evaluate(AXE.read_text() + "; 0")
         assert browser.evaluate(FOUND) == []
+    assert browser.problems == []
+
+
+PHOTOGRAPH = """(async () => {
+    const canvas = new OffscreenCanvas(4032, 3024), pen = canvas.getContext('2d');
+    const noise = pen.createImageData(4032, 3024);
+    for (let at = 0; at < noise.data.length; at += 65536)
+        crypto.getRandomValues(noise.data.subarray(at, at + 65536));
+    for (let at = 3; at < noise.data.length; at += 4) noise.data[at] = 255;
+    pen.putImageData(noise, 0, 0);
+    const file = new File([await canvas.convertToBlob({type: 'image/jpeg', quality: 1})],
+        'sea.jpg', {type: 'image/jpeg'});
+    const data = new DataTransfer(), input = document.querySelector('#ask input[type=file]');
+    data.items.add(file);
+    input.files = data.files;
+    input.dispatchEvent(new Event('change'));
+    return file.size;
+})()"""
+"""Gives the page what a telephone makes; its bytes."""
+
+SENT = """(() => {
+    const one = document.querySelector('.attached img');
+    return [one.naturalWidth, one.naturalHeight, one.src.slice(0, 15), one.src.length];
+})()"""
+
+
+def test_a_photograph_of_a_telephone_is_sent_no_larger_than_models_read(browser: Browser) -> None:
+    choose(browser, "seeing")
+    browser.until("!document.querySelector('#attach').hasAttribute('aria-disabled')")
+    assert browser.evaluate(PHOTOGRAPH) > 12_000_000
+    browser.until("document.querySelector('.attached img')?.naturalWidth")
+    width, height, kind, length = browser.evaluate(SENT)
+    assert (width, height, kind) == (2048, 1536, "data:image/jpeg")
+    assert length < 6_000_000
     assert browser.problems == []
 
 

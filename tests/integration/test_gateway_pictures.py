@@ -14,7 +14,7 @@ from support.gateway.http_daemon import CHAT, HttpDaemon
 from support.gateway.large_bodies import LargeBody, send_all
 from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL, data_url, png
 
-SEEING = {"input_modalities": "text,image"}
+SEEING = {"takes_pictures": True}
 SHOWN = f"user: [{len(PNG)} bytes]look"
 
 

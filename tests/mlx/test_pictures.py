@@ -52,7 +52,7 @@ def _grey(value: int = 90, mode: str = "RGB", size: tuple[int, int] = (12, 8)) -
 
 def test_a_model_of_text_says_that_it_takes_none(tmp_path: Path) -> None:
     with driven_engine(make_tiny_model(tmp_path)) as driver:
-        assert driver.facts.input_modalities == ("text",)
+        assert not driver.facts.takes_pictures
         error = driver.answer(messages=ASK, max_tokens=2).error
         assert error is not None
         assert error["message"].endswith("this model does not take images; send text")
@@ -69,7 +69,7 @@ def test_without_the_extra_a_vision_model_serves_text_and_names_the_extra(tmp_pa
         mock.patch.object(pictures, "is_installed", return_value=False),
         driven_engine(folder) as driver,
     ):
-        assert driver.facts.input_modalities == ("text",)
+        assert not driver.facts.takes_pictures
         assert len(driver.answer(prompt="a story", max_tokens=4).tokens) == 4
         error = driver.answer(messages=ASK, max_tokens=2).error
         assert error is not None
@@ -87,7 +87,7 @@ def test_a_tower_that_cannot_be_used_leaves_text(tmp_path: Path) -> None:
     folder = make_tiny_vision(tmp_path / "m")
     (folder / "preprocessor_config.json").write_text('{"patch_size": 0}')
     with loaded_engine(folder) as engine:
-        assert engine.facts.input_modalities == ("text",)
+        assert not engine.facts.takes_pictures
         [warning] = engine.facts.warnings
         assert warning.startswith("it takes no pictures")
 

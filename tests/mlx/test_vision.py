@@ -59,7 +59,7 @@ def alone(folder: Path) -> list[Answer]:
 
 def test_a_model_with_a_tower_says_that_it_takes_pictures(driver: LoopDriver) -> None:
     facts = driver.facts
-    assert facts.input_modalities == ("text", "image")
+    assert facts.takes_pictures
     assert facts.batching is Batching.SERIAL_PREFILL
     assert facts.warnings == ()
     assert facts.versions.keys() == {"mlx", "mlx-lm", "mlx-vlm"}

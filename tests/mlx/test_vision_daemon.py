@@ -27,7 +27,7 @@ def test_pictures_are_answered_and_an_answer_outlives_its_worker(tmp_path: Path)
     chats = [[asked("what is it", picture(seed))] for seed in (1, 2)]
     with Daemon({"sight": {"path": str(folder)}}) as daemon, daemon.client() as client:
         client.load("sight")
-        assert row(client, "sight")["input_modalities"] == ["text", "image"]
+        assert row(client, "sight")["capabilities"] == ["text", "images"]
         one, two = (
             client.complete("sight", messages=chat, max_tokens=TOKENS).token_ids for chat in chats
         )

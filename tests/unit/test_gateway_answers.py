@@ -430,13 +430,22 @@ def test_refused_field_has_the_name_that_it_was_sent_with(
     assert response.error["message"] == f"{name} takes another value than that of stop"
 
 
-@pytest.mark.parametrize("close", [["m"], ["m", "n"], []])
+@pytest.mark.parametrize(
+    ("close", "advice"),
+    [
+        (["m"], "; did you mean m?"),
+        (["m", "n"], "; did you mean m or n?"),
+        (["m", "n", "o"], "; did you mean m, n or o?"),
+        ([], HOW_TO_ADD),
+    ],
+)
 @pytest.mark.parametrize("path", LEAST)
-def test_unknown_model_is_answered_with_names_like_it(path: str, close: list[str]) -> None:
+def test_unknown_model_is_answered_with_names_like_it(
+    path: str, close: list[str], advice: str
+) -> None:
     said = "there is no model 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
     response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
-    advice = f"; did you mean {' or '.join(close)}?" if close else HOW_TO_ADD
     message = response.json()["error"]
     message = message if isinstance(message, str) else message["message"]
     assert (response.status, message) == (404, said + advice)

@@ -373,7 +373,7 @@ def test_each_list_says_what_a_model_reads_and_makes(
 ) -> None:
     daemon.row |= {"task": task, "folder": None, "context_length": 9}
     if reads:
-        daemon.row["input_modalities"] = reads
+        daemon.row["capabilities"] = ["text", "images"]
     assert got("/v1/models", daemon)["data"][0]["architecture"] == {
         "input_modalities": reads or ["text"],
         "output_modalities": [made],

@@ -43,6 +43,7 @@ from mlxsup.protocol.flight import (
     WorkerDied,
 )
 from mlxsup.protocol.key_file import KeyPlace, add_key
+from mlxsup.store import hub_search
 
 from support.eventually import TIMEOUT_S
 from support.gateway.key_place import place_in
@@ -445,8 +446,8 @@ def test_search_says_what_a_process_of_its_own_has_found(
         f"report, failure = {report_line(RepositoriesFound(found=[found]))!r},"
         f" {report_line(failed)!r}; "
     )
-    monkeypatch.setattr(page, "download_argv", lambda: [sys.executable, "-c", given + script])
-    monkeypatch.setattr(page, "SEARCH_LIMIT_S", 2.0 if "sleep" in script else TIMEOUT_S)
+    monkeypatch.setattr(hub_search, "download_argv", lambda: [sys.executable, "-c", given + script])
+    monkeypatch.setattr(hub_search, "LIMIT_S", 2.0 if "sleep" in script else TIMEOUT_S)
     response = House(HouseDaemon()).get("/page/search?words=m")
     assert (response.status, says in response.body.decode()) == (status, True), response.body
 

@@ -222,7 +222,7 @@ def test_a_loaded_model_that_takes_text_only_is_not_asked(length: int) -> None:
     text = {"type": "text", "text": "x" * length}
     for path, picture in ((CHAT, image_url(PNG_URL)), (MESSAGE, source(PNG_BASE64))):
         daemon = PlayedDaemon()
-        daemon.row["input_modalities"] = ["text"]
+        daemon.row["capabilities"] = ["text"]
         response = ask_played(path, daemon, messages=[user(text, picture)])
         message = response.json()["error"]["message"]
         assert (response.status, daemon.asked) == (400, [])
@@ -230,11 +230,11 @@ def test_a_loaded_model_that_takes_text_only_is_not_asked(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "modalities", [["text", "image"], None], ids=["it does", "it was not loaded yet"]
+    "known", [["text", "images"], []], ids=["it does", "its files are not here yet"]
 )
-def test_a_model_that_may_take_pictures_is_asked(modalities: list[str] | None) -> None:
+def test_a_model_that_may_take_pictures_is_asked(known: list[str]) -> None:
     daemon = PlayedDaemon()
-    daemon.row["input_modalities"] = modalities
+    daemon.row["capabilities"] = known
     assert ask_played(CHAT, daemon, messages=[user(image_url(PNG_URL))]).status == 200
     assert daemon.asked[0]["messages"][0]["content"][0]["data"] == PNG
 
@@ -250,6 +250,6 @@ def test_a_model_that_may_take_pictures_is_asked(modalities: list[str] | None) -
 )
 def test_what_a_client_cannot_take_back_is_left_to_the_worker(messages: list[Any]) -> None:
     daemon = PlayedDaemon()
-    daemon.row["input_modalities"] = ["text"]
+    daemon.row["capabilities"] = ["text"]
     assert ask_played(CHAT, daemon, messages=messages).status == 200
     assert len(daemon.asked) == 1

@@ -143,7 +143,7 @@ export class Add {
     try {
       const { model, added, config_path: path } = await post("/page/models/add", body);
       const where = path ? "" : " mlxsup has no configuration file, so it forgets the model when it stops.";
-      write(this.answer, added.length ? `Added ${model}. Its card above shows how far it is.${where}`
+      write(this.answer, added.length ? `Added ${model}. Its card above shows the progress.${where}`
         : `${model} was there already. It is loading.`);
       this.text.value = "";
       this.look();

@@ -265,7 +265,7 @@ export class Chat {
   /** Lists the models, and shows which one answers next. */
   drawModels() {
     if (!this.status) return;
-    const answering = this.status.models.filter((row) => row.capabilities?.includes("text") ?? true);
+    const answering = this.status.models.filter(({ capabilities }) => !capabilities?.length || capabilities.includes("text"));
     const isOpen = document.activeElement === this.models;
     keep(this.models, answering, ({ name }) => name, ({ name }) => make("option", { value: name }), (option, row) => {
       const state = STATES[row.state];
@@ -281,11 +281,11 @@ export class Chat {
     this.drawWelcome();
   }
 
-  /** Says at the button whether the model takes pictures; one that was not loaded yet may. */
+  /** Says at the button whether the model takes pictures; one whose files are not here yet may. */
   drawPictures() {
     const { model } = this.conversation.head;
-    const takes = this.status?.models.find(({ name }) => name === model)?.input_modalities;
-    this.pictures.refuse(takes && !takes.includes("image") ? `${model} takes text only, no pictures.` : "");
+    const known = this.status?.models.find(({ name }) => name === model)?.capabilities;
+    this.pictures.refuse(known?.length && !known.includes("images") ? `${model} takes text only, no pictures.` : "");
   }
 
   toggleSettings() {

@@ -227,6 +227,8 @@ function source(row, described) {
   const folder = row.folder?.split("/").at(-1);
   const parts = [row.repo ?? (folder === row.name ? "" : folder)];
   if (described?.params_string) parts.push(`${described.params_string} parameters`);
+  const special = row.capabilities.filter((one) => one !== "text");
+  if (special.length) parts.push(special.join(", "));
   if (described?.quantization.name) parts.push(described.quantization.name);
   if (described?.size_bytes) parts.push(`${size(described.size_bytes)} on disk`);
   return parts.filter(Boolean).join(" · ");

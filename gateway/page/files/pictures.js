@@ -1,10 +1,16 @@
 // The pictures that go with the next message: chosen, pasted or dropped, and shown until they are sent.
 
-import { iconButton, keep, make, mark, size } from "./view.js";
+import { iconButton, keep, make, mark } from "./view.js";
 
-/** What every model that takes pictures can read; a phone converts its own photographs to one of these. */
+/** What every model that takes pictures can read; other types are redrawn, if the browser opens them. */
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
-const MOST_BYTES = 20 * 2 ** 20;
+
+/** A larger file is redrawn: each further message sends the pictures of all earlier ones again. */
+const MOST_BYTES = 2 * 2 ** 20;
+
+/** Of a picture that is redrawn. Models scale pictures down to about this, or less. */
+const MOST_SIDE = 2048;
+const QUALITY = 0.9;
 const MOST = 50;
 
 export class Pictures {
@@ -55,19 +61,19 @@ export class Pictures {
   async add(files) {
     let problem = this.refusal;
     for (const file of problem ? [] : files) {
-      const why = this.problemOf(file);
-      if (why) problem = why;
-      else this.all.push({ id: (this.number += 1), name: file.name || "picture", url: await read(file) });
+      const name = file.name || "picture";
+      if (this.all.length >= MOST) {
+        problem = `A message has at most ${MOST} pictures.`;
+        break;
+      }
+      try {
+        this.all.push({ id: (this.number += 1), name, url: await urlOf(file) });
+      } catch {
+        problem = `${name} must be a picture that your browser can open, such as a PNG or JPEG.`;
+      }
     }
     this.onProblem(problem);
     this.draw();
-  }
-
-  problemOf({ name, type, size: bytes }) {
-    if (!TYPES.includes(type)) return `${name} must be a PNG, JPEG, WebP, GIF or BMP.`;
-    if (!bytes) return `${name} is empty.`;
-    if (bytes > MOST_BYTES) return `${name} must have at most ${size(MOST_BYTES)}, not ${size(bytes)}.`;
-    return this.all.length < MOST ? "" : `A message has at most ${MOST} pictures.`;
   }
 
   /** Returns the pictures for a message, `{name, url}` each, and has none any longer. */
@@ -95,6 +101,27 @@ export function shown(pictures) {
   const list = make("ul", { class: "pictures" });
   list.append(...pictures.map(({ name, url }) => make("li", {}, make("img", { src: url, alt: name }))));
   return list;
+}
+
+/** Returns a picture as a `data:` URL that every model can read; rejects if the browser cannot open it. */
+function urlOf(file) {
+  const isSent = TYPES.includes(file.type) && file.size && file.size <= MOST_BYTES;
+  return isSent ? read(file) : redrawn(file);
+}
+
+/** Returns a JPEG of a picture: upright, and at most `MOST_SIDE` long. */
+async function redrawn(file) {
+  const picture = await createImageBitmap(file);
+  const scale = Math.min(1, MOST_SIDE / Math.max(picture.width, picture.height));
+  const [width, height] = [picture.width, picture.height].map((side) => Math.max(1, Math.round(side * scale)));
+  const canvas = make("canvas", { width, height });
+  const pen = canvas.getContext("2d");
+  pen.imageSmoothingQuality = "high";
+  pen.fillStyle = "white"; // a JPEG would show what is transparent in black
+  pen.fillRect(0, 0, width, height);
+  pen.drawImage(picture, 0, 0, width, height);
+  picture.close();
+  return canvas.toDataURL("image/jpeg", QUALITY);
 }
 
 function read(file) {

@@ -61,6 +61,7 @@ class Need:
         least_tokens: memory is reserved for a row of at least this many tokens.
         max_rows: rows that run at the same time, at most.
         task: what it is for, as its files say.
+        takes_pictures: true if its files say that it does.
         given_bytes: what the entry's `memory` allows it; None: what it needs is up to the planner.
         raised_bytes: how much more is reserved for it, because its processes ran out of memory.
         most_bytes: being raised takes it no further than that; None: nothing limits it.
@@ -74,6 +75,7 @@ class Need:
     least_tokens: int
     max_rows: int
     task: Task = Task.GENERATE
+    takes_pictures: bool = False
     remark: str = ""
     given_bytes: int | None = None
     raised_bytes: int = 0

@@ -114,7 +114,7 @@ class FakeEngine:
             self._options.tokenize_s,
             self._task,
             self._options.context_length,
-            takes_pictures="image" in self._options.input_modalities,
+            takes_pictures=self._options.takes_pictures,
         )
         self._rows: dict[RequestKey, FakeRow] = {}
         self._kept: dict[RequestKey, int] = {}  # tokens computed; MAX_KEPT of them
@@ -153,7 +153,7 @@ class FakeEngine:
             warnings=(options.warning,) if options.warning else (),
             cache_layers=options.cache_layers,
             task=self._task,
-            input_modalities=tuple(self._options.input_modalities.split(",")),
+            takes_pictures=options.takes_pictures,
             dimensions=FAKE_DIMENSIONS if self._task is Task.EMBED else 0,
             adapters={n: f"{fingerprint}+{n}={path}" for n, path in self._spec.adapters.items()},
         )

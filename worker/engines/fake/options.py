@@ -71,7 +71,7 @@ class FakeOptions:
         warning: READY's warning; empty for none.
         voice: models of different voices give different answers to the same prompt.
         task: what it is for: `generate`, `embed` or `rerank`.
-        input_modalities: `text`, or `text,image`: then a picture is the length of its file.
+        takes_pictures: if so, a picture is the length of its file.
     """
 
     load_s: float = 0.0
@@ -96,12 +96,11 @@ class FakeOptions:
     warning: str = ""
     voice: str = ""
     task: str = Task.GENERATE.value
-    input_modalities: str = "text"
+    takes_pictures: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("load_error", self.load_error, ("", *LOAD_ERRORS))
         _check_choice("load_stall", self.load_stall, ("", *STALLS))
-        _check_choice("input_modalities", self.input_modalities, ("text", "text,image"))
         _check_choice("task", self.task, tuple(task.value for task in Task))
         _check_choice("batching", self.batching, tuple(mode.value for mode in Batching))
         if self.crash_in_load:

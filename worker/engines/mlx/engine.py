@@ -256,7 +256,7 @@ class MlxEngine:
         if has_vision_tower(folder):
             if self._spec.adapters:
                 # Their layers have the names of mlx-lm's model, which has no tower.
-                hint = "send text: it is served with adapters"
+                hint = "send text, because it is served with adapters"
             elif is_installed():
                 try:
                     return self._open_vision(folder, report)
@@ -395,7 +395,7 @@ class MlxEngine:
                 *find_warnings(folder.path, folder.config),
                 *self._picture_warnings,
             ),
-            input_modalities=("text",) if self._vision is None else ("text", "image"),
+            takes_pictures=self._vision is not None,
             sampling=makers_sampling(folder.generation_config),
         )
 

@@ -21,14 +21,10 @@ from typing import Any
 import numpy as np
 
 from mlxsup.protocol.errors import RemoteError, unfit
+from mlxsup.protocol.pictures import declares_vision
 
 from ...engine import Picture
 from .folder import ModelFolder
-
-VISION_TYPES = frozenset({
-    "gemma3", "mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
-})  # fmt: skip
-"""The model types that were shown to answer alike alone, in company and resumed."""
 
 NO_TOWER = "send text"
 NO_EXTRA = "pip install 'mlxsup[vision]' and load the model again, or send text"
@@ -43,14 +39,8 @@ PROBE_TEXT = "probe"
 
 
 def has_vision_tower(folder: ModelFolder) -> bool:
-    """True if a folder has a vision tower of a type that is known here, and no code of its own."""
-    config = folder.config
-    return (
-        config.get("model_type") in VISION_TYPES
-        and isinstance(config.get("vision_config"), dict)
-        and "model_file" not in config
-        and any("vis" in name for name in folder.shard_of)
-    )
+    """True if a folder has a vision tower that is known here, with its weights."""
+    return declares_vision(folder.config) and any("vis" in name for name in folder.shard_of)
 
 
 def is_installed() -> bool:
