@@ -36,7 +36,7 @@ def ready(rows: int) -> Driver:
     driver.come_up()
     for number in range(rows):
         driver.ask(f"r{number}")
-    for key in list(driver.model().running):
+    for key in list(driver.model().batch.running):
         driver.accept(key)
     return driver
 
@@ -44,7 +44,7 @@ def ready(rows: int) -> Driver:
 def step_us(driver: Driver) -> float:
     """Microseconds of processor time for one step that gives each row a token."""
     body = pack_body("x", Channel.CONTENT)
-    keys = [RequestKey(key) for key in driver.model().running]
+    keys = [RequestKey(key) for key in driver.model().batch.running]
     handle = driver.core.handle
     quickest = float("inf")
     for _ in range(BATCHES):
