@@ -111,7 +111,7 @@ def test_model_folder_has_no_problem(tmp_path: Path) -> None:
 def test_damaged_file_is_named(
     tmp_path: Path, name: str, change: Callable[[bytes], bytes], text: str
 ) -> None:
-    folder, whole = write_folder(tmp_path, MODEL | {"tokenizer.json": TOKENIZER}), MODEL[name]
+    folder, whole = write_folder(tmp_path, {**MODEL, "tokenizer.json": TOKENIZER}), MODEL[name]
     assert damage(folder) is None
     (folder / name).write_bytes(change(whole))
     found = damage(folder)
