@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tarfile
 from collections.abc import Callable
@@ -217,6 +218,10 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     assert "MODEL" not in text
     advice = {one.replace(" --previous", "") for one in story.advice}
     assert set(explain(death).advice) <= advice
+    failed = of_model(recorder.read(tmp_path), "m", {"name": "m", "state": "FAILED"}, NOW).advice
+    ways_back = [one for one in failed if re.search("mlxsup (restart|reload|start)\\b", one)]
+    # One that outlives its SIGKILL is loaded again once it has ended.
+    assert len(ways_back) == (fault != "SIGKILL has no effect")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
