@@ -28,7 +28,6 @@ from .hostile import hostile_frames
 from .oracle import Answer, text_of_fake, wrongs
 from .scenario import FAKE, Place, Scenario, Values, count, require
 from .watch import SOON
-from support.cli.scripted_daemon import ScriptedDaemon
 from support.client.raw_client import RawClient
 from support.daemon.daemon import Daemon, fake, is_alive
 from support.eventually import INTERVAL_S
@@ -612,8 +611,7 @@ class Chaos:
 
 
 def run_chaos(requests: int, seed: int = 1, *, kinds: tuple[str, ...] = KINDS, models: str = "abcd",
-              least: int = 1, limit_s: float = 900.0,
-              sabotage: str = "") -> dict[str, float]:  # fmt: skip
+              least: int = 1, limit_s: float = 900.0) -> dict[str, float]:  # fmt: skip
     """Run once.
 
     Args:
@@ -623,7 +621,6 @@ def run_chaos(requests: int, seed: int = 1, *, kinds: tuple[str, ...] = KINDS, m
         models: their names, a letter each.
         least: how often each fault must strike.
         limit_s: a run that takes longer asks no more.
-        sabotage: Python that the supervisor runs first: the bugs that a test plants.
 
     Raises:
         AssertionError: a promise is broken.
@@ -631,8 +628,8 @@ def run_chaos(requests: int, seed: int = 1, *, kinds: tuple[str, ...] = KINDS, m
     """
     entry = {"restart": SOON, "max_concurrency": 32, "step_timeout_s": 5.0}
     entries = {name: fake(fake={"step_s": 0.002, "voice": name}, **entry) for name in models}
-    daemon = ScriptedDaemon(entries, {"max_queue_per_client": 1024, "parallel_loads": 2})
-    daemon.scripted(sabotage).start()
+    daemon = Daemon(entries, {"max_queue_per_client": 1024, "parallel_loads": 2})
+    daemon.start()
     try:
         chaos = Chaos(daemon, models, requests=requests, kinds=kinds, least=least,
                       limit_s=limit_s, seed=seed)  # fmt: skip

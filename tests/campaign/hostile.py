@@ -465,12 +465,9 @@ asyncio.Handle._run = timed
 
 
 def through_sockets(
-    wanted: int, seed: int = 1, *, sabotage: str = "", max_call_s: float = MAX_CALL_S
+    wanted: int, seed: int = 1, *, max_call_s: float = MAX_CALL_S
 ) -> dict[str, float]:
     """Attack a daemon until that many messages have arrived, while two streams are compared.
-
-    Args:
-        sabotage: Python that the supervisor runs first: the bugs that a test plants.
 
     Raises:
         AssertionError: the daemon ended, a stream was harmed, or an answer was not the one due.
@@ -481,7 +478,7 @@ def through_sockets(
         longest_ns = Path(folder) / "longest_ns"
         longest_ns.write_bytes(bytes(8))
         scripted = ScriptedDaemon(models, {"drain_timeout_s": 1.0})
-        script = TIMED.format(file=str(longest_ns)) + sabotage
+        script = TIMED.format(file=str(longest_ns))
         daemon = stack.enter_context(scripted.scripted(script))
         client = stack.enter_context(daemon.client())
         for name in ("m", "n"):

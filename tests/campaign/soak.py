@@ -19,7 +19,6 @@ from mlxsup.supervisor.log_files import LOG_FILES, MAX_LOG_BYTES
 from .oracle import answer_of, wrongs
 from .scenario import CPU, FAKE, Figure, Place, Scenario, Values, at_most, count, require
 from .watch import FROM_OUTSIDE, SOON, must_have_whole_logs, why_it_ended
-from support.cli.scripted_daemon import ScriptedDaemon
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
@@ -153,8 +152,8 @@ def problems_of(samples: Sequence[Sample], limit_mb: Mapping[str, float]) -> lis
     return found
 
 
-def run_soak(minutes: float, seed: int = 1, *, tiny: Path | None = None, sabotage: str = "",
-             every_s: float = 5.0, patience_s: float = 60.0,
+def run_soak(minutes: float, seed: int = 1, *, tiny: Path | None = None, every_s: float = 5.0,
+             patience_s: float = 60.0,
              limit_mb: Mapping[str, float] | None = None) -> dict[str, float]:  # fmt: skip
     """Use a daemon until each fault has struck and there are samples to fit a line to.
 
@@ -162,7 +161,6 @@ def run_soak(minutes: float, seed: int = 1, *, tiny: Path | None = None, sabotag
         minutes: how long at least.
         seed: of what is asked.
         tiny: the folder of a real model; None for the fake engine alone.
-        sabotage: Python that the supervisor runs first: the leak that a test plants.
         every_s: from one sample to the next, at least.
         patience_s: for requests to be over.
         limit_mb: by how much the RSS of each may grow, if not as usual.
@@ -178,7 +176,7 @@ def run_soak(minutes: float, seed: int = 1, *, tiny: Path | None = None, sabotag
     if tiny is not None:
         models["real"] = {"path": str(tiny), "preload": True, "prefix_cache": "16MiB"}
     lasting, samples = [name for name in models if name != "mortal"], list[Sample]()
-    with ScriptedDaemon(models).scripted(sabotage) as daemon, daemon.client() as client:
+    with Daemon(models) as daemon, daemon.client() as client:
         for name in models:
             wait_for_state(client, name, "READY")
         use, until_s, due_s = Use(client, tiny, seed), time.monotonic() + 60.0 * minutes, 0.0

@@ -28,8 +28,11 @@ ROUNDS = {
 """Tiny models of other types than llama, and whether their numbers are rounded differently in other
 company or after a resume."""
 
-SLOW = {"bf16", "deepseek_v3", "falcon_h1", "gemma3_text", "qwen3_next"}
-"""Of these, `make test` tries the caches and the log-probabilities alone (tests/mlx)."""
+SLOW = {
+    "bf16", "deepseek_v3", "falcon_h1", "gemma3_text", "qwen3_next", Batching.SERIAL_PREFILL,
+}  # fmt: skip
+"""Of the types, `make test` tries the caches and the log-probabilities alone (tests/mlx); mamba
+reads prompts one by one."""
 
 
 def spec_for(name: str, path: Path, **changes: Any) -> LaunchSpec:

@@ -44,13 +44,13 @@ def test_no_border_of_a_range_breaks_a_step_C7(worker: LoopDriver, border: dict[
     parameters = {"temperature": 1.0, "seed": 1} | border
     if any(NUMBERS[name].is_integer for name in border):
         parameters = {name: int(v) if name in border else v for name, v in parameters.items()}
-    neighbour = worker.dispatch(prompt="beside it", max_tokens=6)
+    neighbour = worker.dispatch(prompt="beside it", max_tokens=3)
     got, beside = worker.finish(
-        worker.dispatch(prompt="a prompt", max_tokens=6, **parameters), neighbour
+        worker.dispatch(prompt="a prompt", max_tokens=3, **parameters), neighbour
     )
     assert got.error is None
-    assert (len(got.tokens), got.finish) == (6, FinishReason.LENGTH)
-    assert len(beside.tokens) == 6
+    assert (len(got.tokens), got.finish) == (3, FinishReason.LENGTH)
+    assert len(beside.tokens) == 3
 
 
 def values_of(number: NumberParameter) -> st.SearchStrategy[Any]:

@@ -12,13 +12,21 @@ from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason, RowState
 from mlxsup.protocol.worker_messages import RowDelta
-from mlxsup.worker import text_threads
-from mlxsup.worker.prompt_pieces import IDS_PER_PIECE, TOKENS_PER_PIECE
+from mlxsup.worker import prompt_pieces, text_threads
+from mlxsup.worker.prompt_pieces import IDS_PER_PIECE
 
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 
-LONG = "a fox 🦊 and an owl, and then " * 9
+TOKENS_PER_PIECE = 16
+"""A quarter of the real size, so that a short prompt has several pieces."""
+
+LONG = "a fox 🦊 and an owl, and then " * 3
 ASKED: dict[str, Any] = {"max_tokens": 6, "prompt_logprobs": 3, "echo": True}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_pieces, "TOKENS_PER_PIECE", TOKENS_PER_PIECE)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +47,11 @@ def told(deltas: Sequence[RowDelta]) -> list[Logprobs]:
 
 def check_same(got: Sequence[Logprobs], expected: Sequence[Logprobs]) -> None:
     assert [one.chosen.token for one in got] == [one.chosen.token for one in expected]
-    for one, other in zip(got, expected, strict=True):
-        assert one.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-3)
-        values = [(each.logprob) for each in one.top]
-        assert values == pytest.approx([each.logprob for each in other.top], abs=1e-3)
+    assert values_of(got) == pytest.approx(values_of(expected), abs=1e-3)
+
+
+def values_of(told: Sequence[Logprobs]) -> list[float | None]:
+    return [one.logprob for each in told for one in (each.chosen, *each.top)]
 
 
 def prompt_of(answer: Answer) -> list[int]:
@@ -170,9 +179,10 @@ def test_a_stop_string_in_the_prompt_ends_nothing(worker: LoopDriver) -> None:
 
 
 def test_the_stop_token_that_ended_an_answer_is_named(worker: LoopDriver) -> None:
-    free = worker.answer(prompt=LONG, max_tokens=12)
+    asked: dict[str, Any] = {"prompt": LONG, "max_tokens": 12, "temperature": 1.0, "seed": 3}
+    free = worker.answer(**asked)
     place = next(n for n in range(1, 12) if free.tokens[n] not in free.tokens[:n])
-    got = worker.answer(prompt=LONG, max_tokens=12, stop_token_ids=[free.tokens[place]])
+    got = worker.answer(stop_token_ids=[free.tokens[place]], **asked)
     assert got.tokens == free.tokens[:place]
     assert [delta.stop_token for delta in got.deltas if delta.finish] == [free.tokens[place]]
     assert {delta.stop_token for delta in free.deltas} == {None}

@@ -151,6 +151,7 @@ def test_a_daemon_serves_its_command_and_the_client_of_another_environment(
     assert done.stdout.splitlines() == said
 
 
+@pytest.mark.slow
 def test_type_checkers_know_an_editable_install(builder: Builder) -> None:
     """They look into py.typed, and not where an import hook of an editable install would lead."""
     environment = builder.environment
@@ -165,6 +166,7 @@ def test_type_checkers_know_an_editable_install(builder: Builder) -> None:
 # ---------------------------------------------------------------- beside other distributions
 
 
+@pytest.mark.slow
 def test_neither_the_client_nor_pypi_s_supervisor_is_in_the_way(
     built: Built, built_client: Built, tmp_path: Path
 ) -> None:

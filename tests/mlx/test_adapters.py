@@ -70,8 +70,17 @@ def shown(got: list[RowToken]) -> list[tuple[int | None, Any]]:
     return [(one.token, one.logprobs) for one in got]
 
 
-@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("way", [Batching.TOGETHER, Batching.SERIAL_PREFILL, Batching.ONE_ROW])
+SEEDED = {"temperature": 1.0, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("base", "way", "changes"),
+    [
+        *((name, Batching.TOGETHER, {}) for name in BASES),
+        *(("llama", way, SEEDED) for way in Batching),
+    ],
+    indirect=["base"],
+)
 def test_rows_with_adapters_have_the_bits_of_each_alone(
     base: Path, adapters: dict[str, str], way: Batching, changes: dict[str, Any]
 ) -> None:

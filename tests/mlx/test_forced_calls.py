@@ -14,7 +14,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
 from support.models.tiny_model import make_tiny_model
-from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
+from support.worker.loop_driver import Answer, LoopDriver, check_resumes
 from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
@@ -96,7 +96,7 @@ def check_arguments(name: str, arguments: Any) -> None:
     ],
 )
 def test_answer_is_one_call_by_the_schema(worker: LoopDriver, choice: Any, names: set[str]) -> None:
-    keys = [worker.dispatch(**asked(choice, seed, temperature=10.0)) for seed in range(24)]
+    keys = [worker.dispatch(**asked(choice, seed, temperature=10.0)) for seed in range(12)]
     called = [call_of(answer) for answer in worker.finish(*keys)]
     assert {name for name, _ in called} == names
     for name, arguments in called:
@@ -107,7 +107,7 @@ def test_answer_is_one_call_by_the_schema(worker: LoopDriver, choice: Any, names
 def test_half_a_call_goes_on_rightly(worker: LoopDriver) -> None:
     whole = worker.answer(**asked(one("weather"), seed=3))
     check_arguments(*call_of(whole))
-    check_every_resume(worker, whole, at_once=8)
+    check_resumes(worker, whole, range(0, len(whole.tokens), 3), at_once=8)
 
 
 def test_forced_call_is_held_back_when_it_is_rendered_again(worker: LoopDriver) -> None:

@@ -156,7 +156,7 @@ def test_no_chat_of_a_client_is_refused_or_loses_a_message(
         words = re.findall(r'"content": "([sqr]\d)"', json.dumps(messages))
         assert words, name
         assert [word for word in words if word not in prompt] == [], (name, changes)
-        assert (prompt, changes) == shown(text, messages, tools=tools), "always the same"
+    assert (prompt, changes) == shown(text, messages, tools=tools), "always the same"
 
 
 def test_a_chat_that_the_template_takes_is_not_changed(text: MlxText) -> None:

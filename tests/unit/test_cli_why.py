@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tarfile
 from collections.abc import Callable
@@ -217,6 +218,10 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     assert "MODEL" not in text
     advice = {one.replace(" --previous", "") for one in story.advice}
     assert set(explain(death).advice) <= advice
+    failed = of_model(recorder.read(tmp_path), "m", {"name": "m", "state": "FAILED"}, NOW).advice
+    ways_back = [one for one in failed if re.search("mlxsup (restart|reload|start)\\b", one)]
+    # One that outlives its SIGKILL is loaded again once it has ended.
+    assert len(ways_back) == (fault != "SIGKILL has no effect")
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -275,6 +280,7 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
         assert recording.runs_of_request(other) == [(run, number)]
     assert recording.runs_of_request("#r1") == []
     about = of_request(recording, run, number, None, NOW).sentences
+    assert about[0].startswith("r1 (#1) of m for ")
     assert "its answer is complete (stop)" in about[0]
     events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]
     assert events == [
@@ -337,6 +343,18 @@ def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
     [(run, number)] = recording.runs_of_request("r1")
     told = of_request(recording, run, number, None, NOW).sentences
     assert "  warning: mind it" in told
+
+
+def test_a_model_that_never_died_has_its_state_and_what_is_under_suspicion(tmp_path: Path) -> None:
+    recording, row = up()[1].read(tmp_path), {"name": "m", "state": "READY", "loaded_for_s": 5.0}
+    healthy = of_model(recording, "m", row, NOW)
+    assert healthy.sentences[0] == "m has been READY for 5s"
+    assert not [line for line in healthy.sentences if "suspicion" in line]
+    assert not [line for line in healthy.advice if "restart" in line]
+    told = of_model(recording, "m", row | {"suspects": 2, "alone": "r1"}, NOW).sentences
+    assert "  2 requests under suspicion; r1 runs alone now" in told
+    failed = of_model(recording, "m", row | {"state": "FAILED"}, NOW)
+    assert "fix the cause, then run `mlxsup restart m`" in failed.advice
 
 
 def test_an_idle_worker_s_death_threatens_no_request_with_quarantine(tmp_path: Path) -> None:

@@ -5,19 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import re
 import typing
 from typing import Any
 
 import pytest
-from anthropic.types import beta as anthropic_types
-from anthropic.types.beta import message_count_tokens_params as counts
-from anthropic.types.beta import message_create_params as messages
-from openai.types import completion_create_params as completions
-from openai.types.chat import completion_create_params as chats
-from openai.types.responses import input_token_count_params as response_counts
-from openai.types.responses import response_create_params as responses
-from openai.types.responses import response_input_item_param as response_items
 
 from mlxsup.client import Channel, Delta
 from mlxsup.client.thinking import thinking_arguments
@@ -59,6 +52,11 @@ def asked(api: Api, **fields: Any) -> dict[str, Any]:
     """Return what the daemon is asked, without the model."""
     ((_, frames),) = encode_ask(read(api, **fields))
     return {name: value for name, value in asked_in(frames).items() if name != "model"}
+
+
+def sdk(name: str) -> Any:
+    """Return a type of an SDK, whose import takes seconds: only the tests about it pay for it."""
+    return pkgutil.resolve_name(name)
 
 
 def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
@@ -368,7 +366,7 @@ LEFT_OUT = {
 
 
 def test_every_item_of_openais_sdk_has_its_treatment() -> None:
-    kinds = kinds_of(response_items.ResponseInputItemParam)
+    kinds = kinds_of(sdk("openai.types.responses.ResponseInputItemParam"))
     assert len(kinds) > 20
     assert not kinds - {*ITEMS, REFERENCE, *LEFT_OUT}
     items = [{"type": kind, "id": "x", "call_id": "x", "output": {}} for kind in sorted(LEFT_OUT)]
@@ -477,19 +475,19 @@ def test_call_of_a_custom_tool_comes_back_as_one(
 # ---------------------------------------------------------------- the SDKs
 
 PARAMETERS = [
-    (chats.CompletionCreateParamsBase, CHAT_FIELDS),
-    (completions.CompletionCreateParamsBase, COMPLETION_FIELDS),
-    (responses.ResponseCreateParamsBase, RESPONSE_FIELDS),
-    (response_counts.InputTokenCountParams, RESPONSE_FIELDS),
-    (messages.MessageCreateParamsBase, MESSAGES_FIELDS),
-    (counts.MessageCountTokensParams, COUNT_FIELDS),
+    ("openai.types.chat.completion_create_params.CompletionCreateParamsBase", CHAT_FIELDS),
+    ("openai.types.completion_create_params.CompletionCreateParamsBase", COMPLETION_FIELDS),
+    ("openai.types.responses.response_create_params.ResponseCreateParamsBase", RESPONSE_FIELDS),
+    ("openai.types.responses.input_token_count_params.InputTokenCountParams", RESPONSE_FIELDS),
+    ("anthropic.types.beta.message_create_params.MessageCreateParamsBase", MESSAGES_FIELDS),
+    ("anthropic.types.beta.message_count_tokens_params.MessageCountTokensParams", COUNT_FIELDS),
 ]
 
 
 @pytest.mark.parametrize(("params", "fields"), PARAMETERS)
-def test_every_field_of_the_installed_sdks_is_in_a_table(params: Any, fields: Any) -> None:
+def test_every_field_of_the_installed_sdks_is_in_a_table(params: str, fields: Any) -> None:
     """A new field of a client shows up here before users meet it in a header."""
-    assert not typing.get_type_hints(params).keys() - {field.name for field in fields}
+    assert not typing.get_type_hints(sdk(params)).keys() - {field.name for field in fields}
 
 
 def kinds_of(union: Any) -> set[str]:
@@ -507,7 +505,7 @@ def kinds_of(union: Any) -> set[str]:
 
 
 def test_every_block_of_anthropics_sdk_has_its_treatment() -> None:
-    blocks = kinds_of(anthropic_types.BetaContentBlockParam)
+    blocks = kinds_of(sdk("anthropic.types.beta.BetaContentBlockParam"))
     assert len(blocks) > 10
     assert not {
         one for one in blocks if one not in BLOCKS and not OF_SERVERS.fullmatch(one)

@@ -151,3 +151,10 @@ def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path, name: str) -
     said = describe(tmp_path)
     assert said.model_type == ("" if name == "config.json" else "llama")
     assert said.licence == ""
+
+
+def test_context_of_an_encoder_is_the_shorter_of_two_limits(tmp_path: Path) -> None:
+    config = {"model_type": "bert", "max_position_embeddings": 512}
+    assert describe(folder(tmp_path, config)).context_length == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+    assert describe(tmp_path).context_length == 128

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.utils import MODEL_REMAPPING
 
 from mlxsup.store.search import (
     FoundModel,
@@ -111,6 +110,8 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
 
 
 def test_served_types_are_those_of_mlx_lm() -> None:
+    from mlx_lm.utils import MODEL_REMAPPING  # two seconds
+
     served = served_types()
     assert served is not None
     assert all(kind in served for kind in ("llama", "qwen3", "gemma3", *MODEL_REMAPPING))

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -98,12 +97,7 @@ class Ground:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for lock in self.folder.rglob("lock"):
             with suppress(ValueError, IndexError):
                 pid = int(lock.read_text().split()[0])

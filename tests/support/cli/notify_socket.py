@@ -7,7 +7,6 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 TIME_LIMIT_S = 60.0
@@ -38,12 +37,7 @@ class NotifySocket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def variables(self, *, watchdog_s: float = 0.0, pid: int | None = None) -> dict[str, str]:

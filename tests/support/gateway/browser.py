@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from support.eventually import TIMEOUT_S, eventually
@@ -83,12 +82,7 @@ class Browser:
         self.other_tab()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(TIMEOUT_S)
         os.close(self._commands)

@@ -2,7 +2,7 @@
 
 transformers reads all of its source files, twice, to learn which names each of them exports: half
 of the processor time that an MLX worker needs to start. Its own function builds the index here too,
-but only in the first process of a run of tests; the others read what that one wrote.
+but only once for each installed version; all later processes read what was written then.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 FOLDER = "MLXSUP_TEST_TRANSFORMERS_INDEX"
-"""The variable with the folder in which indexes are kept; without it, nothing is."""
+"""The variable with the folder in which indexes are kept, by version; without it, nothing is."""
 
 MODULE = "transformers.utils.import_utils"
 
@@ -46,6 +47,7 @@ class Finder:
         def run_and_replace(module: ModuleType) -> None:
             run(module)
             found: Any = module
+            os.makedirs(self._folder, exist_ok=True)
             found.define_import_structure = kept(self._folder, found.define_import_structure)
 
         loader.exec_module = run_and_replace
@@ -58,7 +60,7 @@ def kept(folder: str, define: Define) -> Define:
     @functools.wraps(define)
     def define_or_read(module_path: Any, prefix: str | None = None) -> Any:
         place = os.path.abspath(module_path).replace(os.sep, "!")
-        file = os.path.join(folder, f"{place}!{prefix}")
+        file = os.path.join(folder, f"{version('transformers')}{place}!{prefix}")
         try:
             with open(file, "rb") as index:
                 return marshal.load(index)  # noqa: S302  these tests wrote it
@@ -77,5 +79,5 @@ def kept(folder: str, define: Define) -> Define:
 def install() -> None:
     """Has this process use the indexes, if there is a folder for them."""
     folder = os.environ.get(FOLDER)
-    if folder and os.path.isdir(folder):
+    if folder:
         sys.meta_path.insert(0, Finder(folder))
