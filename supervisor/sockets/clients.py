@@ -262,13 +262,14 @@ class Clients:
                     self._large_is_over(connection)
                     self._take(connection, frames)
                 if connection.is_ended:
-                    return received
+                    break
             else:
                 self._on_readable(connection)  # there may be more
         except ZmtpError as error:
             if error.answer and not connection.outbox:
                 self._leave(connection, error.answer)
             self._end(connection)
+        if connection.is_ended:
             return received
         if inbound.answers:
             if not connection.outbox:  # otherwise it has enough to hear

@@ -231,6 +231,23 @@ def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() ->
     at_door(body)
 
 
+def test_a_large_message_whose_sender_is_gone_takes_no_place_P15() -> None:
+    async def body(door: Door) -> None:
+        await door.serves()
+        begun = HELLO + b"\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big") + bytes(2**20)
+        for _ in range(AT_ONCE + 1):
+            gone = door.knock()
+            await give(gone, begun)
+            gone.close()
+        await eventually_async(lambda: door.bench.clients.admitted == 1)
+        large = generate("large")
+        large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
+        door.peer.say(large)
+        await door.bench.said(2)
+
+    at_door(body)
+
+
 def test_what_large_messages_take_until_they_are_whole_is_bounded_in_all_P15() -> None:
     """A frame that others follow may grow into a message of the largest size, whatever it says."""
     growing = HELLO + (b"\x03" + (1000).to_bytes(8, "big") + bytes(1000)) * 1000
