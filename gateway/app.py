@@ -32,7 +32,7 @@ from .body import Bodies, Disconnected
 from .changes import Changes, ModelEvents
 from .converter import Api
 from .descriptions import Descriptions
-from .errors import error_response
+from .errors import draining, error_response
 from .failure import Failure, bad_field
 from .guard import Guard
 from .headers import is_anthropic
@@ -288,17 +288,19 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /ready`: the daemon answers, and has a model that could; with `?model=`, that one
-        answers at once."""
+        """`GET /ready`: the daemon answers, does not end, and has a model that could; with
+        `?model=`, that one answers at once."""
+        status = await self._status()
+        if status["stopping"]:
+            raise draining()
         if name := request.query_params.get("model", ""):
-            meant = await self._names.meant(name)
-            ready = check_ready(await self._status(), name, meant)
+            ready = check_ready(status, name, await self._names.meant(name))
             return JSONResponse({"status": "ready", "models": {ready: "READY"}})
-        is_ready, states = readiness(await self._status())
-        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        is_ready, states = readiness(status)
+        code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         problem = "every model has failed" if states else "no model is configured"
         word = "ready" if is_ready else problem
-        return JSONResponse({"status": word, "models": states}, status)
+        return JSONResponse({"status": word, "models": states}, code)
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`; also while the daemon does not answer."""

@@ -144,8 +144,16 @@ def cancelled() -> Failure:
 
 def interrupted() -> Failure:
     """Return the failure of an answer that the gateway has ended, because it ends itself."""
-    row = ROWS[ErrorCode.SHUTTING_DOWN]
-    return _failure(row, "the gateway is shutting down, which ends this answer", "shutting_down")
+    return _shutting_down("the gateway is shutting down, which ends this answer")
+
+
+def draining() -> Failure:
+    """Return the failure of a gateway whose daemon ends: others must be asked from now on."""
+    return _shutting_down("the daemon is shutting down")
+
+
+def _shutting_down(message: str) -> Failure:
+    return _failure(ROWS[ErrorCode.SHUTTING_DOWN], message, ErrorCode.SHUTTING_DOWN.value)
 
 
 def error_response(scope: MutableMapping[str, Any], failure: Failure) -> JSONResponse:

@@ -13,6 +13,7 @@ from mlxsup.protocol.pictures import pictures_of
 
 from .ask import Ask
 from .failure import bad_field
+from .fields import add_unread
 from .names import row_of
 
 KINDS = ("image", "image_url", "input_image")
@@ -31,7 +32,8 @@ def is_picture(part: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def read_picture(part: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a picture as a part of the daemon's; `detail` and the like have no effect.
+    """Return a picture as a part of the daemon's; `detail` and the like have no effect, see
+    `name_details`.
 
     Args:
         part: for which `is_picture` is true.
@@ -56,6 +58,26 @@ def read_picture(part: Mapping[str, Any], path: str) -> dict[str, Any]:
         case {"type": "image"}:
             raise bad_field(f"{path}.source", f"{path}.source is missing; it must be the picture")
     raise bad_field(f"{path}.image_url", f"{path}.image_url is missing; it must be {_FORM}")
+
+
+def name_details(items: Any, path: str, unread: list[str]) -> None:
+    """Name each `detail` that asks for another size of a picture than the model's own.
+
+    Args:
+        items: messages of a chat, or items of an input.
+        path: of them in the request.
+        unread: gets the paths.
+    """
+    for nth, item in enumerate(items if isinstance(items, list) else ()):
+        for name in ("content", "output"):
+            parts = item.get(name) if isinstance(item, dict) else None
+            for place, part in enumerate(parts if isinstance(parts, list) else ()):
+                if not is_picture(part):
+                    continue
+                inner = part.get("image_url")
+                values, end = (inner, ".image_url") if isinstance(inner, dict) else (part, "")
+                if values.get("detail") not in (None, "auto"):
+                    add_unread(unread, f"{path}[{nth}].{name}[{place}]{end}.detail")
 
 
 def _read_source(source: Any, field: str, path: str) -> dict[str, Any]:

@@ -307,8 +307,8 @@ class StepResult:
 @dataclass(slots=True, kw_only=True)
 class EngineBytes:
     """Memory, in bytes: held by arrays, kept by the allocator for reuse, the most ever held; of the
-    first, `kept` belongs to rows that were set aside, and `prefix` to those that have ended. Not
-    frozen, because each step makes some."""
+    first, `kept` belongs to rows that were set aside, and `prefix` to those that have ended, their
+    pictures included. Not frozen, because each step makes some."""
 
     active: int = 0
     cache: int = 0

@@ -11,6 +11,7 @@ from .. import limits
 from ..ask import Ask
 from ..failure import bad_field
 from ..fields import check_fields, read_keep_alive, read_model
+from ..pictures import name_details
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
 from .messages import read_messages, read_tools
 from .synonyms import translate
@@ -30,6 +31,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
     unread: list[str] = []
     given = check_fields(translate(body, unread, is_chat=True), CHAT_FIELDS, unread)
     model = read_model(given)
+    name_details(given.get("messages"), "messages", unread)
     messages = read_messages(given.pop("messages", []))
     older, newer = given.pop("max_tokens", None), given.pop("max_completion_tokens", None)
     if older is not None and newer is not None and older != newer:

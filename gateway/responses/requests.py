@@ -22,6 +22,7 @@ from ..fields import (
     whole_numbers,
 )
 from ..openai.tokens import COUNTED
+from ..pictures import name_details
 from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
@@ -73,6 +74,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     """
     unread: list[str] = []
     given = check_fields(body, RESPONSE_FIELDS, unread)
+    name_details(given.get("input"), "input", unread)
     whole_numbers(given)
     said = dict(given)
     model = read_model(given)

@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxsup.protocol.client_messages import (
     CLIENT_MESSAGES,
@@ -51,8 +52,8 @@ STEPS_OF_ONE = 16
 """How many frames of one connection to read before another one gets its turn."""
 
 LARGE_BYTES = 64 * 1024
-MAX_LARGE = 8
-"""How many messages above LARGE_BYTES are read at once: each may take 40 MiB until it is whole. The
+MAX_LARGE_BYTES = 128 * 1024 * 1024
+"""What the messages above LARGE_BYTES that are read at once may take until they are whole. The
 others wait in the sockets of their senders."""
 LARGE_LIMIT_S = 10.0
 """How long the reading of one may take while others wait for it."""
@@ -67,6 +68,13 @@ MAX_LEAVING_BYTES = 64 * 1024
 WRITES_IN_TURN = 16
 
 _ALIVE = to_wire(encode(Alive()))
+
+
+class _Large(NamedTuple):
+    """Since when a large message is read, and what it may take until it is whole."""
+
+    since: float
+    most_bytes: int
 
 
 class Clients:
@@ -109,9 +117,9 @@ class Clients:
         self._chunk = memoryview(bytearray(READ_BYTES))
         self._readable: deque[Connection] = deque()
         self._is_turn_due = False
-        # Those whose large message is being read, and since when; and those that wait for it.
-        self._large: dict[Connection, float] = {}
-        self._large_waiting: deque[Connection] = deque()
+        # Those whose large message is being read; and those that wait for room.
+        self._large: dict[Connection, _Large] = {}
+        self._large_waiting: dict[Connection, None] = {}
         self._leaving: list[Connection] = []
         self._unsent: dict[ConnectionId, Connection] = {}
         self._tally = Tally()
@@ -159,8 +167,8 @@ class Clients:
                 if now - connection.progressed_at > MAX_UNSENT_S:
                     self._give_up(connection)
             if self._large_waiting:
-                for connection, since in list(self._large.items()):
-                    if now - since > LARGE_LIMIT_S:
+                for connection, large in list(self._large.items()):
+                    if now - large.since > LARGE_LIMIT_S:
                         self._end(connection)
         self.listener.start()
 
@@ -231,7 +239,7 @@ class Clients:
             while self._readable and steps < TURN_MESSAGES and size_bytes < TURN_BYTES:
                 connection = self._readable.popleft()
                 connection.is_queued = False
-                if not connection.is_ended:
+                if not connection.is_ended and connection not in self._large_waiting:
                     size_bytes += self._read(connection)
                     steps += STEPS_OF_ONE if connection.is_queued else 1
         if self._readable:
@@ -254,13 +262,14 @@ class Clients:
                     self._large_is_over(connection)
                     self._take(connection, frames)
                 if connection.is_ended:
-                    return received
+                    break
             else:
                 self._on_readable(connection)  # there may be more
         except ZmtpError as error:
             if error.answer and not connection.outbox:
                 self._leave(connection, error.answer)
             self._end(connection)
+        if connection.is_ended:
             return received
         if inbound.answers:
             if not connection.outbox:  # otherwise it has enough to hear
@@ -285,23 +294,30 @@ class Clients:
         return received
 
     def _wait_for_large(self, connection: Connection) -> None:
-        """Read a large message, or wait until fewer others do."""
+        """Read a large message, or wait until others leave room for it."""
         if connection in self._large or connection in self._large_waiting:
             return
-        if len(self._large) < MAX_LARGE:
-            self._large[connection] = self._now()
+        if not self._large_waiting and self._has_room_for(connection):
+            self._large[connection] = _Large(self._now(), connection.inbound.most_bytes)
         else:
-            self._large_waiting.append(connection)
+            self._large_waiting[connection] = None
             self._loop.remove_reader(connection.socket.fileno())
 
+    def _has_room_for(self, connection: Connection) -> bool:
+        taken = sum(large.most_bytes for large in self._large.values())
+        return taken + connection.inbound.most_bytes <= MAX_LARGE_BYTES
+
     def _large_is_over(self, connection: Connection) -> None:
-        """It has none under way any longer: the next one that waits may."""
-        if self._large.pop(connection, None) is None:
-            return
-        if self._large_waiting:
-            following = self._large_waiting.popleft()
-            self._large[following] = self._now()
+        """It has none under way any longer: the next ones that wait may."""
+        self._large.pop(connection, None)
+        while self._large_waiting:
+            following = next(iter(self._large_waiting))
+            if not self._has_room_for(following):
+                return
+            del self._large_waiting[following]
+            self._large[following] = _Large(self._now(), following.inbound.most_bytes)
             self._watch(following)
+            self._on_readable(following)  # frames of it may have been received
 
     def _take(self, connection: Connection, frames: list[bytes]) -> None:
         try:
@@ -463,8 +479,7 @@ class Clients:
         connection.outbox.clear()
         self._is_sent(connection)
         del self._connections[connection.id]
-        if connection in self._large_waiting:
-            self._large_waiting.remove(connection)
+        self._large_waiting.pop(connection, None)
         self._large_is_over(connection)
         self._loop.remove_reader(connection.socket.fileno())
         end(connection.socket)

@@ -58,6 +58,7 @@ class Inbound:
         answers: bytes that must go out; whoever sends them clears them.
         routing_id: the id that the peer has given itself; empty if it has not.
         announced_bytes: the size of the message under way, as far as its frames have begun.
+        most_bytes: the size that it may reach: more than that if another frame is to follow.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class Inbound:
         "_stage",
         "announced_bytes",
         "answers",
+        "most_bytes",
         "routing_id",
     )
 
@@ -77,7 +79,7 @@ class Inbound:
         self._buffer = bytearray()
         self._frames: list[bytes] = []
         self._kept_bytes = 0  # the size of `_frames`
-        self.announced_bytes = 0
+        self.announced_bytes = self.most_bytes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -111,7 +113,7 @@ class Inbound:
         if flags & MORE:
             return []
         frames, self._frames = self._frames, []
-        self._kept_bytes = self.announced_bytes = 0
+        self._kept_bytes = self.announced_bytes = self.most_bytes = 0
         return frames
 
     def _read_greeting(self) -> bool:
@@ -144,6 +146,7 @@ class Inbound:
         self._check_size(flags, size)
         if not flags & COMMAND:
             self.announced_bytes = self._kept_bytes + size
+            self.most_bytes = MAX_FRAME_BYTES if flags & MORE else self.announced_bytes
         end = header_bytes + size
         if len(got) < end:
             return None

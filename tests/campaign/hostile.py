@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import select
+import socket
 import sys
 import tempfile
 import time
@@ -40,6 +42,8 @@ from mlxsup.protocol.codec import (
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import PROTOCOL_VERSION
+from mlxsup.supervisor.sockets.clients import MAX_LARGE_BYTES
+from mlxsup.supervisor.sockets.zmtp import GREETING
 
 from .oracle import answer_of, wrongs
 from .scenario import FAKE, Figure, Place, Scenario, Values, at_most, count, require
@@ -47,6 +51,7 @@ from .watch import must_have_whole_logs, why_it_ended
 from support.cli.scripted_daemon import ScriptedDaemon
 from support.client.raw_client import RawClient
 from support.client.streams import Reader
+from support.client.zmtp import READY
 from support.daemon.daemon import fake, is_alive, row, wait_for_state
 from support.daemon.faults import undisturbed
 
@@ -62,6 +67,7 @@ INVALID = "invalid_request"
 ANYTHING = "anything"
 """Only bytes that were changed at random may be answered by whatever they happen to say."""
 
+HELLO = GREETING + READY
 pack = msgpack.packb
 
 
@@ -270,8 +276,13 @@ MAX_PEAK_BYTES = 4 * MAX_HEADER_BYTES
 MAX_CALL_S = 0.1
 """CPU time of the longest message, and of the longest callback of the loop."""
 
-MAX_RSS_MB = 84.0
-"""Growth of the supervisor: a connection has at most two frames of 40 MiB read ahead."""
+MAX_RSS_MB = 165.0
+"""Growth of the supervisor: 127 MB were measured, for 120 MiB of messages that are read at once."""
+
+UNFINISHED = 24
+CHUNK_BYTES = 256 * 1024
+UNREAD_S = 1.0
+"""After this time without room in any socket the daemon reads none of them."""
 
 TRACED = 1_000
 """That many messages are decoded with every allocation traced, which takes several times longer."""
@@ -361,6 +372,7 @@ class Attack:
     def run(self, wanted: int) -> None:
         """Attack until that many were sent and answered; each way of connecting comes once."""
         self._send_oversized()
+        self._send_unfinished()
         with self._connection(b"chosen by me") as socket:
             pings = [msgpack.packb({"type": "ping", "id": f"own {n}"}) for n in range(WINDOW)]
             own = [Hostile("own routing id", ([p],), f"own {n}") for n, p in enumerate(pings)]
@@ -391,6 +403,29 @@ class Attack:
                 if not client.monitor.poll(int(1000 * PATIENCE_S)):
                     self.problems.append("an oversized frame did not end its connection")
             self._look_at_memory()
+
+    def _send_unfinished(self) -> None:
+        """Messages of the largest size that lack a byte: as many as are read at once, and more."""
+        start = HELLO + b"\x02" + MAX_FRAME_BYTES.to_bytes(8, "big")
+        at_once, filler = MAX_LARGE_BYTES // MAX_FRAME_BYTES, bytes(MAX_FRAME_BYTES - 1)
+        with ExitStack() as stack:
+            left = {}
+            for _ in range(UNFINISHED):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+                peer.connect(self._endpoint.removeprefix("ipc://"))
+                peer.sendall(start)
+                peer.setblocking(False)
+                left[peer] = memoryview(filler)
+            while writable := select.select([], list(left), [], UNREAD_S)[1]:
+                for peer in writable:
+                    left[peer] = left[peer][peer.send(left[peer][:CHUNK_BYTES]) :]
+                    if not left[peer]:
+                        del left[peer]
+                self._look_at_memory()
+            read = UNFINISHED - len(left)
+            require(read >= at_once, f"{read} of {at_once} large messages were read at once")
+        if read > at_once:
+            self.problems.append(f"{read} large messages were read at once, and not {at_once}")
 
     def _say(
         self, socket: zmq.Socket[bytes], things: list[Hostile], barrier: str = "reply"

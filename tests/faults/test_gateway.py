@@ -121,6 +121,46 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_it
         assert daemon.get("/health")[0] == 200
 
 
+# ---------------------------------------------------------------- one host of many
+
+
+def test_a_host_that_drains_is_not_ready_ends_its_answers_and_refuses_others_early() -> None:
+    """A router in front of it sends the next requests elsewhere, and no answer is cut."""
+    with HttpDaemon({"m": fake(fake=SLOW, max_concurrency=1)}) as daemon:
+        body = chat("drained", max_tokens=200)
+        whole = SseReader(daemon, body).finished()
+        running = SseReader(daemon, body).started()
+        waiting = SseReader(daemon, chat("waiting", max_tokens=200))
+        with daemon.client() as client:
+            eventually(lambda: row(client, "m")["queued"], what="a stream that waits")
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGTERM)
+            eventually(lambda: client.status()["stopping"], what="a daemon that ends")
+        for path in ("/ready", "/ready?model=m"):
+            assert daemon.get(path)[0] == 503
+        assert daemon.get("/health")[0] == 200
+        late = SseReader(daemon, body).finished()
+        for refused in (late, waiting.finished()):
+            assert (refused.status, refused.events) == (503, [])
+            assert refused.headers["retry-after"]
+        running.finished()
+        assert (running.text, running.is_cut) == (whole.text, False)
+        assert running.events[-1] == "[DONE]"
+
+
+def test_a_call_whose_worker_dies_is_delivered_once() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    call = '<tool_call>{"name": "look", "arguments": {"at": "the sea"}}</tool_call>'
+    with HttpDaemon({"m": fake(fake=SLOW)}) as daemon, daemon.client() as client:
+        body = chat(f"[[say I look. {call}]] [[fault crash=SIGKILL at=40 generation=1]]")
+        reader = SseReader(daemon, {**body, "max_tokens": 400, "tools": tools}).finished()
+        assert row(client, "m")["generation"] == 2
+    choices = [choice for one in reader.events[:-1] for choice in one["choices"]]
+    calls = [call for one in choices for call in one["delta"].get("tool_calls", [])]
+    assert [json.loads(one["function"]["arguments"]) for one in calls] == [{"at": "the sea"}]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
 # ---------------------------------------------------------------- a gateway that lives in vain
 
 REPLACED_S = 100.0

@@ -23,7 +23,11 @@ from mlxsup.protocol.ids import RequestId
 from mlxsup.supervisor.core.events import ClientGone
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import limits as limits_module
-from mlxsup.supervisor.sockets.clients import HANDSHAKE_LIMIT_S, LARGE_LIMIT_S, MAX_LARGE
+from mlxsup.supervisor.sockets.clients import (
+    HANDSHAKE_LIMIT_S,
+    LARGE_LIMIT_S,
+    MAX_LARGE_BYTES,
+)
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
 from support.client.clients_bench import Bench, Peer, deltas, generate, run
@@ -31,6 +35,9 @@ from support.client.zmtp import PING, READY
 from support.eventually_async import eventually_async
 
 HELLO = GREETING + READY
+
+AT_ONCE = MAX_LARGE_BYTES // MAX_FRAME_BYTES
+"""How many messages of the largest size are read at once."""
 
 
 def has_ended(raw: socket.socket) -> bool:
@@ -195,22 +202,20 @@ def test_a_round_of_the_loop_does_not_grow_with_how_many_flood() -> None:
 
 
 def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() -> None:
-    """Each may take 40 MiB until it is whole."""
-
     async def body(door: Door) -> None:
         bench = door.bench
         await door.serves()
         begun = HELLO + b"\x01\x01h\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big")
-        dawdlers = [door.knock() for _ in range(3 * MAX_LARGE)]
+        dawdlers = [door.knock() for _ in range(3 * AT_ONCE)]
         feeding = [asyncio.create_task(give(raw, begun + bytes(2**20))) for raw in dawdlers]
-        await eventually_async(lambda: sum(feed.done() for feed in feeding) == MAX_LARGE)
+        await eventually_async(lambda: sum(feed.done() for feed in feeding) == AT_ONCE)
         honest = Peer(bench.clients.endpoint)
         large = generate("large")
         large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
         honest.say(large)
         for _ in range(100):  # turns, in each of which the others could have been read
             await door.serves()
-        assert sum(feed.done() for feed in feeding) == MAX_LARGE, "the others wait in their sockets"
+        assert sum(feed.done() for feed in feeding) == AT_ONCE, "the others wait in their sockets"
         for _ in range(4):
             await door.serves()
             bench.moment += LARGE_LIMIT_S + 0.1
@@ -222,6 +227,50 @@ def test_few_large_messages_are_read_at_once_and_a_slow_sender_is_ended_P15() ->
         honest.close()
         for feed in feeding:
             feed.cancel()
+
+    at_door(body)
+
+
+def test_a_large_message_whose_sender_is_gone_takes_no_place_P15() -> None:
+    async def body(door: Door) -> None:
+        await door.serves()
+        begun = HELLO + b"\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big") + bytes(2**20)
+        for _ in range(AT_ONCE + 1):
+            gone = door.knock()
+            await give(gone, begun)
+            gone.close()
+        await eventually_async(lambda: door.bench.clients.admitted == 1)
+        large = generate("large")
+        large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
+        door.peer.say(large)
+        await door.bench.said(2)
+
+    at_door(body)
+
+
+def test_what_large_messages_take_until_they_are_whole_is_bounded_in_all_P15() -> None:
+    """A frame that others follow may grow into a message of the largest size, whatever it says."""
+    growing = HELLO + (b"\x03" + (1000).to_bytes(8, "big") + bytes(1000)) * 1000
+    many_frames = HELLO + to_wire([bytes(1000)] * 90)
+
+    async def body(door: Door) -> None:
+        bench = door.bench
+        await door.serves()
+        feeding = [asyncio.create_task(give(door.knock(), growing)) for _ in range(AT_ONCE)]
+        await eventually_async(lambda: all(feed.done() for feed in feeding))
+        late = [asyncio.create_task(give(door.knock(), growing)) for _ in range(AT_ONCE)]
+        whole = door.knock()
+        await give(whole, many_frames)
+        for _ in range(100):
+            await door.serves()
+        assert not any(feed.done() for feed in late), "they wait in their sockets"
+        for _ in range(2):
+            bench.moment += LARGE_LIMIT_S + 0.1
+            bench.clients.pulse()
+            await eventually_async(lambda: all(feed.done() for feed in late))
+        said = bytearray()
+        while b"one or two frames" not in said:
+            said += await asyncio.get_running_loop().sock_recv(whole, 65536)
 
     at_door(body)
 

@@ -112,6 +112,23 @@ def test_the_next_turn_reads_what_follows_alone(driver: LoopDriver, folder: Path
     assert strange.deltas[0].cached_tokens < later.deltas[0].cached_tokens - 8
 
 
+def test_what_is_kept_of_a_picture_counts_as_known_prompts_until_it_is_given_back(
+    folder: Path,
+) -> None:
+    with driven_engine(folder, rows=1, prefix_cache_bytes=0) as driver:
+        engine = driver.engine
+        engine.give_back()
+        assert engine.bytes_held().prefix == 0
+        held = []
+        for chat in (CHATS[0], CHATS[0], CHATS[1]):
+            driver.answer(messages=chat, max_tokens=1)
+            held.append(engine.bytes_held().prefix)
+        assert held == [held[0], held[0], 2 * held[0]]
+        assert held[0] > 0
+        engine.give_back()
+        assert engine.bytes_held().prefix == 0
+
+
 def test_text_that_begins_as_a_prompt_with_pictures_stands_where_it_did_alone(
     driver: LoopDriver, folder: Path
 ) -> None:

@@ -13,6 +13,7 @@ from mlxsup.client import RequestError
 
 pytest.importorskip("mlx_vlm")
 
+from support.client.lossy import LossyDaemon
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
 from support.models.tiny_vision import asked, make_tiny_vision, picture
@@ -45,3 +46,23 @@ def test_pictures_are_answered_and_an_answer_outlives_its_worker(tmp_path: Path)
             client.complete("sight", messages=bad, max_tokens=2)
         text = daemon.log_text()
         assert "IHDR" not in text
+
+
+def test_a_worker_that_dies_while_its_tower_looks_costs_no_token(tmp_path: Path) -> None:
+    folder = make_tiny_vision(tmp_path / "sight")
+    said: list[dict[str, Any]] = [{"role": "user", "content": "tell me a story of the sea"}]
+    seen = [asked("what is it", picture(1))]
+    with (
+        LossyDaemon("tower", {"sight": {"path": str(folder)}}) as daemon,
+        daemon.client() as client,
+    ):
+        client.load("sight")
+        beside = Reader(client, "sight", messages=said, max_tokens=1000).started()
+        answer = client.complete("sight", messages=seen, max_tokens=TOKENS)
+        assert daemon.struck.exists()
+        assert row(client, "sight")["generation"] == 2
+        assert row(client, "sight")["last_exit"]["signal"] == "SIGKILL"
+        client.restart("sight")  # so that nothing is kept of the picture
+        for messages, found in ((seen, answer), (said, beside.finished(600))):
+            again = client.complete("sight", messages=messages, max_tokens=len(found.token_ids))
+            assert again.token_ids == found.token_ids

@@ -167,7 +167,7 @@ def test_gateway_is_ready_when_a_model_could_answer(
     state: str | None, status: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_models(self: PlayedDaemon) -> dict[str, Any]:
-        return {"models": []}
+        return {"models": [], "stopping": None}
 
     if state is None:
         monkeypatch.setattr(PlayedDaemon, "status", no_models)
@@ -209,6 +209,15 @@ def test_router_asks_whether_one_model_answers_at_once(
         assert (response.headers["x-should-retry"] == "true") is (after is not None)
 
 
+@pytest.mark.parametrize("query", ["", "model=m"])
+def test_gateway_of_a_daemon_that_ends_is_not_ready_while_its_models_are(query: str) -> None:
+    daemon = PlayedDaemon()
+    daemon.stopping = {"running": 1, "limit_s": 30.0}
+    response = asyncio.run(Site(daemon).ask("GET", "/ready", query=query))
+    assert (response.status, response.error["code"]) == (503, "shutting_down")
+    assert response.headers["retry-after"]
+
+
 def test_gateway_without_a_daemon_is_alive_and_not_ready() -> None:
     assert ask("GET", "/health", state=LOST).status == 200
     response = ask("GET", "/ready", state=LOST)
@@ -242,7 +251,7 @@ class WholeDaemon(PlayedDaemon):
         memory = dict.fromkeys(sizes, 0)
         return {
             "version": "1", "uptime_s": 0, "memory": memory, "gateway": None, "models": [],
-            "log_dir": "/nowhere",
+            "log_dir": "/nowhere", "stopping": None,
         }  # fmt: skip
 
     async def requests(self) -> dict[str, Any]:

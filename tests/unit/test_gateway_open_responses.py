@@ -15,6 +15,7 @@ import pytest
 
 from mlxsup.client import Channel, FinishReason
 
+from support.gateway.pictures import PNG_URL
 from support.gateway.played_gateway import Item, PlayedDaemon, Response, Site, delta, result
 
 Check = Callable[[Any], bool]
@@ -195,6 +196,9 @@ CASES = {
     "turns": Case([{"input": [
         message("user", "I am Ann."), message("assistant", "Hello Ann."),
         message("user", "Who am I?")]}]),
+    "image input": Case([{"input": [message("user", [
+        {"type": "input_text", "text": "What is in this image?"},
+        {"type": "input_image", "image_url": PNG_URL}])]}]),
     "previous response": Case(
         [{"input": "I am Ann."}, {"input": "Who am I?", "previous_response_id": "resp_r1"}],
         [said("Hello."), said("Ann.")],

@@ -95,6 +95,15 @@ def test_a_picture_reaches_the_daemon_as_bytes(
     assert asked_in(frames)["messages"][-1]["content"] == content
 
 
+def test_a_detail_that_asks_for_another_size_is_named() -> None:
+    low = {"type": "input_image", "image_url": PNG_URL, "detail": "low"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [low]}
+    given = read(Api.RESPONSE, input=[user(low | {"detail": "auto"}, low), output])
+    assert list(given.unread) == ["input[0].content[1].detail", "input[1].output[0].detail"]
+    given = read(Api.CHAT, messages=[user(LOOK, image_url(PNG_URL))])
+    assert list(given.unread) == ["messages[0].content[1].image_url.detail"]
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -108,6 +108,7 @@ class SseReader(threading.Thread):
 
     Attributes:
         status: of the response.
+        headers: of the same, in lower case.
         events: the data of its events; `[DONE]` as text.
         is_cut: whether the response ended without its closing mark.
         has_text: set with the first piece of text, or at the end.
@@ -122,6 +123,7 @@ class SseReader(threading.Thread):
     def __init__(self, daemon: HttpDaemon, body: dict[str, Any], path: str = CHAT) -> None:
         super().__init__(daemon=True)
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.events: list[Any] = []
         self.is_cut = False
         self.has_text = threading.Event()
@@ -154,6 +156,7 @@ class SseReader(threading.Thread):
             self._connection.request("POST", self._path, self._body, headers)
             response = self._connection.getresponse()
             self.status = response.status
+            self.headers = {name.lower(): value for name, value in response.getheaders()}
             for data in _events(response):
                 self.times.append(time.monotonic())
                 self.events.append(data if data == "[DONE]" else json.loads(data))

@@ -158,6 +158,7 @@ class PlayedDaemon:
         presets: of the only model, by name.
         row: what else the status says of it.
         log_dir: the folder with the logs.
+        stopping: how it ends; None while it does not.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -171,6 +172,7 @@ class PlayedDaemon:
         self.adapters: dict[str, str] = {}
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
         self.log_dir = "/nowhere"
+        self.stopping: dict[str, Any] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -206,7 +208,9 @@ class PlayedDaemon:
             "footprint_bytes": 0, "tokens_per_s": 0.0, "running": [], "queued": 0, **self.row,
         }  # fmt: skip
         memory = {"budget_bytes": 2**30}
-        return {"models": [row], "memory": memory, "log_dir": self.log_dir}
+        return {
+            "models": [row], "memory": memory, "log_dir": self.log_dir, "stopping": self.stopping,
+        }  # fmt: skip
 
 
 class FedDaemon(PlayedDaemon):

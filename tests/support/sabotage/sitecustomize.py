@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -198,6 +199,29 @@ def resume_wrongly(path: str) -> None:
     replace_method(OwnedEngine, "insert", insert_wrongly)
 
 
+def kill_in_tower(path: str) -> None:
+    """SIGKILL while the tower looks at the first picture after the load."""
+    from mlxsup.worker.engine import EngineFacts, ReportProgress
+    from mlxsup.worker.thread_guard import OwnedEngine
+
+    load = OwnedEngine.load
+
+    def load_and_arrange(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
+        facts = load(self, report)
+        if vision := sys.modules.get("mlxsup.worker.engines.mlx.vision"):
+            made = vision.Features
+
+            def die(**named: Any) -> Any:
+                if strike(path):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return made(**named)
+
+            vision.Features = die  # type: ignore[attr-defined]
+        return facts
+
+    replace_method(OwnedEngine, "load", load_and_arrange)
+
+
 LONG_PROMPT = 200
 LONG_READING_S = 4.0
 
@@ -242,6 +266,7 @@ WAYS = {
     "passes dawdle": dawdle,
     "resumes wrongly": resume_wrongly,
     "takes turns": take_turns,
+    "tower": kill_in_tower,
 }
 
 if (

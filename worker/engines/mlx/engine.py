@@ -504,9 +504,12 @@ class MlxEngine:
         return self._within_limits().decode()
 
     def _within_limits(self) -> MlxBatch:
-        """The batch; known prompts were given up if its rows need their memory."""
-        if self._limits is not None and self._limits.is_exceeded() and self.prefixes is not None:
-            self.prefixes.clear()
+        """The batch; known prompts and pictures were given up if its rows need their memory."""
+        if self._limits is not None and self._limits.is_exceeded():
+            if self.prefixes is not None:
+                self.prefixes.clear()
+            if self._vision is not None:
+                self._vision.forget()
         return self._ready()
 
     def settle(self) -> None:
@@ -533,7 +536,8 @@ class MlxEngine:
         from .limits import bytes_held
 
         kept = 0 if self.batch is None else self.batch.kept_bytes
-        return bytes_held(kept, 0 if self.prefixes is None else self.prefixes.held_bytes)
+        prefixes = 0 if self.prefixes is None else self.prefixes.held_bytes
+        return bytes_held(kept, prefixes + (0 if self._vision is None else self._vision.held_bytes))
 
     def close(self) -> None:
         """Frees everything and restores the process's limits; once, on the owner thread (E2)."""

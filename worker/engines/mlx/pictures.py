@@ -58,6 +58,8 @@ def load_processor(folder: ModelFolder) -> Any:
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(folder.path)
+    # No parameter leaves numpy's arrays: whatever `return_tensors` says, these processors end with
+    # `BatchFeature(data=to_mlx(…))`, and without their ends each family's cutting would be ours.
     for part in (processor, getattr(processor, "image_processor", None)):
         module = sys.modules[type(part).__module__]
         if hasattr(module, "to_mlx"):

@@ -195,9 +195,14 @@ class VisionModel:
         )
         mx.eval(features.embeddings, features.deep)
         self._kept[picture.digest] = features
-        while len(self._kept) > 1 and sum(one.size for one in self._kept.values()) > KEPT_BYTES:
+        while len(self._kept) > 1 and self.held_bytes > KEPT_BYTES:
             self._kept.popitem(last=False)
         return features
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory of what is kept of pictures for other prompts."""
+        return sum(one.size for one in self._kept.values())
 
     def has_seen(self, picture: Picture) -> bool:
         """True if `look` would compute nothing."""
