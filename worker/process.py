@@ -251,6 +251,7 @@ class Life:
                 task=facts.task,
                 dimensions=facts.dimensions,
                 input_modalities=list(facts.input_modalities),
+                draft_tokens=facts.draft_tokens,
             )
         )
         loop.run(self._must_end)

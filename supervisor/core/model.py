@@ -114,6 +114,8 @@ class Model:
         machine_bytes: memory of the machine; 0 before it was measured.
         steps: engine steps of the live process.
         tokens: tokens generated since the supervisor's start.
+        drafted, draft_accepted: how many tokens its rows have guessed, and how many of them they
+            drew.
         engine_s: engine seconds charged to requests since the supervisor's start.
         repeated_s: engine seconds, since then, for what had been computed before and was lost.
         alike: steps that have not been charged yet; `settle` does that.
@@ -150,6 +152,8 @@ class Model:
     machine_bytes: int = 0
     steps: int = 0
     tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
     engine_s: float = 0.0
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None

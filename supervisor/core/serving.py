@@ -276,6 +276,12 @@ class Serving:
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
+        for guessed in message.drafts:
+            model.drafted += guessed.read
+            model.draft_accepted += guessed.accepted
+            if (request := model.running.get(guessed.key)) is not None:
+                request.drafted += guessed.read
+                request.draft_accepted += guessed.accepted
         for row in message.rows:
             request = model.running.get(row.key)
             if request is None:

@@ -124,6 +124,8 @@ class Request:
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
     left_short_at: int | None = None
     first_token_at: float | None = None
     engine_s: float = 0.0
@@ -218,6 +220,8 @@ class Request:
             cached_tokens=self.cached_tokens,
             completion_tokens=self.tokens_sent,
             engine_s=self.engine_s,
+            drafted=self.drafted,
+            draft_accepted=self.draft_accepted,
         )
 
     def timings(self, now: float) -> Timings:
