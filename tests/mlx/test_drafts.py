@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.engine import Row, RowToken, StepResult
 from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
@@ -27,7 +28,7 @@ from support.model_types.listed import MODEL_TYPES, UNLOADABLE
 from support.model_types.scenarios import chunks_of, compare, prompt
 from support.models.tiny_model import make_tiny_model
 from support.worker.forced_guesses import guessing
-from support.worker.loop_driver import LoopDriver, check_every_resume
+from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 from support.worker.mlx_rows import (
     check_no_row_is_left,
     known_as,
@@ -143,6 +144,19 @@ def test_rows_that_accept_different_numbers_answer_as_without_drafts(
     check_no_row_is_left(engine)
 
 
+def test_passes_that_are_padded_to_few_shapes_answer_alike(folder: Path, plain: Answers) -> None:
+    rows = rows_of()
+    with loaded_engine(folder, drafts="ngram") as engine, guessing(*texts_of(rows, plain)):
+        assert engine.batch is not None
+        engine.batch.pad(0.1)
+        run = Counted(engine)
+        for row in rows:
+            engine.insert(row)
+            run.step()
+        check_same(run.run(), plain)
+    assert run.accepted > TOKENS
+
+
 def test_rows_join_and_leave_between_guesses(engine: MlxEngine, plain: Answers) -> None:
     rows = rows_of()
     with guessing(*texts_of(rows, plain)), chunks_of(8):
@@ -217,25 +231,26 @@ def test_what_an_ended_row_leaves_continues_another_prompt(folder: Path, plain: 
         check_same(run_rows(engine), wanted, 0.0)
 
 
-def test_no_place_behind_the_context_is_read(folder: Path) -> None:
-    row = make_row(0, prompt(40), 24, top_logprobs=5)
+def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(folder: Path) -> None:
+    rows = [make_row(0, prompt(44), 20, top_logprobs=5), make_row(1, prompt(9), 55, top_logprobs=5)]
     with loaded_engine(folder, context_length=64) as engine:
-        wanted = run_rows(engine, [row])
-    text = row.tokens + token_ids(wanted[0])
-    widest: list[int] = []
+        wanted = alone(engine, rows)
+    ends: list[int] = []
     with loaded_engine(folder, context_length=64, drafts="ngram", draft_tokens=16) as engine:
         assert engine.batch is not None
-        decode: Any = engine.batch.mode.decode  # type: ignore[attr-defined]
-        model = decode.rows.model
+        batch: Any = engine.batch.mode.decode.rows  # type: ignore[union-attr]
+        model = batch.model
 
         def watched(tokens: Any, cache: Any, **named: Any) -> Any:
-            widest.append(cache[0].size() + tokens.shape[1])
+            ends.append(max(map(len, batch.tokens)) + tokens.shape[1])
             return model(tokens, cache=cache, **named)
 
-        decode.rows.model = watched
-        with guessing(text):
-            check_same(run_rows(engine, [row]), wanted, 0.0)
-    assert max(widest) <= 64
+        batch.model = watched
+        with guessing(texts_of(rows, wanted)[1]):
+            for row in rows:
+                engine.insert(row)
+            check_same(Counted(engine).run(), wanted, 0.0)
+    assert max(ends) == 64
 
 
 REFUSED = ("windows or states", "several tokens of several")
@@ -290,13 +305,41 @@ def workers(folder: Path) -> Iterator[tuple[LoopDriver, LoopDriver]]:
             driver.close()
 
 
-ASKED: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "seeded": {"temperature": 1.0, "seed": 11, "logprobs": True, "top_logprobs": 3},
-    "penalties": {"repetition_penalty": 1.3, "temperature": 0.9, "seed": 3},
-    "stop": {"stop": ["\0", "e"]},
-    "json": {"response_format": {"type": "json_object"}, "max_tokens": 40},
+ASKED: dict[str, tuple[bool, dict[str, Any]]] = {
+    "greedy": (True, {}),
+    "seeded": (True, {"temperature": 1.0, "seed": 11, "logprobs": True, "top_logprobs": 3}),
+    "penalties": (False, {"repetition_penalty": 1.3, "temperature": 0.9, "seed": 3}),
+    "json": (False, {"response_format": {"type": "json_object"}, "max_tokens": 30}),
 }
+"""By name: whether the request's rows guess, and what it asks for."""
+
+PROMPT = "Once upon a time there was a fox"
+
+
+def check_request(
+    workers: tuple[LoopDriver, LoopDriver], asked: dict[str, Any]
+) -> tuple[Answer, int]:
+    """Compare a request's answers; return the second one, and how many guesses of it were read."""
+    without, drafting = workers
+    whole = without.answer(**asked)
+    assert whole.acceptance is not None
+    unstopped = without.answer(**{**asked, "stop": None}).tokens
+    with guessing([*unpack_tokens(whole.acceptance.prompt_tokens), *unstopped]):
+        key = drafting.dispatch(**asked)
+        read = 0
+        real = drafting.engine.step
+
+        def counted() -> StepResult:
+            nonlocal read
+            result = real()
+            read += sum(one.read for one in (result.guessed or {}).values())
+            return result
+
+        with mock.patch.object(drafting.engine, "step", counted):
+            [got] = drafting.finish(key)
+    assert (got.tokens, got.text, got.finish) == (whole.tokens, whole.text, whole.finish)
+    assert [one.logprobs for one in got.deltas] == [one.logprobs for one in whole.deltas]
+    return got, read
 
 
 @pytest.mark.bits
@@ -304,30 +347,36 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_a_request_is_answered_as_without_drafts_and_resumed_at_every_token(
     workers: tuple[LoopDriver, LoopDriver], case: str
 ) -> None:
-    asked: dict[str, Any] = {"prompt": "Once upon a time there was a fox", "max_tokens": 20}
-    asked |= ASKED[case]
-    without, drafting = workers
-    whole = without.answer(**asked)
-    assert whole.acceptance is not None
-    unstopped = without.answer(**{**asked, "stop": None}).tokens
-    text = [*unpack_tokens(whole.acceptance.prompt_tokens), *unstopped]
-    with guessing(text):
-        got = drafting.answer(**asked)
-        assert (got.tokens, got.text, got.finish) == (whole.tokens, whole.text, whole.finish)
-        assert [one.logprobs for one in got.deltas] == [one.logprobs for one in whole.deltas]
-        check_every_resume(drafting, got)
+    guesses, changes = ASKED[case]
+    got, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, **changes})
+    assert (read > 0) is guesses
+    assert got.acceptance is not None
+    with guessing([*unpack_tokens(got.acceptance.prompt_tokens), *got.tokens]):
+        check_every_resume(workers[1], got)
+
+
+def test_a_stop_string_ends_an_answer_among_right_guesses(
+    workers: tuple[LoopDriver, LoopDriver], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = workers[0].answer(prompt=PROMPT, max_tokens=20).text
+    for place in range(0, len(text) - 2, max(len(text) // 8, 1)):
+        stop = [text[place : place + 2]]
+        _, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, "stop": stop})
+    assert read > 0
+    assert "token for a row that is gone" not in caplog.text
 
 
 # ---------------------------------------------------------------- guesses
 
 
 def test_a_guess_is_what_followed_the_longest_match() -> None:
-    index = NgramIndex()
-    tokens = [9, 1, 2, 3, 4, 50, 51, 52, 8, 1, 2, 3, 4, 60, 61, 62, 9, 1, 2, 3]
-    assert index.has_seen(tokens)
-    assert index.guess(tokens, 4, 3) == [50, 51, 52], "9 stands before both"
-    assert index.guess(tokens, 5, 3) == [], "nothing has followed with 5"
-    assert index.guess(tokens, 4, 0) == []
+    with_8, with_9 = [8, 1, 2, 3, 4, 60, 61, 62], [9, 1, 2, 3, 4, 50, 51, 52]
+    for tokens in ([*with_8, *with_9, 9, 1, 2, 3], [*with_9, *with_8, 9, 1, 2, 3]):
+        index = NgramIndex()
+        assert index.has_seen(tokens)
+        assert index.guess(tokens, 4, 3) == [50, 51, 52], "9 stands before both"
+        assert index.guess(tokens, 5, 3) == [], "nothing has followed with 5"
+        assert index.guess(tokens, 4, 0) == []
 
 
 def test_a_guess_goes_on_with_what_repeats() -> None:
@@ -398,8 +447,10 @@ def test_guesses_that_do_not_pay_are_tried_again_now_and_then() -> None:
 def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
     pacer = paced(1.0, 0.01)
     pacer.saw_block(1, 5, 60.0)
-    pacer.saw_plain(1, 60.0)
     assert pacer.choose([0.9], 1) == 4
+    pacer = paced(1.0, 0.9)
+    pacer.saw_plain(1, 60.0)
+    assert pacer.choose([0.5], 1) == 0
 
 
 # ---------------------------------------------------------------- models that do not guess

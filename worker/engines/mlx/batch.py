@@ -139,6 +139,8 @@ class MlxBatch:
         self._shapes = self._shapes or SeenShapes()
         self._scheduler.pads = True
         self.mode.width_of = self._width_of
+        if self._drafts is not None:
+            self._drafts.pads = True
 
     def _width_of(self, rows: int, tokens: int, held: int) -> int:
         """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""

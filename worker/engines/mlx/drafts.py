@@ -23,13 +23,14 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from mlxsup.protocol.states import Batching
 
 from ...engine import Guessed
 from .adapters import adapters_of
 from .caches import layers_of
+from .prompt_batch import PaddedKeys
 from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
 
 GRAM = 3
@@ -219,6 +220,7 @@ class Drafts:
     Attributes:
         pacer: decides how many there are in a step.
         context_length: no place behind it is read.
+        pads: whether passes are padded to few shapes; see `prompt_batch`.
 
     Args:
         tokens: that a row may guess at most.
@@ -228,6 +230,7 @@ class Drafts:
     def __init__(self, tokens: int, context_length: int) -> None:
         self.pacer = Pacer(tokens)
         self.context_length = context_length
+        self.pads = False
         self._counts: dict[int, Guessed] = {}  # of the last step, by uid
 
     def count(self, uid: int, guessed: Guessed) -> None:
@@ -338,6 +341,8 @@ class DraftingBatch(DrawingBatch):
         """One pass over the pending tokens and these guesses; see `next`."""
         began_at = time.perf_counter()
         width = 1 + max(map(len, guesses))
+        if self.drafts.pads:
+            width = self._pad(width)
         pending: Any = self._next_tokens.tolist()
         ids = [
             [token, *guess, *[token] * (width - 1 - len(guess))]
@@ -368,6 +373,16 @@ class DraftingBatch(DrawingBatch):
         self._cut_back([width - len(tokens) for tokens in said])
         self._let_ended_go(said)
         return [token for tokens in said for token in tokens]
+
+    def _pad(self, width: int) -> int:
+        """Pad the keys and the places of a pass; return how many places it has."""
+        self.prompt_cache = [
+            PaddedKeys.of(layer) if type(layer) is BatchKVCache else layer
+            for layer in self.prompt_cache
+        ]
+        longest = max(map(len, self.tokens))
+        most = min(1 + self.drafts.pacer.most, self.drafts.context_length - longest)
+        return max(width, most)
 
     def _draw_all(
         self, logits: mx.array, guesses: list[list[int]]
