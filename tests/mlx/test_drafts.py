@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from mlxsup.worker.engines.mlx.drafts import (
 )
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, row
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE
 from support.model_types.scenarios import chunks_of, compare, prompt
@@ -386,6 +390,13 @@ def test_a_guess_goes_on_with_what_repeats() -> None:
     assert index.guess(tokens, 3, 7) == [1, 2, 3, 1, 2, 3, 1]
 
 
+def test_a_guess_ends_before_a_picture() -> None:
+    index = NgramIndex()
+    tokens = [1, 2, 3, 4, 5, -7, -8, 6, 1, 2, 3]
+    assert index.has_seen(tokens)
+    assert index.guess(tokens, 4, 4) == [5]
+
+
 @pytest.mark.parametrize("length", range(GRAM + 1))
 def test_a_short_row_has_nothing_to_guess_from(length: int) -> None:
     assert not NgramIndex().has_seen([7] * length)
@@ -430,7 +441,7 @@ def test_what_is_not_measured_is_measured_first() -> None:
     assert pacer.choose([0.9], 1) == 0, "without guesses first"
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_plain(1, 1.0)
-    assert pacer.choose([0.1], 1) == 4
+    assert pacer.choose([0.1], 1) == 1
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(1, 5, 3.0)
     assert pacer.choose([0.1], 1) == 0
@@ -442,6 +453,8 @@ def test_guesses_that_do_not_pay_are_tried_again_now_and_then() -> None:
     tries = [pacer.choose([0.1], 1) for _ in range(10 * TRY_AGAIN)]
     assert tries.count(1) == 10
     assert set(tries) == {0, 1}
+    dear = paced(1.0, 3.0)
+    assert [dear.choose([0.1], 1) for _ in range(6 * TRY_AGAIN)].count(1) == 2
 
 
 def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
@@ -469,3 +482,37 @@ def test_off_is_the_default(folder: Path) -> None:
         engine.insert(make_row(1, [1, 2, 3] * 9, 8))
         while engine.has_rows():
             assert engine.step().guessed is None
+
+
+# ---------------------------------------------------------------- a whole daemon
+
+
+@pytest.mark.timeout(900)
+def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
+    asked: dict[str, Any] = {"prompt_tokens": prompt(12) * 6, "max_tokens": 400}
+    models = {
+        "plain": {"path": str(folder)},
+        "drafting": {"path": str(folder), "drafts": "ngram", "draft_tokens": 6},
+        "vectors": {"path": str(folder), "drafts": "ngram", "pooling": "mean"},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        whole = client.complete("plain", **asked)
+        assert (whole.usage.drafted, row(client, "plain")["drafts"]) == (0, None)
+        got = client.complete("drafting", **asked)
+        assert got.token_ids == whole.token_ids
+        assert 0 < got.usage.draft_accepted < got.usage.drafted
+        drafts = row(client, "drafting")["drafts"]
+        assert drafts == {
+            "mode": "ngram",
+            "tokens": 6,
+            "drafted": got.usage.drafted,
+            "accepted": got.usage.draft_accepted,
+        }
+        reader = Reader(client, "drafting", **asked)
+        reader.started()
+        os.kill(row(client, "drafting")["pid"], signal.SIGKILL)
+        resumed = reader.finished(600)
+        assert resumed.token_ids == whole.token_ids
+        assert row(client, "drafting")["generation"] == 2
+        client.load("vectors")
+        assert any("drafts have no effect" in one for one in row(client, "vectors")["warnings"])

@@ -84,7 +84,10 @@ class NgramIndex:
         guess: list[int] = []
         for place in range(best + 1, best + 1 + most):
             behind = place - len(tokens)
-            guess.append(tokens[place] if behind < 0 else [pending, *guess][behind])
+            token = tokens[place] if behind < 0 else [pending, *guess][behind]
+            if token < 0:  # it stands for a part of a picture
+                break
+            guess.append(token)
         return guess
 
     def _places(self, tokens: Sequence[int]) -> Iterator[int]:
@@ -112,8 +115,11 @@ LEAST_MEASUREMENTS = 3
 MOST_PADDING = 16
 """Places before the longest row that caches may waste: taking them out copies the caches."""
 
-TRY_AGAIN = 64
+TRY_AGAIN = 100
 """A guess is read after so many that were not worth their time: the text may have changed."""
+
+SELDOM = 16
+"""What a guess takes was measured wrong if it is so many times as long as a token."""
 
 EASE = 0.1
 """Weight of a new guess in the share of guesses that are drawn."""
@@ -179,7 +185,7 @@ class Pacer:
         if len(speed.plain) < LEAST_MEASUREMENTS:
             return 0
         if len(speed.more) < LEAST_MEASUREMENTS:
-            return self.most
+            return 1  # on a CPU four may take as long as ten tokens
         plain_s, more_s = median(speed.plain), median(speed.more)
         best, least_s = 0, plain_s / rows
         gained, chances = 0.0, list(shares)
@@ -192,7 +198,8 @@ class Pacer:
         if best:
             return best
         self._refused += 1
-        if self._refused < TRY_AGAIN:
+        # A guess that takes as long as three tokens must be three times as seldom.
+        if self._refused < TRY_AGAIN * max(1.0, min(more_s / plain_s, SELDOM)):
             return 0
         self._refused = 0
         return 1
