@@ -15,6 +15,7 @@ Everything here belongs to the thread that made the stream.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -227,16 +228,19 @@ class Drafts:
     Attributes:
         pacer: decides how many there are in a step.
         context_length: no place behind it is read.
+        is_cuttable: whether caches can be cut back; if not, a row guesses only while it is alone,
+            and what guesses change is copied before.
         pads: whether passes are padded to few shapes; see `prompt_batch`.
 
     Args:
         tokens: that a row may guess at most.
-        context_length: see the attribute.
+        context_length, is_cuttable: see the attributes.
     """
 
-    def __init__(self, tokens: int, context_length: int) -> None:
+    def __init__(self, tokens: int, context_length: int, *, is_cuttable: bool = True) -> None:
         self.pacer = Pacer(tokens)
         self.context_length = context_length
+        self.is_cuttable = is_cuttable
         self.pads = False
         self._counts: dict[int, Guessed] = {}  # of the last step, by uid
 
@@ -250,21 +254,18 @@ class Drafts:
         return counts
 
 
-def find_obstacle(model: Any, way: Batching, *, deterministic: bool) -> str:
-    """Return why rows of a model cannot guess, as a clause; empty: they can.
+def is_cuttable(model: Any, way: Batching) -> bool:
+    """True if the caches of several rows can be cut back after a pass, each row's by its own count.
+
+    Sliding windows and states have overwritten what they held before. Where rows cannot read their
+    prompts together, they cannot read several tokens each in another pass either.
 
     Args:
         model: materialised.
         way: how its rows share passes.
-        deterministic: see `LaunchSettings`.
     """
-    if deterministic:
-        return "it is deterministic, and the size of a pass would depend on the machine's speed"
-    if any(type(layer) is not KVCache for layer in layers_of(make_prompt_cache(model))):
-        return "its layers keep windows or states, which cannot be cut back to what was drawn"
-    if way is Batching.SERIAL_PREFILL:
-        return "mlx-lm cannot read several tokens of several of its rows in one pass"
-    return ""
+    layers = layers_of(make_prompt_cache(model))
+    return way is not Batching.SERIAL_PREFILL and all(type(one) is KVCache for one in layers)
 
 
 def may_guess(draws: RowDraws) -> bool:
@@ -326,6 +327,8 @@ class DraftingBatch(DrawingBatch):
 
     def _guess(self) -> list[list[int]] | None:
         """Return the guesses of each row; None if there is none in this step."""
+        if len(self.uids) > 1 and not self.drafts.is_cuttable:
+            return None
         able = [place for place, draws in enumerate(self.samplers) if may_guess(draws)]
         records = {place: self._records.setdefault(self.uids[place], RowRecord()) for place in able}
         able = [place for place in able if records[place].index.has_seen(self.tokens[place])]
@@ -355,9 +358,9 @@ class DraftingBatch(DrawingBatch):
             [token, *guess, *[token] * (width - 1 - len(guess))]
             for token, guess in zip(pending, guesses, strict=True)
         ]
+        copies = [] if self.drafts.is_cuttable else [_copy(one) for one in self.prompt_cache]
         logits = self.model(mx.array(ids), cache=self.prompt_cache, **adapters_of(self.samplers))
         drawn, tables = self._draw_all(logits.astype(mx.float32), guesses)
-        self.drafts.pacer.saw_block(len(ids), width, time.perf_counter() - began_at)
         said = []
         for row, guess in enumerate(guesses):
             accepted = 0
@@ -377,7 +380,11 @@ class DraftingBatch(DrawingBatch):
                 self._records[self.uids[row]].learn(accepted, is_all=accepted == len(guess))
             pending[row], self._next_logprobs[row] = drawn[row][accepted], tables[row][accepted]
         self._next_tokens = mx.array(pending, dtype=mx.uint32)
-        self._cut_back([width - len(tokens) for tokens in said])
+        if copies:
+            self._go_back(copies, ids[0], len(said[0]))
+        else:
+            self._cut_back([width - len(tokens) for tokens in said])
+        self.drafts.pacer.saw_block(len(ids), width, time.perf_counter() - began_at)
         self._let_ended_go(said)
         return [token for tokens in said for token in tokens]
 
@@ -459,12 +466,33 @@ class DraftingBatch(DrawingBatch):
             if any(padding):
                 layer.prepare(right_padding=padding)
                 layer.finalize()
+        if any(padding):
+            mx.eval([layer.state for layer in self.prompt_cache])
         # A row that is cut back more than others has more padding before it: all have too much, if
         # the longest one is such a row again and again.
         longest = max(map(len, self.tokens))
         if any(padding) and self.prompt_cache[0].size() - longest >= MOST_PADDING:
             for layer in self.prompt_cache:
                 layer.filter(list(range(len(extra))))
+
+    def _go_back(self, copies: list[Any], tokens: list[int], count: int) -> None:
+        """Have the caches of the only row hold the first tokens of a pass, and no others.
+
+        Args:
+            copies: of the layers before the pass; None for each that can be cut back.
+            tokens: of the pass.
+            count: how many to hold.
+        """
+        if count == len(tokens):
+            return
+        for place, layer in enumerate(copies):
+            if layer is None:
+                self.prompt_cache[place].trim(len(tokens))
+            else:
+                self.prompt_cache[place] = layer
+        adapters = adapters_of(self.samplers)
+        self.model(mx.array([tokens[:count]]), cache=self.prompt_cache, **adapters)
+        mx.eval([layer.state for layer in self.prompt_cache])
 
     def _let_ended_go(self, said: list[list[DrawnToken]]) -> None:
         keep = [row for row, tokens in enumerate(said) if tokens[-1].finish_reason is None]
@@ -473,6 +501,12 @@ class DraftingBatch(DrawingBatch):
             last.prompt_cache, last.all_tokens = self.extract_cache(row), self.tokens[row]
         if len(keep) < len(said):
             self.filter(keep)
+
+
+def _copy(layer: Any) -> Any:
+    """Return a copy of a layer's cache, which costs nothing until one of both is written to; None
+    if it can be cut back instead."""
+    return None if isinstance(layer, KVCache | BatchKVCache) else copy.deepcopy(layer)
 
 
 def _normalise(logits: mx.array) -> mx.array:

@@ -117,6 +117,12 @@ LIBRARY = "libmlx.so"
 NO_NUMBERS = "its log-probabilities are not numbers (NaN), so its answers are meaningless"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
 
+NO_FIXED_DRAFTS = (
+    "drafts have no effect: the model is deterministic, and how many tokens a pass with guesses "
+    "reads depends on the machine's speed"
+)
+"""The warning for a deterministic model whose configuration lets rows guess."""
+
 CHECKED = 0.05
 IMPORTED = 0.2
 WEIGHTS_FOUND = 0.25
@@ -378,19 +384,20 @@ class MlxEngine:
 
     def _make_drafts(self) -> Drafts | None:
         """Return what rows guess by, if they are to and can; the facts say which."""
-        from .drafts import Drafts, find_obstacle
+        from .drafts import Drafts, is_cuttable
 
         if self._spec.drafts == "off":
             return None
-        obstacle = find_obstacle(
-            self.model, self.facts.batching, deterministic=self._spec.deterministic
-        )
-        if obstacle:
-            warning = f"drafts have no effect: {obstacle}"
-            self._facts = replace(self.facts, warnings=(*self.facts.warnings, warning))
+        if self._spec.deterministic:
+            warnings = (*self.facts.warnings, NO_FIXED_DRAFTS)
+            self._facts = replace(self.facts, warnings=warnings)
             return None
         self._facts = replace(self.facts, draft_tokens=self._spec.draft_tokens)
-        return Drafts(self._spec.draft_tokens, self.facts.context_length)
+        return Drafts(
+            self._spec.draft_tokens,
+            self.facts.context_length,
+            is_cuttable=is_cuttable(self.model, self.facts.batching),
+        )
 
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
