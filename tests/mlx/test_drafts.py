@@ -242,7 +242,8 @@ def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(fold
     ends: list[int] = []
     with loaded_engine(folder, context_length=64, drafts="ngram", draft_tokens=16) as engine:
         assert engine.batch is not None
-        batch: Any = engine.batch.mode.decode.rows  # type: ignore[union-attr]
+        mode: Any = engine.batch.mode
+        batch = mode.decode.rows
         model = batch.model
 
         def watched(tokens: Any, cache: Any, **named: Any) -> Any:
@@ -491,7 +492,7 @@ def test_off_is_the_default(folder: Path) -> None:
 @pytest.mark.timeout(900)
 def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
     asked: dict[str, Any] = {"prompt_tokens": prompt(12) * 6, "max_tokens": 400}
-    models = {
+    models: dict[str, dict[str, Any]] = {
         "plain": {"path": str(folder)},
         "drafting": {"path": str(folder), "drafts": "ngram", "draft_tokens": 6},
         "vectors": {"path": str(folder), "drafts": "ngram", "pooling": "mean"},

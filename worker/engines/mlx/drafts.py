@@ -281,6 +281,7 @@ class DraftingBatch(DrawingBatch):
     """
 
     drafts: Drafts
+    prompt_cache: list[Any]
     _records: dict[int, RowRecord]
     _is_lone = False
     _ended_at = 0.0
