@@ -108,6 +108,10 @@ def _match(tokens: Sequence[int], place: int) -> int:
     return length
 
 
+WORTHWHILE = 0.95
+"""Guesses are read if a token takes less than this share of the time without them: what was
+measured may be off by as much."""
+
 MEASUREMENTS = 9
 """The median of the latest measurements counts: a pause of the machine is not the pass's."""
 
@@ -188,7 +192,7 @@ class Pacer:
         if len(speed.more) < LEAST_MEASUREMENTS:
             return 1  # on a CPU four may take as long as ten tokens
         plain_s, more_s = median(speed.plain), median(speed.more)
-        best, least_s = 0, plain_s / rows
+        best, least_s = 0, WORTHWHILE * plain_s / rows
         gained, chances = 0.0, list(shares)
         for count in range(1, self.most + 1):
             gained += sum(chances)
@@ -315,8 +319,10 @@ class DraftingBatch(DrawingBatch):
         pacer.saw_between(began_at - self._ended_at)
         guesses = self._guess()
         if guesses is not None:
+            known_at = time.perf_counter()
             block, self._was_plain = self._read(guesses), False
             self._ended_at = time.perf_counter()
+            pacer.saw_block(rows, 1 + max(map(len, guesses)), self._ended_at - known_at)
             return block
         was_plain, self._was_plain = self._was_plain, True
         responses: list[Any] = super().next()
@@ -350,7 +356,6 @@ class DraftingBatch(DrawingBatch):
 
     def _read(self, guesses: list[list[int]]) -> list[DrawnToken]:
         """One pass over the pending tokens and these guesses; see `next`."""
-        began_at = time.perf_counter()
         width = 1 + max(map(len, guesses))
         if self.drafts.pads:
             width = self._pad(width)
@@ -385,7 +390,6 @@ class DraftingBatch(DrawingBatch):
             self._go_back(copies, ids[0], len(said[0]))
         else:
             self._cut_back([width - len(tokens) for tokens in said])
-        self.drafts.pacer.saw_block(len(ids), width, time.perf_counter() - began_at)
         self._let_ended_go(said)
         return [token for tokens in said for token in tokens]
 
