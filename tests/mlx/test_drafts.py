@@ -502,7 +502,7 @@ def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
         assert (whole.usage.drafted, row(client, "plain")["drafts"]) == (0, None)
         got = client.complete("drafting", **asked)
         assert got.token_ids == whole.token_ids
-        assert 0 < got.usage.draft_accepted < got.usage.drafted
+        assert 0 <= got.usage.draft_accepted <= got.usage.drafted > 0
         drafts = row(client, "drafting")["drafts"]
         assert drafts == {
             "mode": "ngram",
