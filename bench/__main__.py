@@ -23,6 +23,7 @@ def main() -> None:
     from . import (
         against,
         commands,
+        drafts,
         engine_seconds,
         gateway,
         router,
@@ -46,6 +47,7 @@ def main() -> None:
             "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
             "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
             "engine_seconds": lambda repeats: engine_seconds.run(SMOLLM2, repeats),
+            "drafts": lambda repeats: drafts.run(SMOLLM2, repeats),
             "commands": lambda repeats: commands.run(),
             "sharing": lambda repeats: sharing.run(20 * repeats),
             "against": lambda repeats: against.run(given.base, repeats),

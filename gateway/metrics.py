@@ -78,6 +78,9 @@ RESUMED = _counter("mlxsup_requests_resumed_total", "how often these answers con
 PROMPT_TOKENS = _counter("mlxsup_prompt_tokens_total", "tokens of their prompts")
 CACHED_TOKENS = _counter("mlxsup_cached_prompt_tokens_total", "of these, the ones that were "
                          "computed before")  # fmt: skip
+DRAFTED_TOKENS = _counter("mlxsup_drafted_tokens_total", "tokens that were guessed for them")
+ACCEPTED_TOKENS = _counter("mlxsup_accepted_draft_tokens_total", "of these, the ones that are "
+                           "tokens of their answers")  # fmt: skip
 GENERATED_TOKENS = _counter("mlxsup_generation_tokens_total", "tokens that were generated for them")
 UNFIT_CALLS = _counter("mlxsup_unfit_tool_calls_total", "answers with a call of a strict tool "
                        "whose arguments do not match its schema")  # fmt: skip
@@ -101,6 +104,7 @@ EVICTIONS = _counter("mlxsup_evictions_total", "processes of models that were en
 
 OF_REQUESTS = (
     EVICTIONS, REQUESTS, ERRORS, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS,
+    DRAFTED_TOKENS, ACCEPTED_TOKENS,
     UNREADABLE_CALLS, UNFIT_CALLS, FIRST_TOKEN, PER_TOKEN, DURATION, QUEUE_TIME, PREFILL, RESPONSES,
 )  # fmt: skip
 """They begin at zero with each gateway."""
@@ -318,6 +322,8 @@ class Meter:
             (PROMPT_TOKENS, usage.prompt_tokens),
             (CACHED_TOKENS, usage.cached_tokens),
             (GENERATED_TOKENS, usage.completion_tokens),
+            (DRAFTED_TOKENS, usage.drafted),
+            (ACCEPTED_TOKENS, usage.draft_accepted),
             (UNREADABLE_CALLS, UNREADABLE_CALL in result.warnings),
             (UNFIT_CALLS, UNFIT_CALL in result.warnings),
         ):

@@ -327,13 +327,16 @@ class Notice(Message):
 
 @record
 class Usage(Record):
-    """What one request took: tokens, of which `cached_tokens` needed no prefill, and its share of
-    the time that the engine worked, in seconds."""
+    """What one request took: tokens, of which `cached_tokens` needed no prefill, its share of the
+    time that the engine worked, in seconds, and how many tokens were guessed for it (`drafted`), of
+    which `draft_accepted` are tokens of the answer."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     engine_s: float = 0.0
+    drafted: int = 0
+    draft_accepted: int = 0
 
 
 @record

@@ -57,6 +57,12 @@ PERMANENT_EXITS = frozenset(
 ENGINES = ("mlx", "fake")
 
 
+DRAFTS = ("off", "ngram")
+
+MOST_DRAFT_TOKENS = 16
+"""A row joins a batch with room for many times as many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """What a worker says about a value that a setting does not take, and how it finds out."""
@@ -78,6 +84,13 @@ _POSITIVE = {"values": Values("a number above 0", lambda value: is_positive(valu
 _SHARE = {"values": Values("a number from 0 to 0.95", lambda value: is_share(value))}
 _FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}
 _BYTES = {"values": Values("bytes or null", lambda value: value is None or is_integer(value, 0))}
+_DRAFTS = {"values": Values(" or ".join(DRAFTS), lambda value: value in DRAFTS)}
+_DRAFT_TOKENS = {
+    "values": Values(
+        f"an integer from 1 to {MOST_DRAFT_TOKENS}",
+        lambda value: is_integer(value, 1) and value <= MOST_DRAFT_TOKENS,
+    )
+}
 _MAP = {"values": Values("a map", lambda value: isinstance(value, dict))}
 _FOLDERS = {"values": Values("a map of folders", lambda value: _are_folders(value))}
 _SAMPLING = {
@@ -140,6 +153,9 @@ class LaunchSettings:
         pooling: `mean`, `cls` or `last` to make an embedding model of any model, `yes_no` to rank
             with one; empty: as its folder says.
         adapters: folders of LoRA adapters, absolute, by name.
+        drafts: `ngram` to let rows guess what followed the same tokens before; `off`: they do not
+            guess.
+        draft_tokens: how many tokens a row guesses at once, at most.
         fake: options of the fake engine, by name.
     """
 
@@ -158,6 +174,8 @@ class LaunchSettings:
     sampling: dict[str, Any] = field(default_factory=dict, metadata=_SAMPLING)
     pooling: str = field(default="", metadata=_POOLING)
     adapters: dict[str, str] = field(default_factory=dict, metadata=_FOLDERS)
+    drafts: str = field(default="off", metadata=_DRAFTS)
+    draft_tokens: int = field(default=4, metadata=_DRAFT_TOKENS)
     fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
 
 

@@ -229,6 +229,7 @@ class Ready(Message):
         task: `generate`, `embed` or `rerank`.
         dimensions: of its embeddings; 0 for a model without any.
         takes_pictures: true if messages may have pictures.
+        draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -245,6 +246,7 @@ class Ready(Message):
     task: Task = Task.GENERATE
     dimensions: int = 0
     takes_pictures: bool = False
+    draft_tokens: int = 0
 
 
 @record
@@ -342,6 +344,21 @@ class PrefillProgress(Record):
 
 
 @record
+class RowDrafts(Record):
+    """What a step has made of a row's guesses.
+
+    Attributes:
+        key: the request this belongs to.
+        read: how many tokens it had guessed.
+        accepted: how many of them the row drew.
+    """
+
+    key: RequestKey
+    read: int
+    accepted: int
+
+
+@record
 class Step(Message):
     """Worker → supervisor: everything that one engine step produced, in one message.
 
@@ -362,6 +379,7 @@ class Step(Message):
         returns_lease: whether the worker gives its lease back.
         wants_lease: whether it asks for one: until `Lease` comes it only decodes.
         only_waits: whether it has asked for one, and no row decodes: it computes nothing.
+        drafts: of the rows that had guessed.
     """
 
     TYPE: ClassVar[str] = "step"
@@ -375,6 +393,7 @@ class Step(Message):
     returns_lease: bool = False
     wants_lease: bool = False
     only_waits: bool = False
+    drafts: list[RowDrafts] = field(default_factory=list)
 
 
 @record

@@ -73,6 +73,7 @@ class EngineFacts:
         dimensions: of its embeddings; 0 for a model without any.
         takes_pictures: true if messages may have pictures.
         adapters: the fingerprint of each by its name, in the order of the configuration.
+        draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
     """
 
     context_length: int
@@ -91,6 +92,7 @@ class EngineFacts:
     dimensions: int = 0
     takes_pictures: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
+    draft_tokens: int = 0
 
     def fingerprint_of(self, adapter: str) -> str | None:
         """Return the fingerprint of rows with an adapter, or with none (empty); None if it is not
@@ -283,18 +285,33 @@ class RowPrefill:
     logprobs: Sequence[RowLogprobs] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guessed:
+    """What a pass has made of a row's guesses.
+
+    Attributes:
+        read: how many there were.
+        accepted: how many of them are tokens of the answer.
+    """
+
+    read: int
+    accepted: int
+
+
 @dataclass(slots=True, kw_only=True)
 class StepResult:
     """What one step produced, and how long it took; not frozen, because each step makes one.
 
     Attributes:
-        tokens: at most one for each decoding row, or one for each text that was read.
+        tokens: one for each decoding row, more if guesses of it were right, in their order, or one
+            for each text that was read.
         prefill: one chunk.
         took_s: seconds that the engine worked, without any in which this process was stopped.
         decode_s: how many of them went to the decoding rows, as predicted from steps without
             prefill; 0 if none decodes.
         is_new_shape: whether it was the first of its shape, and the device compiled or planned
             something for it.
+        guessed: by row, if it has read guesses of any.
     """
 
     tokens: list[RowToken] = field(default_factory=list)
@@ -302,6 +319,7 @@ class StepResult:
     took_s: float = 0.0
     decode_s: float = 0.0
     is_new_shape: bool = False
+    guessed: Mapping[RequestKey, Guessed] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

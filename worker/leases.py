@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from mlxsup.protocol.worker_messages import Lease, Leases, PrefillProgress, RowDelta, Step
+from mlxsup.protocol.worker_messages import (
+    Lease,
+    Leases,
+    PrefillProgress,
+    RowDelta,
+    RowDrafts,
+    Step,
+)
 
 from .engine import Engine, StepResult
 from .link import LinkBrokenError
@@ -100,4 +107,10 @@ class WorkerLeases:
             returns_lease=is_held,
             wants_lease=is_asking,
             only_waits=has_asked and reads_on and not self._engine.has_decoding(),
+            drafts=[]
+            if result.guessed is None
+            else [
+                RowDrafts(key=key, read=one.read, accepted=one.accepted)
+                for key, one in result.guessed.items()
+            ],
         )

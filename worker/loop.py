@@ -92,7 +92,7 @@ class StepLoop:
         self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
         self._gathering = Gathering(clock)
         self._leases = WorkerLeases(engine)
-        self._memory = RowMemory(engine, facts.cache_layers)
+        self._memory = RowMemory(engine, facts.cache_layers, has_drafts=facts.draft_tokens > 0)
         self._idle = IdleTime(engine, clock)
         self._rendering = Rendering(engine, facts, link.send)
         self._signs = Signs(board, engine, link, self._memory, clock)

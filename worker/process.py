@@ -252,6 +252,7 @@ class Life:
                 task=facts.task,
                 dimensions=facts.dimensions,
                 takes_pictures=facts.takes_pictures,
+                draft_tokens=facts.draft_tokens,
             )
         )
         loop.run(self._must_end)

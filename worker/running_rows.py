@@ -108,6 +108,8 @@ class RunningRows:
         for token in tokens:
             row = self._rows.get(token.key)
             if row is None:
+                if token.key in leaving:
+                    continue  # guessed right, behind the stop string that has ended the answer
                 # A row that has left must not linger as a phantom that fills a slot (D8).
                 logger.warning(log_line("token for a row that is gone", key=token.key))
                 leaving.append(token.key)

@@ -174,9 +174,22 @@ class OpenAiShape(Shape):
                 "cached_tokens": sum(result.usage.cached_tokens for result in firsts)
             },
             "completion_tokens_details": {
-                "reasoning_tokens": sum(one.reasoning_tokens for one in self.counted.values())
+                "reasoning_tokens": sum(one.reasoning_tokens for one in self.counted.values()),
+                **_predictions(results),
             },
         }
+
+
+def _predictions(results: Sequence[Result]) -> dict[str, int]:
+    """Return how many guesses of tokens were right and wrong; nothing if there were none."""
+    drafted = sum(result.usage.drafted for result in results)
+    accepted = sum(result.usage.draft_accepted for result in results)
+    if not drafted:
+        return {}
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": drafted - accepted,
+    }
 
 
 class ChatShape(OpenAiShape):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.gateway import ADDRESS_EXPECTED, DEFAULT_LISTEN
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.launch import MOST_DRAFT_TOKENS, LaunchSettings
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter
 from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED
 
@@ -506,6 +506,21 @@ class ModelTable(Table):
         " of a text's vectors; `yes_no` ranks documents by whether the model would say yes or no,"
         " as Qwen3-Reranker; empty: as the files of the model say",
         description='"mean", "cls", "last" or "yes_no"',
+    )
+    drafts: Literal["off", "ngram"] = key(
+        _LAUNCH.drafts,
+        '"ngram": guess tokens from earlier text, read in one pass',
+        ", as far as that is faster. Answers stay the same. `deterministic` models and those"
+        " that embed do not guess, and a warning says so",
+        description='"off" or "ngram"',
+    )
+    draft_tokens: int = key(
+        _LAUNCH.draft_tokens,
+        "how many tokens an answer guesses at once, at most",
+        unit="tokens",
+        ge=1,
+        le=MOST_DRAFT_TOKENS,
+        description=f"an integer from 1 to {MOST_DRAFT_TOKENS}",
     )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,

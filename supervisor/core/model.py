@@ -271,10 +271,14 @@ class Totals:
         tokens: tokens generated.
         engine_s: engine seconds charged to requests.
         repeated_s: engine seconds for what had been computed before and was lost.
+        drafted, draft_accepted: how many tokens its rows have guessed, and how many of them they
+            drew.
         alike: steps that have not been charged yet; `Model.settle` does that.
     """
 
     tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
     engine_s: float = 0.0
     repeated_s: float = 0.0
     alike: AlikeSteps | None = None

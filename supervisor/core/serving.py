@@ -277,6 +277,12 @@ class Serving:
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
+        for guessed in message.drafts:
+            model.totals.drafted += guessed.read
+            model.totals.draft_accepted += guessed.accepted
+            if (request := model.batch.running.get(guessed.key)) is not None:
+                request.cost.drafted += guessed.read
+                request.cost.draft_accepted += guessed.accepted
         for row in message.rows:
             request = model.batch.running.get(row.key)
             if request is None:

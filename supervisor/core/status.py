@@ -176,6 +176,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "capabilities": _capabilities(model),
         "dimensions": (model.process.ready.dimensions or None) if model.process.ready else None,
         "batching": batching_map(model),
+        "drafts": _drafts_map(model),
         "warnings": warnings_of(model),
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
         "unloads_in_s": model.unloads_in_s(now),
@@ -196,6 +197,21 @@ def _traffic_map(beat: Heartbeat | None) -> dict[str, float | None]:
         "interleaved_decode_s": beat.interleaved_decode_s,
         "shapes_seen": beat.shapes_seen,
         "shapes_s": beat.shapes_s,
+    }
+
+
+def _drafts_map(model: Model) -> dict[str, Any] | None:
+    """Return how its rows guess tokens, and how many guesses were right; None if they are not to.
+
+    `tokens` is how many a row guesses at once: 0 if it cannot, None before that is known.
+    """
+    if model.life.launch.drafts == "off":
+        return None
+    return {
+        "mode": model.life.launch.drafts,
+        "tokens": model.process.ready.draft_tokens if model.process.ready else None,
+        "drafted": model.totals.drafted,
+        "accepted": model.totals.draft_accepted,
     }
 
 

@@ -160,6 +160,7 @@ class Cost:
         engine_s: engine seconds charged so far.
         tokenize_s, prefill_s: how long its prompt took, in seconds.
         cached_tokens: how much of its prompt was in a cache.
+        drafted, draft_accepted: how many tokens its row has guessed, and how many of them it drew.
         read_tokens: how many tokens of its prompt have been read, by the process that got furthest.
         first_token_at: monotonic seconds; None: it has no token yet.
         acceptance_bytes: about how large its acceptance is: prompt, tools, a schema.
@@ -169,6 +170,8 @@ class Cost:
     tokenize_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
     read_tokens: int = 0
     first_token_at: float | None = None
     acceptance_bytes: int = 0
@@ -291,6 +294,8 @@ class Request:
             cached_tokens=self.cost.cached_tokens,
             completion_tokens=self.tokens_sent,
             engine_s=self.cost.engine_s,
+            drafted=self.cost.drafted,
+            draft_accepted=self.cost.draft_accepted,
         )
 
     def timings(self, now: float) -> Timings:

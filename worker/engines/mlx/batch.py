@@ -20,6 +20,7 @@ from ...engine import Row, RowLogprobs, RowPrefill, RowSetAside, RowToken, StepR
 from ...text.grammar import RowGrammar
 from .adapters import path_of
 from .batch_modes import BatchMode
+from .drafts import Drafts
 from .loader import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
 from .pictures import prefix_ids
@@ -84,6 +85,7 @@ class MlxBatch:
         prefixes: caches of earlier rows.
         adapters: their names, by slot from 1.
         shapes: of its steps; None: the device compiles nothing for a new one.
+        drafts: what the rows of `mode` guess by; None: they do not.
         clock: see the attribute.
     """
 
@@ -99,6 +101,7 @@ class MlxBatch:
         prefixes: PrefixCache,
         adapters: Iterable[str] = (),
         shapes: SeenShapes | None = None,
+        drafts: Drafts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.mode = mode
@@ -109,6 +112,7 @@ class MlxBatch:
         self._slot_of = {name: slot for slot, name in enumerate(adapters, 1)}
         self._slots: dict[int, int] = {}  # of rows with an adapter
         self._shapes = shapes
+        self._drafts = drafts
         self._plan_s = 0.0
         self.clock = clock
         self._kept = KeptRows()
@@ -135,6 +139,8 @@ class MlxBatch:
         self._shapes = self._shapes or SeenShapes()
         self._scheduler.pads = True
         self.mode.width_of = self._width_of
+        if self._drafts is not None:
+            self._drafts.pads = True
 
     def _width_of(self, rows: int, tokens: int, held: int) -> int:
         """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""
@@ -345,7 +351,7 @@ class MlxBatch:
                 self._grammars[response.uid].accept(response.token)
         wanted = self._wanted_logprobs
         logprobs = self._logprobs.read(responses, wanted) if wanted else {}
-        tokens = [self._take_token(one, logprobs.get(one.uid)) for one in responses]
+        tokens = [self._take_token(one, logprobs.get(one)) for one in responses]
         return {token.key: token for token in tokens}
 
     def _take_out(
@@ -462,7 +468,7 @@ class MlxBatch:
         return self._decode_rows(), len(sizes), max(sizes, default=0)
 
     def step(self) -> StepResult:
-        """One token for each row that decodes, and the next chunk of the prompts.
+        """One token for each row that decodes, or more, and the next chunk of the prompts.
 
         Raises:
             MemoryError: MLX ran out of memory.
@@ -499,9 +505,12 @@ class MlxBatch:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
             with mx.stream(self._stream):
                 self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
+        guessed = None
+        if self._drafts is not None and (counts := self._drafts.take_counts()):
+            guessed = {self._keys[uid]: each for uid, each in counts.items()}
         taken = []
         for token in tokens:
-            taken.append(self._take_token(token, logprobs.get(token.uid)))
+            taken.append(self._take_token(token, logprobs.get(token)))
             if token.finish_reason is not None:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.
@@ -527,6 +536,7 @@ class MlxBatch:
             took_s=took_s,
             decode_s=min(decode_s, took_s),
             is_new_shape=self._costs.is_first,
+            guessed=guessed,
         )
 
     def _progress(self, uid: int, done: int, total: int, computed: int) -> RowPrefill:

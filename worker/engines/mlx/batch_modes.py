@@ -26,6 +26,7 @@ from mlxsup.protocol.states import Batching
 
 from .adapters import adapters_of
 from .checkpoints import LEAST_GAIN
+from .drafts import DraftingBatch, Drafts, LoneDraftingRow
 from .logprobs import pass_tokens
 from .prefill import PromptRead
 from .prompt_batch import KeptCaches, NewRow, PassShape, PromptBatch, WidthOf
@@ -81,13 +82,18 @@ class BatchMode(Protocol):
 
 
 def make_mode(
-    way: Batching, model: Any, *, stream: mx.Stream, draw: Draw = draw_by_share
+    way: Batching,
+    model: Any,
+    *,
+    stream: mx.Stream,
+    draw: Draw = draw_by_share,
+    drafts: Drafts | None = None,
 ) -> TogetherMode | SerialMode:
-    """Return the passes of one way, drawing that way."""
+    """Return the passes of one way, drawing that way; with `drafts`, rows guess."""
     if way is Batching.ONE_ROW:
-        return SerialMode(model, stream=stream, decode=LoneDecode(model, draw))
+        return SerialMode(model, stream=stream, decode=LoneDecode(model, draw, drafts))
     with mx.stream(stream):
-        decode = BatchDecode(model, draw)
+        decode = BatchDecode(model, draw, drafts)
     if way is Batching.TOGETHER:
         return TogetherMode(model, stream=stream, decode=decode, draw=draw)
     return SerialMode(model, stream=stream, decode=decode)
@@ -474,13 +480,18 @@ class BatchDecode:
     Args:
         model: materialised.
         draw: the way that tokens are drawn.
+        drafts: lets the rows guess.
     """
 
-    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
+    def __init__(
+        self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
+    ) -> None:
         self._model = model
         self._draw = draw
         self._steps = 0
         self.rows: Any = DrawingBatch.empty(model, draw)
+        if drafts is not None:
+            self.rows = DraftingBatch.empty(model, draw).start(drafts)
         self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
@@ -566,14 +577,18 @@ class LoneDecode:
     Args:
         model: materialised.
         draw: the way that tokens are drawn.
+        drafts: lets the rows guess.
     """
 
-    def __init__(self, model: Any, draw: Draw = draw_by_share) -> None:
+    def __init__(
+        self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
+    ) -> None:
         self._model = model
         self._draw = draw
+        self._drafts = drafts
         self._steps = 0
         self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
-        self.rows: dict[int, LoneRow] = {}
+        self.rows: dict[int, DrawingBatch] = {}
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
         """See `Decode.insert`."""
@@ -618,8 +633,9 @@ class LoneDecode:
             mx.clear_cache()
         return responses
 
-    def _begin(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> LoneRow:
-        return LoneRow(
+    def _begin(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> DrawingBatch:
+        kind = LoneRow if self._drafts is None else LoneDraftingRow
+        lone: DrawingBatch = kind(
             model=self._model,
             uids=[uid],
             inputs=mx.array(row.tokens[-1:]),
@@ -631,6 +647,9 @@ class LoneDecode:
             stop_sequences=[row.stops],
             max_tokens=[row.max_tokens],
         )
+        if self._drafts is not None and isinstance(lone, LoneDraftingRow):
+            lone.start(self._drafts)
+        return lone
 
     def close(self) -> None:
         """See `Decode.close`."""

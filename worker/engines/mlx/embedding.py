@@ -116,6 +116,10 @@ def make_engine(spec: LaunchSpec, clock: Callable[[], float]) -> Engine:
     return MlxEngine(spec, clock)
 
 
+NO_DRAFTS = "drafts have no effect: it answers with vectors, not with text"
+"""The warning for a model whose configuration lets rows guess."""
+
+
 @dataclass(slots=True)
 class _Texts:
     """The texts of a request that are left.
@@ -263,7 +267,10 @@ class EmbeddingEngine:
             fingerprint=fingerprint(folder, versions | ours),
             backend=backend,
             versions=versions,
-            warnings=find_context_length(folder.config, self._spec.context_length).warnings,
+            warnings=(
+                *find_context_length(folder.config, self._spec.context_length).warnings,
+                *(() if self._spec.drafts == "off" else (NO_DRAFTS,)),
+            ),
             cache_layers=pass_memory(folder.config, backend),
             task=self._pooling.task,
             dimensions=self._model.dimensions,

@@ -41,6 +41,7 @@ from .shapes import SeenShapes
 if TYPE_CHECKING:
     from .batch import MlxBatch
     from .capability_probe import Finding
+    from .drafts import Drafts
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
     from .text import MlxText
@@ -115,6 +116,12 @@ LIBRARY = "libmlx.so"
 
 NO_NUMBERS = "its log-probabilities are not numbers (NaN), so its answers are meaningless"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
+
+NO_FIXED_DRAFTS = (
+    "drafts have no effect: the model is deterministic, and how many tokens a pass with guesses "
+    "reads depends on the machine's speed"
+)
+"""The warning for a deterministic model whose configuration lets rows guess."""
 
 CHECKED = 0.05
 IMPORTED = 0.2
@@ -357,8 +364,10 @@ class MlxEngine:
         kind = TogetherScheduler if way is Batching.TOGETHER else SerialScheduler
         scheduler = kind(costs, decode_share=self._spec.decode_share)
         self.prefixes = PrefixCache()
+        drafts = self._make_drafts()
+        draw = choose_draw(self.facts.backend)
         self.batch = MlxBatch(
-            make_mode(way, self.model, stream=self.stream, draw=choose_draw(self.facts.backend)),
+            make_mode(way, self.model, stream=self.stream, draw=draw, drafts=drafts),
             scheduler,
             stream=self.stream,
             stop_tokens=self._text.stop_tokens,
@@ -367,10 +376,28 @@ class MlxEngine:
             prefixes=self.prefixes,
             adapters=self.facts.adapters,
             shapes=SeenShapes() if self.facts.backend == "cuda" else None,
+            drafts=drafts,
             clock=self._clock,
         )
         if self._limits is not None:
             self._limits.set_wired()
+
+    def _make_drafts(self) -> Drafts | None:
+        """Return what rows guess by, if they are to and can; the facts say which."""
+        from .drafts import Drafts, is_cuttable
+
+        if self._spec.drafts == "off":
+            return None
+        if self._spec.deterministic:
+            warnings = (*self.facts.warnings, NO_FIXED_DRAFTS)
+            self._facts = replace(self.facts, warnings=warnings)
+            return None
+        self._facts = replace(self.facts, draft_tokens=self._spec.draft_tokens)
+        return Drafts(
+            self._spec.draft_tokens,
+            self.facts.context_length,
+            is_cuttable=is_cuttable(self.model, self.facts.batching),
+        )
 
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]

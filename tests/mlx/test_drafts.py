@@ -1,0 +1,520 @@
+"""Rows that guess: their answers are those without drafts, whatever is guessed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from mlxsup.protocol.ids import unpack_tokens
+from mlxsup.protocol.states import Batching, FinishReason
+from mlxsup.worker.engine import Row, RowToken, StepResult
+from mlxsup.worker.engines.mlx.drafts import (
+    GRAM,
+    INDEXED,
+    LEAST_MEASUREMENTS,
+    TRY_AGAIN,
+    NgramIndex,
+    Pacer,
+)
+from mlxsup.worker.engines.mlx.engine import MlxEngine
+
+from support.client.streams import Reader
+from support.daemon.daemon import Daemon, row
+from support.model_types.build import make_model
+from support.model_types.listed import MODEL_TYPES, UNLOADABLE
+from support.model_types.scenarios import chunks_of, compare, prompt
+from support.models.tiny_model import make_tiny_model
+from support.worker.forced_guesses import guessing
+from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
+from support.worker.mlx_rows import (
+    check_no_row_is_left,
+    known_as,
+    loaded_engine,
+    make_row,
+    run_rows,
+    token_ids,
+)
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(600)]
+
+TOKENS = 24
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 9, "logit_bias": {5: 2.0},
+     "min_tokens": 9, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "temperature": 0.7, "seed": 2},
+)  # fmt: skip
+
+Answers = dict[int, list[RowToken]]
+
+
+def rows_of(kinds: Sequence[dict[str, Any]] = KINDS) -> list[Row]:
+    return [
+        make_row(key, prompt(7 + 9 * key), TOKENS - key, top_logprobs=5, **kind)
+        for key, kind in enumerate(kinds)
+    ]
+
+
+def alone(engine: MlxEngine, rows: Sequence[Row]) -> Answers:
+    return {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
+
+
+def texts_of(rows: Sequence[Row], answers: Answers) -> list[list[int]]:
+    return [row.tokens + token_ids(answers[int(row.key)]) for row in rows]
+
+
+def check_same(got: Answers, wanted: Answers, bound: float = 1e-4) -> None:
+    for key, answer in wanted.items():
+        verdict = compare(f"row {key}", got[key], answer)
+        assert verdict.is_right, str(verdict)
+        assert verdict.difference <= bound, str(verdict)
+        assert len(got[key]) == len(answer)
+
+
+class Counted:
+    """Steps of an engine until no row is left."""
+
+    def __init__(self, engine: MlxEngine) -> None:
+        self._engine = engine
+        self.got: Answers = {}
+        self.steps = self.read = self.accepted = 0
+        self.shares: dict[int, set[int]] = {}  # how many guesses of a row passes have accepted
+
+    def step(self) -> None:
+        result = self._engine.step()
+        self.steps += 1
+        for key, one in (result.guessed or {}).items():
+            self.read += one.read
+            self.accepted += one.accepted
+            self.shares.setdefault(int(key), set()).add(one.accepted)
+        for token in result.tokens:
+            self.got.setdefault(int(token.key), []).append(token)
+        self._engine.settle()
+
+    def run(self) -> Answers:
+        while self._engine.has_rows():
+            self.step()
+        return self.got
+
+
+# ---------------------------------------------------------------- the same answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module", params=[Batching.TOGETHER, Batching.ONE_ROW])
+def known(request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
+    return known_as(folder, request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, known: dict[str, str]) -> Answers:
+    with loaded_engine(folder, known_batching=known) as engine:
+        return alone(engine, rows_of())
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, known: dict[str, str]) -> Iterator[MlxEngine]:
+    with loaded_engine(folder, known_batching=known, drafts="ngram") as engine:
+        assert engine.facts.draft_tokens == 4
+        yield engine
+
+
+def test_rows_that_accept_different_numbers_answer_as_without_drafts(
+    engine: MlxEngine, plain: Answers
+) -> None:
+    rows = rows_of()
+    with guessing(*texts_of(rows, plain)):
+        check_same(alone(engine, rows), plain, 0.0)
+        for row in rows:
+            engine.insert(row)
+        together = Counted(engine)
+        check_same(together.run(), plain, 0.0)
+    assert TOKENS < together.accepted < together.read
+    assert set(together.shares) == {0, 1, 2}, "a row with penalties guesses nothing"
+    assert all(len(numbers) > 1 for numbers in together.shares.values())
+    check_no_row_is_left(engine)
+
+
+def test_passes_that_are_padded_to_few_shapes_answer_alike(folder: Path, plain: Answers) -> None:
+    rows = rows_of()
+    with loaded_engine(folder, drafts="ngram") as engine, guessing(*texts_of(rows, plain)):
+        assert engine.batch is not None
+        engine.batch.pad(0.1)
+        run = Counted(engine)
+        for row in rows:
+            engine.insert(row)
+            run.step()
+        check_same(run.run(), plain)
+    assert run.accepted > TOKENS
+
+
+def test_rows_join_and_leave_between_guesses(engine: MlxEngine, plain: Answers) -> None:
+    rows = rows_of()
+    with guessing(*texts_of(rows, plain)), chunks_of(8):
+        run = Counted(engine)
+        for place, row in enumerate(rows):
+            engine.insert(row)
+            for _ in range(3 + place):
+                run.step()
+        engine.remove(rows[1].key)
+        run.run()
+    left = run.got.pop(1)
+    assert left == plain[1][: len(left)]
+    check_same(run.got, {key: answer for key, answer in plain.items() if key != 1}, 0.0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_row_that_is_set_aside_at_any_step_continues(
+    engine: MlxEngine, plain: Answers, *, keep: bool
+) -> None:
+    rows = rows_of()[:3]
+    with guessing(*texts_of(rows, plain)):
+        for steps in range(2, 9):
+            run = Counted(engine)
+            for row in rows:
+                engine.insert(row)
+            for _ in range(steps):
+                run.step()
+            key = rows[0].key
+            if int(key) not in run.got or run.got[int(key)][-1].finish is not None:
+                run.run()
+                continue
+            [left] = engine.set_aside(key, keep=keep)
+            assert left.is_kept is keep
+            if left.token is not None:
+                run.got[int(key)].append(left.token)
+            run.step()
+            delivered = token_ids(run.got[int(key)])
+            engine.insert(make_row(0, rows[0].tokens, TOKENS, top_logprobs=5, delivered=delivered))
+            check_same(run.run(), {n: plain[n] for n in range(3)}, 0.0)
+    check_no_row_is_left(engine)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_an_end_among_right_guesses_ends_the_answer_there(
+    engine: MlxEngine, plain: Answers, at: int
+) -> None:
+    row = rows_of()[0]
+    text = texts_of([row], plain)[0]
+    end = text[len(row.tokens) + at]
+    first = text[len(row.tokens) :].index(end)
+    changes: dict[str, Any] = {"stop_token_ids": (end,), "top_logprobs": 5}
+    with guessing(text):
+        stopped = run_rows(engine, [make_row(0, row.tokens, TOKENS, **changes)])[0]
+        limited = run_rows(engine, [make_row(0, row.tokens, at + 1, top_logprobs=5)])[0]
+    assert token_ids(stopped) == text[len(row.tokens) :][:first]
+    assert (stopped[-1].finish, stopped[-1].ended_by) == (FinishReason.STOP, end)
+    assert token_ids(limited) == text[len(row.tokens) :][: at + 1]
+    assert limited[-1].finish is FinishReason.LENGTH
+
+
+def test_what_an_ended_row_leaves_continues_another_prompt(folder: Path, plain: Answers) -> None:
+    """Its cache holds what was drawn, and nothing of guesses that were wrong."""
+    row = rows_of()[0]
+    text = texts_of([row], plain)[0]
+    second = make_row(1, [*text, 5, 6], 8, top_logprobs=5)
+    with loaded_engine(folder) as engine:
+        wanted = run_rows(engine, [second])
+    with loaded_engine(folder, drafts="ngram", prefix_cache_bytes=1 << 24) as engine:
+        with guessing(text):
+            run_rows(engine, [row])
+        assert engine.insert(second) >= len(text) - 1
+        check_same(run_rows(engine), wanted, 0.0)
+
+
+def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(folder: Path) -> None:
+    rows = [make_row(0, prompt(44), 20, top_logprobs=5), make_row(1, prompt(9), 55, top_logprobs=5)]
+    with loaded_engine(folder, context_length=64) as engine:
+        wanted = alone(engine, rows)
+    ends: list[int] = []
+    with loaded_engine(folder, context_length=64, drafts="ngram", draft_tokens=16) as engine:
+        assert engine.batch is not None
+        mode: Any = engine.batch.mode
+        batch = mode.decode.rows
+        model = batch.model
+
+        def watched(tokens: Any, cache: Any, **named: Any) -> Any:
+            ends.append(max(map(len, batch.tokens)) + tokens.shape[1])
+            return model(tokens, cache=cache, **named)
+
+        batch.model = watched
+        with guessing(texts_of(rows, wanted)[1]):
+            for row in rows:
+                engine.insert(row)
+            check_same(Counted(engine).run(), wanted, 0.0)
+    assert max(ends) == 64
+
+
+ALONE = {"gemma3_text", "mamba", "qwen3_next", "falcon_h1"}
+"""Types of those below whose rows guess only while they are alone."""
+
+QUICK = {"deepseek_v3", "deepseek_v32", "gpt_bigcode", "llama"} | ALONE
+
+NAMES = [
+    pytest.param(one.name, marks=[] if one.name in QUICK else pytest.mark.slow)
+    for one in MODEL_TYPES
+    if one.name not in UNLOADABLE
+]
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("name", NAMES)
+def test_every_type_answers_as_without_drafts(name: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / name, name)
+    rows = rows_of(KINDS[:3])
+    with loaded_engine(folder) as engine:
+        wanted = alone(engine, rows)
+        known = {"fingerprint": engine.facts.fingerprint, "batching": engine.facts.batching,
+                 "reason": "as before"}  # fmt: skip
+    changes: dict[str, Any] = {"drafts": "ngram", "known_batching": known}
+    with guessing(*texts_of(rows, wanted)), loaded_engine(folder, **changes) as engine:
+        bound = 1e-3 if "longcat" in name else 1e-4  # as far as a prompt in pieces is off, too
+        for row in rows:
+            engine.insert(row)
+            by_itself = Counted(engine)
+            check_same(by_itself.run(), {int(row.key): wanted[int(row.key)]}, bound)
+            assert 0 < by_itself.accepted < by_itself.read
+        for row in rows:
+            engine.insert(row)
+        together = Counted(engine)
+        check_same(together.run(), wanted, bound)
+    if name in QUICK:
+        assert (len(together.shares) > 1) is (name not in ALONE)
+
+
+# ---------------------------------------------------------------- whole requests
+
+
+@pytest.fixture(scope="module")
+def workers(folder: Path) -> Iterator[tuple[LoopDriver, LoopDriver]]:
+    """One without drafts, and one with them."""
+    with (
+        loaded_engine(folder) as engine,
+        loaded_engine(folder, drafts="ngram") as drafting,
+    ):
+        both = (LoopDriver(engine, engine.facts), LoopDriver(drafting, drafting.facts))
+        yield both
+        for driver in both:
+            driver.close()
+
+
+ASKED: dict[str, tuple[bool, dict[str, Any]]] = {
+    "greedy": (True, {}),
+    "seeded": (True, {"temperature": 1.0, "seed": 11, "logprobs": True, "top_logprobs": 3}),
+    "penalties": (False, {"repetition_penalty": 1.3, "temperature": 0.9, "seed": 3}),
+    "json": (False, {"response_format": {"type": "json_object"}, "max_tokens": 30}),
+}
+"""By name: whether the request's rows guess, and what it asks for."""
+
+PROMPT = "Once upon a time there was a fox"
+
+
+def check_request(
+    workers: tuple[LoopDriver, LoopDriver], asked: dict[str, Any]
+) -> tuple[Answer, int]:
+    """Compare a request's answers; return the second one, and how many guesses of it were read."""
+    without, drafting = workers
+    whole = without.answer(**asked)
+    assert whole.acceptance is not None
+    unstopped = without.answer(**{**asked, "stop": None}).tokens
+    with guessing([*unpack_tokens(whole.acceptance.prompt_tokens), *unstopped]):
+        key = drafting.dispatch(**asked)
+        read = 0
+        real = drafting.engine.step
+
+        def counted() -> StepResult:
+            nonlocal read
+            result = real()
+            read += sum(one.read for one in (result.guessed or {}).values())
+            return result
+
+        with mock.patch.object(drafting.engine, "step", counted):
+            [got] = drafting.finish(key)
+    assert (got.tokens, got.text, got.finish) == (whole.tokens, whole.text, whole.finish)
+    assert [one.logprobs for one in got.deltas] == [one.logprobs for one in whole.deltas]
+    return got, read
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("case", ASKED)
+def test_a_request_is_answered_as_without_drafts_and_resumed_at_every_token(
+    workers: tuple[LoopDriver, LoopDriver], case: str
+) -> None:
+    guesses, changes = ASKED[case]
+    got, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, **changes})
+    assert (read > 0) is guesses
+    assert got.acceptance is not None
+    with guessing([*unpack_tokens(got.acceptance.prompt_tokens), *got.tokens]):
+        check_every_resume(workers[1], got)
+
+
+def test_a_stop_string_ends_an_answer_among_right_guesses(
+    workers: tuple[LoopDriver, LoopDriver], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = workers[0].answer(prompt=PROMPT, max_tokens=20).text
+    for place in range(0, len(text) - 2, max(len(text) // 8, 1)):
+        stop = [text[place : place + 2]]
+        _, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, "stop": stop})
+    assert read > 0
+    assert "token for a row that is gone" not in caplog.text
+
+
+# ---------------------------------------------------------------- guesses
+
+
+def test_a_guess_is_what_followed_the_longest_match() -> None:
+    with_8, with_9 = [8, 1, 2, 3, 4, 60, 61, 62], [9, 1, 2, 3, 4, 50, 51, 52]
+    for tokens in ([*with_8, *with_9, 9, 1, 2, 3], [*with_9, *with_8, 9, 1, 2, 3]):
+        index = NgramIndex()
+        assert index.has_seen(tokens)
+        assert index.guess(tokens, 4, 3) == [50, 51, 52], "9 stands before both"
+        assert index.guess(tokens, 5, 3) == [], "nothing has followed with 5"
+        assert index.guess(tokens, 4, 0) == []
+
+
+def test_a_guess_goes_on_with_what_repeats() -> None:
+    index = NgramIndex()
+    tokens = [1, 2, 3, 1, 2, 3, 1, 2]
+    assert index.has_seen(tokens)
+    assert index.guess(tokens, 3, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_guess_ends_before_a_picture() -> None:
+    index = NgramIndex()
+    tokens = [1, 2, 3, 4, 5, -7, -8, 6, 1, 2, 3]
+    assert index.has_seen(tokens)
+    assert index.guess(tokens, 4, 4) == [5]
+
+
+@pytest.mark.parametrize("length", range(GRAM + 1))
+def test_a_short_row_has_nothing_to_guess_from(length: int) -> None:
+    assert not NgramIndex().has_seen([7] * length)
+
+
+def test_a_long_prompt_is_indexed_in_parts_and_whatever_comes_with_it() -> None:
+    index, numbers = NgramIndex(), random.Random(1)
+    tokens = [numbers.randrange(1000) for _ in range(3 * INDEXED)]
+    tokens += tokens[5:10]
+    seen = [index.has_seen(tokens) for _ in range(4)]
+    assert seen[0], "its beginning is read first"
+    assert index.guess(tokens, tokens[10], 2) == tokens[11:13]
+    for token in tokens[10:20]:
+        tokens.append(token)
+        assert index.has_seen(tokens)
+
+
+# ---------------------------------------------------------------- the pacer
+
+
+def paced(plain_s: float, more_s: float, *, most: int = 4, rows: int = 1) -> Pacer:
+    """A pacer that has measured: each place more in a pass takes so much."""
+    pacer = Pacer(most)
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_plain(rows, plain_s)
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_block(rows, 3, plain_s + 2 * more_s)
+    return pacer
+
+
+def test_guesses_pay_while_passes_take_little_for_them() -> None:
+    assert paced(1.0, 0.01).choose([0.9], 1) == 4
+    assert paced(1.0, 0.01, most=16).choose([0.3], 1) < 8, "late guesses are seldom drawn"
+    assert paced(1.0, 0.9).choose([0.5], 1) == 0
+    assert paced(1.0, 0.8).choose([0.95], 1) > 0
+    assert paced(1.0, 0.2, rows=8).choose([0.9], 8) == 0, "one row of eight saves too little"
+    assert paced(1.0, 0.2, rows=8).choose([0.9] * 8, 8) == 4
+
+
+def test_what_is_not_measured_is_measured_first() -> None:
+    pacer = Pacer(4)
+    assert pacer.choose([0.9], 1) == 0, "without guesses first"
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_plain(1, 1.0)
+    assert pacer.choose([0.1], 1) == 1
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_block(1, 5, 3.0)
+    assert pacer.choose([0.1], 1) == 0
+    assert pacer.choose([0.1], 2) == 0, "two rows have not run"
+
+
+def test_guesses_that_do_not_pay_are_tried_again_now_and_then() -> None:
+    pacer = paced(1.0, 0.9)
+    tries = [pacer.choose([0.1], 1) for _ in range(10 * TRY_AGAIN)]
+    assert tries.count(1) == 10
+    assert set(tries) == {0, 1}
+    dear = paced(1.0, 3.0)
+    assert [dear.choose([0.1], 1) for _ in range(6 * TRY_AGAIN)].count(1) == 2
+
+
+def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
+    pacer = paced(1.0, 0.01)
+    pacer.saw_block(1, 5, 60.0)
+    assert pacer.choose([0.9], 1) == 4
+    pacer = paced(1.0, 0.9)
+    pacer.saw_plain(1, 60.0)
+    assert pacer.choose([0.5], 1) == 0
+
+
+# ---------------------------------------------------------------- models that do not guess
+
+
+def test_a_deterministic_model_does_not_guess(folder: Path) -> None:
+    with loaded_engine(folder, drafts="ngram", deterministic=True) as engine:
+        assert engine.facts.draft_tokens == 0
+        assert any("deterministic" in warning for warning in engine.facts.warnings)
+
+
+def test_off_is_the_default(folder: Path) -> None:
+    with loaded_engine(folder) as engine:
+        assert engine.facts.draft_tokens == 0
+        assert not any("drafts" in warning for warning in engine.facts.warnings)
+        engine.insert(make_row(1, [1, 2, 3] * 9, 8))
+        while engine.has_rows():
+            assert engine.step().guessed is None
+
+
+# ---------------------------------------------------------------- a whole daemon
+
+
+@pytest.mark.timeout(900)
+def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
+    asked: dict[str, Any] = {"prompt_tokens": prompt(12) * 6, "max_tokens": 400}
+    models: dict[str, dict[str, Any]] = {
+        "plain": {"path": str(folder)},
+        "drafting": {"path": str(folder), "drafts": "ngram", "draft_tokens": 6},
+        "vectors": {"path": str(folder), "drafts": "ngram", "pooling": "mean"},
+    }
+    with Daemon(models) as daemon, daemon.client() as client:
+        whole = client.complete("plain", **asked)
+        assert (whole.usage.drafted, row(client, "plain")["drafts"]) == (0, None)
+        got = client.complete("drafting", **asked)
+        assert got.token_ids == whole.token_ids
+        assert 0 <= got.usage.draft_accepted <= got.usage.drafted > 0
+        drafts = row(client, "drafting")["drafts"]
+        assert drafts == {
+            "mode": "ngram",
+            "tokens": 6,
+            "drafted": got.usage.drafted,
+            "accepted": got.usage.draft_accepted,
+        }
+        reader = Reader(client, "drafting", **asked)
+        reader.started()
+        os.kill(row(client, "drafting")["pid"], signal.SIGKILL)
+        resumed = reader.finished(600)
+        assert resumed.token_ids == whole.token_ids
+        assert row(client, "drafting")["generation"] == 2
+        client.load("vectors")
+        assert any("drafts have no effect" in one for one in row(client, "vectors")["warnings"])

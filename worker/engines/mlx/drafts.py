@@ -1,0 +1,534 @@
+"""Drafts: rows guess their next tokens, and one pass reads the guesses of all rows.
+
+A row guesses what followed the same tokens earlier in its prompt or answer. A pass reads each row's
+pending token and its guesses, and the row draws a token at each of these places as it would without
+guesses: token n with the key of (seed, n), from its own logits. A guess counts only if it is what
+was drawn, so an answer has the tokens, the log-probabilities and the end that it has without
+drafts. What the caches hold of other guesses is cut off again.
+
+After every step a batch is as one without drafts: its caches hold all tokens but the pending one.
+So rows join, leave, pause and continue as they do there, and each step may do without guesses: if
+no row has any, or if reading them takes longer than it saves (`Pacer`).
+
+Everything here belongs to the thread that made the stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
+
+from mlxsup.protocol.states import Batching
+
+from ...engine import Guessed
+from .adapters import adapters_of
+from .caches import layers_of
+from .prompt_batch import PaddedKeys
+from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
+
+GRAM = 3
+"""Tokens that must be the same before the place that a guess is taken from, besides the pending
+one."""
+
+LONGEST_MATCH = 16
+"""More equal tokens say no more about what follows."""
+
+CANDIDATES = 8
+"""Earlier places that a guess looks at, the latest first."""
+
+INDEXED = 4096
+"""Tokens that an index reads in a step: a prompt of 32,000 takes eight steps of 2 ms."""
+
+
+class NgramIndex:
+    """Where the tokens of one row were seen before."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[int, ...], int] = {}  # the place behind a gram's latest occurrence
+        self._earlier: dict[int, int] = {}  # the place behind the occurrence before that
+        self._read = GRAM
+
+    def has_seen(self, tokens: Sequence[int]) -> bool:
+        """Read more of a row's tokens; return whether the last ones were there before."""
+        end = min(len(tokens), self._read + INDEXED)
+        for place in range(self._read, end):
+            gram = tuple(tokens[place - GRAM : place])
+            earlier = self._latest.get(gram)
+            if earlier is not None:
+                self._earlier[place] = earlier
+            self._latest[gram] = place
+        self._read = max(self._read, end)
+        return tuple(tokens[-GRAM:]) in self._latest
+
+    def guess(self, tokens: Sequence[int], pending: int, most: int) -> list[int]:
+        """Return what may follow: what did after the longest match of the last tokens.
+
+        Args:
+            tokens: of the row, after `has_seen`.
+            pending: the token behind them.
+            most: how many tokens to guess.
+        """
+        best, length = 0, 0
+        for place in self._places(tokens):
+            if tokens[place] == pending and (match := _match(tokens, place)) > length:
+                best, length = place, match
+        if not length:
+            return []
+        guess: list[int] = []
+        for place in range(best + 1, best + 1 + most):
+            behind = place - len(tokens)
+            token = tokens[place] if behind < 0 else [pending, *guess][behind]
+            if token < 0:  # it stands for a part of a picture
+                break
+            guess.append(token)
+        return guess
+
+    def _places(self, tokens: Sequence[int]) -> Iterator[int]:
+        place = self._latest.get(tuple(tokens[-GRAM:]))
+        for _ in range(CANDIDATES):
+            if place is None:
+                return
+            yield place
+            place = self._earlier.get(place)
+
+
+def _match(tokens: Sequence[int], place: int) -> int:
+    """Return how many tokens before a place are the last ones, too."""
+    length = GRAM
+    while length < min(LONGEST_MATCH, place) and tokens[place - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
+
+
+WORTHWHILE = 0.95
+"""Guesses are read if a token takes less than this share of the time without them: what was
+measured may be off by as much."""
+
+MEASUREMENTS = 9
+"""The median of the latest measurements counts: a pause of the machine is not the pass's."""
+
+LEAST_MEASUREMENTS = 3
+
+MOST_PADDING = 16
+"""Places before the longest row that caches may waste: taking them out copies the caches."""
+
+TRY_AGAIN = 100
+"""A guess is read after so many that were not worth their time: the text may have changed."""
+
+SELDOM = 16
+"""What a guess takes was measured wrong if it is so many times as long as a token."""
+
+EASE = 0.1
+"""Weight of a new guess in the share of guesses that are drawn."""
+
+HOPE = 0.7
+"""The share for a row that has guessed nothing yet."""
+
+
+@dataclass(slots=True)
+class Speed:
+    """What steps of so many rows take, in seconds, as far as it was measured.
+
+    Attributes:
+        plain: of steps without guesses.
+        more: of each place more in a pass.
+    """
+
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
+    more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
+
+
+@dataclass(slots=True)
+class RowRecord:
+    """What drafts know about one row.
+
+    Attributes:
+        index: of its tokens.
+        share: of its guesses that are drawn, if those before them are.
+    """
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+    share: float = HOPE
+
+    def learn(self, accepted: int, *, is_all: bool) -> None:
+        """The first guesses of a pass were drawn; unless that is all of them, the next was not."""
+        for _ in range(accepted):
+            self.share += EASE * (1.0 - self.share)
+        if not is_all:
+            self.share -= EASE * self.share
+
+
+class Pacer:
+    """Decides how many guesses pay, by how many are drawn and by what a pass takes for them.
+
+    Args:
+        most: guesses of a row in a pass, at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
+        self._between: deque[float] = deque([0.0], maxlen=MEASUREMENTS)
+        self._refused = 0
+
+    def choose(self, shares: Sequence[float], rows: int) -> int:
+        """Return how many guesses each of the rows that can guess should add; 0: none pays.
+
+        Args:
+            shares: see `RowRecord`, of the rows that can guess.
+            rows: of the batch.
+        """
+        speed = self._speeds[rows]
+        if len(speed.plain) < LEAST_MEASUREMENTS:
+            return 0
+        if len(speed.more) < LEAST_MEASUREMENTS:
+            return 1  # on a CPU four may take as long as ten tokens
+        plain_s, more_s = median(speed.plain), median(speed.more)
+        best, least_s = 0, WORTHWHILE * plain_s / rows
+        gained, chances = 0.0, list(shares)
+        for count in range(1, self.most + 1):
+            gained += sum(chances)
+            chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
+            token_s = (plain_s + more_s * count) / (rows + gained)
+            if token_s < least_s:
+                best, least_s = count, token_s
+        if best:
+            return best
+        self._refused += 1
+        # A guess that takes as long as three tokens must be three times as seldom.
+        if self._refused < TRY_AGAIN * max(1.0, min(more_s / plain_s, SELDOM)):
+            return 0
+        self._refused = 0
+        return 1
+
+    def saw_plain(self, rows: int, took_s: float) -> None:
+        """A step without guesses has followed another one, and ended that long after it."""
+        self._speeds[rows].plain.append(took_s)
+
+    def saw_between(self, took_s: float) -> None:
+        """So much time has passed between two steps of the batch."""
+        self._between.append(took_s)
+
+    def saw_block(self, rows: int, width: int, took_s: float) -> None:
+        """A pass has read so many places of each row, and the tokens of all are known."""
+        speed = self._speeds[rows]
+        if not speed.plain:
+            return
+        whole_s = took_s + median(self._between)
+        speed.more.append(max(whole_s - median(speed.plain), 0.0) / (width - 1))
+
+
+class Drafts:
+    """The guesses of one model's rows.
+
+    Attributes:
+        pacer: decides how many there are in a step.
+        context_length: no place behind it is read.
+        is_cuttable: whether caches can be cut back; if not, a row guesses only while it is alone,
+            and what guesses change is copied before.
+        pads: whether passes are padded to few shapes; see `prompt_batch`.
+
+    Args:
+        tokens: that a row may guess at most.
+        context_length, is_cuttable: see the attributes.
+    """
+
+    def __init__(self, tokens: int, context_length: int, *, is_cuttable: bool = True) -> None:
+        self.pacer = Pacer(tokens)
+        self.context_length = context_length
+        self.is_cuttable = is_cuttable
+        self.pads = False
+        self._counts: dict[int, Guessed] = {}  # of the last step, by uid
+
+    def count(self, uid: int, guessed: Guessed) -> None:
+        """Note what a pass has made of a row's guesses."""
+        self._counts[uid] = guessed
+
+    def take_counts(self) -> dict[int, Guessed]:
+        """Return what the last step has made of guesses, by the rows' uids."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+
+def is_cuttable(model: Any, way: Batching) -> bool:
+    """True if the caches of several rows can be cut back after a pass, each row's by its own count.
+
+    Sliding windows and states have overwritten what they held before. Where rows cannot read their
+    prompts together, they cannot read several tokens each in another pass either.
+
+    Args:
+        model: materialised.
+        way: how its rows share passes.
+    """
+    layers = layers_of(make_prompt_cache(model))
+    return way is not Batching.SERIAL_PREFILL and all(type(one) is KVCache for one in layers)
+
+
+def may_guess(draws: RowDraws) -> bool:
+    """True if a row's logits at a place follow from its tokens alone."""
+    return not (draws.processors or draws.has_penalties or draws.forced)
+
+
+class DraftingBatch(DrawingBatch):
+    """Rows that decode, and guess.
+
+    Attributes:
+        drafts: of the model; set by `start`.
+    """
+
+    drafts: Drafts
+    prompt_cache: list[Any]
+    _records: dict[int, RowRecord]
+    _is_lone = False
+    _ended_at = 0.0
+    _was_plain = False
+
+    def start(self, drafts: Drafts) -> DraftingBatch:
+        """Let the rows guess from now on."""
+        self.drafts, self._records = drafts, {}
+        return self
+
+    def filter(self, keep: list[int]) -> None:
+        """Keeps only these rows."""
+        super().filter(keep)
+        self._was_plain = False
+        for uid in self._records.keys() - set(self.uids):
+            del self._records[uid]
+
+    def extend(self, batch: Any) -> None:
+        """Adds rows."""
+        super().extend(batch)
+        self._was_plain = False
+
+    def next(self) -> list[Any]:
+        """The next tokens of each row, at least one, in their order."""
+        if not self.uids:
+            return []
+        pacer, rows = self.drafts.pacer, len(self.uids)
+        began_at = time.perf_counter()
+        if self._is_lone:
+            self._ended_at = began_at  # others have had their steps since
+        pacer.saw_between(began_at - self._ended_at)
+        guesses = self._guess()
+        if guesses is not None:
+            known_at = time.perf_counter()
+            block, self._was_plain = self._read(guesses), False
+            self._ended_at = time.perf_counter()
+            pacer.saw_block(rows, 1 + max(map(len, guesses)), self._ended_at - known_at)
+            return block
+        was_plain, self._was_plain = self._was_plain, True
+        responses: list[Any] = super().next()
+        ended_at = time.perf_counter()
+        if was_plain:
+            pacer.saw_plain(rows, ended_at - self._ended_at)
+        self._ended_at = ended_at
+        return responses
+
+    def _guess(self) -> list[list[int]] | None:
+        """Return the guesses of each row; None if there is none in this step."""
+        if len(self.uids) > 1 and not self.drafts.is_cuttable:
+            return None
+        able = [place for place, draws in enumerate(self.samplers) if may_guess(draws)]
+        records = {place: self._records.setdefault(self.uids[place], RowRecord()) for place in able}
+        able = [place for place in able if records[place].index.has_seen(self.tokens[place])]
+        if not able:
+            return None
+        most = self.drafts.pacer.choose([records[place].share for place in able], len(self.uids))
+        longest = max(len(held) for held in self.tokens)
+        most = min(most, self.drafts.context_length - longest - 1)
+        if most <= 0:
+            return None
+        pending: Any = self._next_tokens.tolist()
+        guesses: list[list[int]] = [[] for _ in self.uids]
+        for place in able:
+            left = self.max_tokens[place] - self._num_tokens[place] - 1  # behind the pending token
+            index, held = records[place].index, self.tokens[place]
+            guesses[place] = index.guess(held, pending[place], min(most, left))
+        return guesses if any(guesses) else None
+
+    def _read(self, guesses: list[list[int]]) -> list[DrawnToken]:
+        """One pass over the pending tokens and these guesses; see `next`."""
+        width = 1 + max(map(len, guesses))
+        if self.drafts.pads:
+            width = self._pad(width)
+        pending: Any = self._next_tokens.tolist()
+        ids = [
+            [token, *guess, *[token] * (width - 1 - len(guess))]
+            for token, guess in zip(pending, guesses, strict=True)
+        ]
+        copies = [] if self.drafts.is_cuttable else [_copy(one) for one in self.prompt_cache]
+        logits = self.model(mx.array(ids), cache=self.prompt_cache, **adapters_of(self.samplers))
+        drawn, tables = self._draw_all(logits.astype(mx.float32), guesses)
+        said = []
+        for row, guess in enumerate(guesses):
+            accepted = 0
+            while accepted < len(guess) and drawn[row][accepted] == guess[accepted]:
+                accepted += 1
+            known = zip(
+                [pending[row], *guess[:accepted]],
+                [self._next_logprobs[row], *tables[row]],
+                strict=False,
+            )
+            said.append(self._say(row, known))
+            if self.samplers[row] is not PLAIN:
+                self.samplers[row].number += accepted
+            if guess:
+                counts = Guessed(read=len(guess), accepted=len(said[row]) - 1)
+                self.drafts.count(self.uids[row], counts)
+                self._records[self.uids[row]].learn(accepted, is_all=accepted == len(guess))
+            pending[row], self._next_logprobs[row] = drawn[row][accepted], tables[row][accepted]
+        self._next_tokens = mx.array(pending, dtype=mx.uint32)
+        if copies:
+            self._go_back(copies, ids[0], len(said[0]))
+        else:
+            self._cut_back([width - len(tokens) for tokens in said])
+        self._let_ended_go(said)
+        return [token for tokens in said for token in tokens]
+
+    def _pad(self, width: int) -> int:
+        """Pad the keys and the places of a pass; return how many places it has."""
+        self.prompt_cache = [
+            PaddedKeys.of(layer) if type(layer) is BatchKVCache else layer
+            for layer in self.prompt_cache
+        ]
+        longest = max(map(len, self.tokens))
+        most = min(1 + self.drafts.pacer.most, self.drafts.context_length - longest)
+        return max(width, most)
+
+    def _draw_all(
+        self, logits: mx.array, guesses: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[TableRow]]]:
+        """Draw a token behind each row's pending token and behind each of its guesses.
+
+        Args:
+            logits: (rows, places, vocabulary), float32.
+            guesses: of each row.
+
+        Returns:
+            Of each row, the tokens, and the log-probabilities that they were drawn from.
+        """
+        sampler = self._sampler_for(logits.shape[-1])
+        first = _normalise(sampler.shape(logits[:, 0], self._next_tokens))
+        tokens = [sampler.draw(first)]
+        tables = [[TableRow(first, row)] for row in range(len(guesses))]
+        behind = [
+            (row, place) for row, own in enumerate(guesses) for place in range(1, len(own) + 1)
+        ]
+        rows, places = (mx.array(list(each)) for each in zip(*behind, strict=True))
+        draws = [_later(self.samplers[row], place - 1) for row, place in behind]
+        others = BatchSampler(draws, [[]] * len(draws), logits.shape[-1], self.fallback_sampler)
+        latest = mx.array([guesses[row][place - 1] for row, place in behind])
+        table = _normalise(others.shape(logits[rows, places], latest))
+        tokens.append(others.draw(table))
+        mx.eval(*tokens, first, table)
+        at_pending: Any = tokens[0].tolist()
+        at_guesses: Any = tokens[1].tolist()
+        drawn = [[token] for token in at_pending]
+        for nth, (row, _) in enumerate(behind):
+            drawn[row].append(at_guesses[nth])
+            tables[row].append(TableRow(table, nth))
+        return drawn, tables
+
+    def _say(self, row: int, known: Iterable[tuple[int, TableRow]]) -> list[DrawnToken]:
+        """Take the next tokens of a row, up to the one that ends its answer, if one does."""
+        said: list[DrawnToken] = []
+        for token, logprobs in known:
+            finish = None
+            self.tokens[row].append(token)
+            self._num_tokens[row] += 1
+            if self._num_tokens[row] >= self.max_tokens[row]:
+                finish = "length"
+            if self._matchers[row].advance(token):
+                finish = "stop"
+            said.append(
+                DrawnToken(
+                    uid=self.uids[row],
+                    token=token,
+                    logprobs=logprobs,
+                    finish_reason=finish,
+                    prompt_cache=None,
+                    all_tokens=None,
+                )
+            )
+            if finish is not None:
+                break
+        return said
+
+    def _cut_back(self, extra: list[int]) -> None:
+        """Cut the last tokens off the caches, so many of each row."""
+        least = min(extra)
+        padding = [count - least for count in extra]
+        for layer in self.prompt_cache:
+            layer.trim(least)
+            if any(padding):
+                layer.prepare(right_padding=padding)
+                layer.finalize()
+        if any(padding):
+            mx.eval([layer.state for layer in self.prompt_cache])
+        # A row that is cut back more than others has more padding before it: all have too much, if
+        # the longest one is such a row again and again.
+        longest = max(map(len, self.tokens))
+        if any(padding) and self.prompt_cache[0].size() - longest >= MOST_PADDING:
+            for layer in self.prompt_cache:
+                layer.filter(list(range(len(extra))))
+
+    def _go_back(self, copies: list[Any], tokens: list[int], count: int) -> None:
+        """Have the caches of the only row hold the first tokens of a pass, and no others.
+
+        Args:
+            copies: of the layers before the pass; None for each that can be cut back.
+            tokens: of the pass.
+            count: how many to hold.
+        """
+        if count == len(tokens):
+            return
+        for place, layer in enumerate(copies):
+            if layer is None:
+                self.prompt_cache[place].trim(len(tokens))
+            else:
+                self.prompt_cache[place] = layer
+        adapters = adapters_of(self.samplers)
+        self.model(mx.array([tokens[:count]]), cache=self.prompt_cache, **adapters)
+        mx.eval([layer.state for layer in self.prompt_cache])
+
+    def _let_ended_go(self, said: list[list[DrawnToken]]) -> None:
+        keep = [row for row, tokens in enumerate(said) if tokens[-1].finish_reason is None]
+        for row in set(range(len(said))) - set(keep):
+            last = said[row][-1]
+            last.prompt_cache, last.all_tokens = self.extract_cache(row), self.tokens[row]
+        if len(keep) < len(said):
+            self.filter(keep)
+
+
+def _copy(layer: Any) -> Any:
+    """Return a copy of a layer's cache, which costs nothing until one of both is written to; None
+    if it can be cut back instead."""
+    return None if isinstance(layer, KVCache | BatchKVCache) else copy.deepcopy(layer)
+
+
+def _normalise(logits: mx.array) -> mx.array:
+    """Return log-probabilities, as `DrawingBatch` makes them."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _later(draws: RowDraws, tokens: int) -> RowDraws:
+    """Return how a row's token is drawn, so many tokens later."""
+    return draws if draws is PLAIN else replace(draws, number=draws.number + tokens)
+
+
+class LoneDraftingRow(DraftingBatch):
+    """A batch of one row, over its plain cache; see `LoneRow`."""
+
+    _is_lone = True
+
+    def extract_cache(self, idx: int) -> list[Any]:
+        """The row's cache; nothing needs to be taken apart."""
+        return list(self.prompt_cache)
