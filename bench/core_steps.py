@@ -11,10 +11,10 @@ import sys
 import time
 from dataclasses import replace
 
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
-from mlxsup.protocol.packed_rows import PackedRow
 from mlxsup.protocol.states import Channel
+from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.worker_messages import Step
 from mlxsup.supervisor.core import core
 from mlxsup.supervisor.core.events import WorkerSaid

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
-from mlxsup.protocol.places import config_places, find_config
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus

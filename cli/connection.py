@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mlxsup.protocol import places
-from mlxsup.protocol.close_names import close_names, did_you_mean
-from mlxsup.protocol.folders import default_log_dir, recorded_log_dir
-from mlxsup.protocol.places import (
+from mlxsup.protocol import discovery
+from mlxsup.protocol.discovery import (
     CONFIG_VARIABLE,
     ENDPOINT_VARIABLE,
     Place,
@@ -28,6 +26,8 @@ from mlxsup.protocol.places import (
     log_dir_of,
     socket_at,
 )
+from mlxsup.protocol.folders import default_log_dir, recorded_log_dir
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output
@@ -98,7 +98,7 @@ class Target:
     config: Path | None = None
 
     def find(self) -> Place:
-        """Return where the daemon is, by the rule for every command (`places.find_place`).
+        """Return where the daemon is, by the rule for every command (`discovery.find_place`).
 
         Raises:
             CliError: what counts does not name an endpoint.
@@ -372,7 +372,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         CliError: the file cannot be read, or is not TOML.
     """
     try:
-        return places.read_toml(path)
+        return discovery.read_toml(path)
     except UnreadableConfigError as error:
         raise _unreadable(error) from None
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.places import endpoint_in, socket_at
 
 from .configuration import read_configuration
 from .connection import Target, connect, status_of_daemon

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.key_file import (
     KEYS_SUFFIX,
@@ -22,7 +23,6 @@ from mlxsup.protocol.key_file import (
     read_keys,
     revoke_key,
 )
-from mlxsup.protocol.places import endpoint_in, socket_at
 from mlxsup.protocol.text import timestamp
 
 from .connection import Target

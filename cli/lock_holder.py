@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxsup.protocol.discovery import socket_at
 from mlxsup.protocol.folders import LOCK_NAME
-from mlxsup.protocol.places import socket_at
 
 BEATING_S = 10.0
 """A daemon that has not touched its lock for this long does nothing any more."""

@@ -24,10 +24,10 @@ from mlxsup.protocol.client_messages import (
     Unload,
 )
 from mlxsup.protocol.codec import encode
+from mlxsup.protocol.discovery import find_place
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Command
-from mlxsup.protocol.places import find_place
 from mlxsup.protocol.request_messages import (
     Attach,
     CancelRequest,

@@ -24,7 +24,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.client_messages import Notice as NoticeMessage
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
-from mlxsup.protocol.delta_body import read_body
+from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from starlette.responses import JSONResponse
 
 from mlxsup.client import ConnectionLost, ErrorCode, RequestError
-from mlxsup.protocol.close_names import did_you_mean
+from mlxsup.protocol.suggestions import did_you_mean
 
 from .failure import Failure
 from .headers import ID_KEY, REQUEST_ID, is_anthropic, is_ollama

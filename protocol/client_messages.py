@@ -14,7 +14,6 @@ from .codec import read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .log_level import ChangeLogLevel
 from .message import Command, Message, Record, record
-from .plain import FORM, Form
 from .request_messages import (
     Attach,
     CancelRequest,
@@ -22,6 +21,7 @@ from .request_messages import (
     RequestsQuery,
     ResumeRequest,
 )
+from .serialisation import FORM, Form
 from .states import FinishReason, NoticeKind, Priority
 
 # ---------------------------------------------------------------- client → supervisor

@@ -22,7 +22,7 @@ import msgpack
 from .errors import ErrorCode, RemoteError
 from .ids import MAX_ID_CHARACTERS
 from .message import Message
-from .plain import Check, own_check, to_map, without_none
+from .serialisation import Check, own_check, to_map, without_none
 from .version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from .client_messages import Timings, Usage
 from .codec import DecodeError, read_known
 from .message import Record, record
-from .plain import to_map
+from .serialisation import to_map
 from .text import escaped
 
 MODELS_FILE_NAME = "mlxsup-flight.jsonl"

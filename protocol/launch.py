@@ -29,7 +29,7 @@ MAX_LAUNCH_SPEC_BYTES = 64 * 1024
 
 
 TEXT_LIMIT_STEPS = 10.0
-"""Preparing one prompt may take this many times `step_timeout_s`."""
+"""Tokenising one prompt may take this many times `step_timeout_s`."""
 
 
 class ExitCode(IntEnum):

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
-from .delta_body import pack_body
+from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
-from .packed_rows import ROWS, Row
 from .pooling import Task
 from .rendering import Render, Rendered
 from .states import (
@@ -24,6 +23,7 @@ from .states import (
     Priority,
     WorkerPhase,
 )
+from .step_batch import ROWS, Row
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker

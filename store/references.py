@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mlxsup.protocol.close_names import close_names, did_you_mean
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 
 from .folder_problems import GGUF_SUFFIX, damage, repository_problem
 from .hub_cache import (

@@ -84,9 +84,9 @@ from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_withi
 from .signals import Signals
 from .sockets.clients import Clients
 from .sockets.transport import Context
-from .workers.incarnation import Surroundings
-from .workers.leftovers import WorkerRecord
+from .workers.instance import Surroundings
 from .workers.measure import Sampler, keep_measuring
+from .workers.orphans import WorkerRecord
 from .workers.registry import Workers, report
 
 INTERNAL_EXIT_CODE = 70

@@ -24,7 +24,7 @@ from .service_manager import ServiceManager
 from .signals import held_back
 from .sleep import SleepGuard
 from .sockets.transport import Context
-from .workers.leftovers import WorkerRecord
+from .workers.orphans import WorkerRecord
 from .workers.registry import report
 
 _M_MMAP_THRESHOLD = -3

@@ -22,7 +22,7 @@ from mlxsup.protocol.download import (
 
 from .core.actions import EndDownload, StartDownload
 from .core.events import DownloadSaid
-from .workers.incarnation import Surroundings
+from .workers.instance import Surroundings
 from .workers.process import WorkerProcess
 
 KILL_LIMIT_S = 10.0

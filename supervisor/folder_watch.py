@@ -13,7 +13,7 @@ from .runtime_folder import (
     record_log_folder,
 )
 from .sockets.listener import Listener
-from .workers.leftovers import WorkerRecord
+from .workers.orphans import WorkerRecord
 from .workers.registry import report
 
 

@@ -28,7 +28,7 @@ from .core.actions import StartGateway
 from .core.events import GatewayBeat, GatewayEnded, GatewayListening
 from .log_files import LogWriter
 from .logs import ModelLog
-from .workers.incarnation import Surroundings
+from .workers.instance import Surroundings
 from .workers.process import LAST_WORDS_S, WorkerProcess
 from .workers.registry import report
 

@@ -29,7 +29,7 @@ from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
 from .process_identity import process_identity
 from .sockets.limits import MAX_CONNECTIONS, MIN_CONNECTIONS
-from .workers.leftovers import RECORD_NAME
+from .workers.orphans import RECORD_NAME
 
 UNUSABLE_EXIT_CODE = 73
 ALREADY_RUNNING_EXIT_CODE = 75

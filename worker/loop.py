@@ -37,15 +37,14 @@ from mlxsup.protocol.worker_messages import (
     SetBudget,
 )
 
+from .coalescing import Coalescing
 from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
-from .gathering import Gathering
 from .heartbeat import Board
 from .idle_time import IdleTime
-from .leases import WorkerLeases
 from .link import LinkBrokenError, MessageLink
 from .logs import set_level
 from .pooling import PoolingRow, plan_pooling_row, pooling_acceptance
-from .preparing import Preparing, TextSide
+from .prefill_slots import WorkerLeases
 from .prompt_pieces import shown_tokens
 from .rendering import Rendering
 from .row_memory import RowMemory
@@ -53,6 +52,7 @@ from .rows import acceptance, check_resume, plan_row, progress_of, running_row
 from .running_rows import AnyRow, RunningRows
 from .signs import Signs
 from .text_threads import Refused, Tokenised
+from .tokenising import TextSide, Tokenising
 
 PREPARE_S = 15.0
 """What a piece of work for later requests takes at most: it may have a kernel compiled."""
@@ -89,8 +89,8 @@ class StepLoop:
         self._engine = engine
         self._facts = facts
         self._link = link
-        self._preparing = Preparing(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
-        self._gathering = Gathering(clock)
+        self._preparing = Tokenising(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
+        self._coalescing = Coalescing(clock)
         self._leases = WorkerLeases(engine)
         self._memory = RowMemory(engine, facts.cache_layers, has_drafts=facts.draft_tokens > 0)
         self._idle = IdleTime(engine, clock)
@@ -166,7 +166,7 @@ class StepLoop:
         """True if nothing may begin: the exit was asked for, or messages cannot leave."""
         if not self._is_exit_asked and self._link.flush():
             return False
-        self._gathering.ends()
+        self._coalescing.ends()
         return True
 
     def drain(self) -> None:
@@ -219,7 +219,7 @@ class StepLoop:
         if changed is not None:
             self._reject(key, changed)
             return
-        self._gathering.arrived()
+        self._coalescing.arrived()
         self._preparing.begin(message)
 
     def _cancel(self, key: RequestKey) -> None:
@@ -344,10 +344,10 @@ class StepLoop:
         if self._running:
             return False
         if not 0 < len(self._waiting) < self._max_concurrency:
-            self._gathering.ends()
+            self._coalescing.ends()
             return False
         longest = max(running.tokens for _, running in self._waiting.values())
-        return self._gathering.is_on(
+        return self._coalescing.is_on(
             pass_s=self._engine.shared_pass_s(longest), is_preparing=len(self._preparing) > 0
         )
 
@@ -420,7 +420,7 @@ class StepLoop:
         text_left_s = self.text_time_left_s()
         idle_left_s = self._idle.left_s(is_busy=self._held_requests() > 0)
         rendering_left_s = 0.0 if self._rendering.is_busy else None
-        times = (idle_left_s, text_left_s, self._gathering.left_s, rendering_left_s)
+        times = (idle_left_s, text_left_s, self._coalescing.left_s, rendering_left_s)
         return min((left_s for left_s in times if left_s is not None), default=None)
 
     def _held_requests(self) -> int:
@@ -432,5 +432,5 @@ class StepLoop:
 
     def text_time_left_s(self) -> float | None:
         """Return the seconds that the preparation under way may still take; see
-        `Preparing.time_left_s`."""
+        `Tokenising.time_left_s`."""
         return self._preparing.time_left_s(self._take_prepared)

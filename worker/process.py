@@ -35,9 +35,9 @@ from .link import Link, LinkBrokenError
 from .loop import StepLoop
 from .memory_guard import MemoryGuard
 from .own_memory import own_bytes
-from .preparing import StuckPreprocessingError
 from .text_threads import TextThreads
 from .thread_guard import OwnedEngine
+from .tokenising import StuckPreprocessingError
 
 LINGER_S = 2.0
 """How long the last messages may take to leave."""

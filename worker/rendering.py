@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.rendering import Render, Rendered

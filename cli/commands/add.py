@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
-from mlxsup.protocol.places import find_config
 from mlxsup.protocol.pooling import Task
 from mlxsup.store.description import describe
 from mlxsup.store.references import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mlxsup.protocol.places import config_places, find_config
+from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.states import State
 
 from ..configuration import (

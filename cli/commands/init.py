@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import DEFAULT_CONFIG
-from mlxsup.protocol.places import find_config
 from mlxsup.protocol.pooling import NOUNS, Task
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 from mlxsup.store.references import EXAMPLE

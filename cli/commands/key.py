@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
@@ -22,6 +21,7 @@ from mlxsup.protocol.key_file import (
     revoke_key,
     turn_off,
 )
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 from mlxsup.protocol.text import timestamp
 
 from ..connection import Target, daemon_options, read_toml, status_of_daemon

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.pooling import Task, capabilities
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
 
 from ..arguments import LATEST, complete_model_or_repository

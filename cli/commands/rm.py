@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names, did_you_mean
 from mlxsup.protocol.folders import MODELS_DIR
 from mlxsup.protocol.states import State
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 from mlxsup.store.hub_cache import (
     InUseError,
     find_cache,

@@ -271,7 +271,7 @@ def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
 
 def _refuse_running(facts: ServiceFacts) -> None:
     """Refuse a new service for a runtime folder that a daemon holds."""
-    from mlxsup.protocol.places import endpoint_in
+    from mlxsup.protocol.discovery import endpoint_in
 
     from ..lock_holder import lock_holder
 

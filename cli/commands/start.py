@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from mlxsup.protocol.discovery import endpoint_in
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.places import endpoint_in
 
 from ..arguments import complete_model
 from ..configuration import first_configuration, read_configuration

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.close_names import close_names, did_you_mean
+from mlxsup.protocol.suggestions import close_names, did_you_mean
 
 from ..arguments import complete_model, complete_request, request_called, row_called
 from ..connection import Target, connect, daemon_options, log_dir_left_by

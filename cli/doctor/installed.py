@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from mlxsup.protocol import places
+from mlxsup.protocol import discovery
+from mlxsup.protocol.discovery import ConfigPlace, UnreadableConfigError
 from mlxsup.protocol.folders import (
     CLIENT_SOCKET_NAME,
     DEFAULT_RUNTIME_DIR,
     default_log_dir,
 )
 from mlxsup.protocol.key_file import KeyPlace, find_trouble
-from mlxsup.protocol.places import ConfigPlace, UnreadableConfigError
 from mlxsup.protocol.text import size_text
 from mlxsup.protocol.version import VERSION
 from mlxsup.store.hub_cache import OFFLINE_VARIABLES, YES, find_cache
@@ -115,7 +115,7 @@ def find_setting(target: Target) -> Setting:
 
     looked_at = tuple(
         place._replace(path=place.path.expanduser().absolute())
-        for place in places.config_places(target.config)
+        for place in discovery.config_places(target.config)
     )
     counting = next((one for one in looked_at if one.is_named or one.is_there), None)
     path = counting.path if counting is not None and counting.is_there else None
@@ -129,11 +129,11 @@ def find_setting(target: Target) -> Setting:
         except ConfigError as error:
             problems = tuple(error.problems)
         with suppress(UnreadableConfigError):
-            table = places.read_toml(path).get("gateway")
+            table = discovery.read_toml(path).get("gateway")
             need = key_need_in(table)
             given = table.get("listen", DEFAULT_LISTEN) if isinstance(table, dict) else ""
             listen = given if isinstance(given, str) else ""
-            runtime_dir, log_dir = places.runtime_dir_of(path), places.log_dir_of(path)
+            runtime_dir, log_dir = discovery.runtime_dir_of(path), discovery.log_dir_of(path)
     try:
         endpoint = target.find_endpoint()
     except CliError:
@@ -273,7 +273,7 @@ def check_configuration(setting: Setting) -> Iterator[Finding]:
                 why="changes of the ignored file have no effect",
                 fix=f"choose a file with --config, or rename {counting.path}",
             )
-    if variable := os.environ.get(places.ENDPOINT_VARIABLE):
+    if variable := os.environ.get(discovery.ENDPOINT_VARIABLE):
         yield note(
             "configuration",
             f"MLXSUP_ENDPOINT is set to {variable}",

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
+from mlxsup.protocol.discovery import socket_at
 from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import have_been_made
-from mlxsup.protocol.places import socket_at
 from mlxsup.protocol.version import VERSION
 
 from .. import port

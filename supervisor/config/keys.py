@@ -13,7 +13,7 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
-from mlxsup.protocol.close_names import close_names
+from mlxsup.protocol.suggestions import close_names
 from mlxsup.store.references import RefusedModelError
 
 from .check import suggestion, table_around, table_in

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from mlxsup.protocol.discovery import MAX_CONFIG_BYTES, LongKeyError, parse_toml
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KeyPlace
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.places import MAX_CONFIG_BYTES, LongKeyError, parse_toml
 from mlxsup.protocol.regular_file import read_regular
 from mlxsup.protocol.states import Priority
 from mlxsup.store.hub_cache import (

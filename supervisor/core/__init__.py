@@ -23,5 +23,5 @@ Where things go:
 - whether a request may wait: `admission.py`; which is next: `requests/queue.py`
 - how a request ends: `endings.py`, the only sender of terminal messages
 - which models read long prompts now: `prefill_slots.py`
-- stalls, causes of death, whom to blame: `health/`; how suspects take turns: `suspects.py`
+- stalls, causes of death, whom to blame: `health/`; how suspects take turns: `probation.py`
 """

@@ -11,7 +11,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority, State, Wanted, Why
 
 from .errors import cut_off, model_failed, overloaded, priority_too_high, quarantined
-from .health.blame import Blame, Digest
+from .health.poison import Blame, Digest
 from .lifecycle.life import Life
 from .model import Model
 from .requests.ledger import Ledger

@@ -22,7 +22,7 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .health.blame import QUARANTINE_S, Evidence, Verdict
+from .health.poison import QUARANTINE_S, Evidence, Verdict
 from .journal import request_ended
 from .model import Model
 from .outbox import Outbox

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import Priority, Why
+from mlxsup.protocol.suggestions import close_names
 from mlxsup.protocol.text import size_text
 
 

@@ -28,10 +28,10 @@ from mlxsup.protocol.flight import (
     RequestStarted,
     WorkerDied,
 )
-from mlxsup.protocol.plain import to_map
+from mlxsup.protocol.serialisation import to_map
 from mlxsup.protocol.states import ExitReason, FinishReason, State
 
-from .health.blame import Verdict
+from .health.poison import Verdict
 from .lifecycle.exits import ending_of, ready_for_s
 from .lifecycle.states import Backoff, Loading
 from .lifecycle.triggers import Died, GivenUp

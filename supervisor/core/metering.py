@@ -8,7 +8,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.worker_messages import Step
 
 from .model import Model
-from .sharing.charging import AlikeSteps, DeviceTime, charge
+from .sharing.accounting import AlikeSteps, DeviceTime, charge
 
 
 class Meter:

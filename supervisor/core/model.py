@@ -19,15 +19,15 @@ from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .events import Caller
-from .health.blame import Blame, Held
+from .health.poison import Blame, Held
 from .health.watchdog import Watch
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun, Queue
+from .sharing.accounting import AlikeSteps
 from .sharing.accounts import UNKNOWN_COST_S, Account
-from .sharing.charging import AlikeSteps
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import NoticeKind, PauseReason, RowState, State, Wanted
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import DropKept, PauseRow
 
 from .deadlines import Deadlines

@@ -19,8 +19,8 @@ from mlxsup.protocol.states import Priority, State
 from .kv_budget import has_memory_beside
 from .memory.fit import fewest
 from .model import Model
+from .probation import are_turns_due, next_in_line
 from .requests.ledger import Ledger, Request, Stage
-from .suspects import are_turns_due, next_in_line
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""

@@ -8,7 +8,6 @@ from typing import Any
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -18,6 +17,7 @@ from mlxsup.protocol.states import (
     RowState,
     WaitReason,
 )
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
 from .admission import (
@@ -30,7 +30,7 @@ from .deadlines import Deadlines
 from .endings import Endings
 from .errors import duplicate_id, for_interrupted
 from .events import ConnectionId
-from .health.blame import digest_of
+from .health.poison import digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
 from .metering import Meter
@@ -38,11 +38,11 @@ from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .preemption import next_for_row, who_yields
+from .probation import end_intake
 from .request_status import expected_s, wait_reason
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
 from .status import load_progress, waiting_news
-from .suspects import end_intake
 
 
 class Serving:

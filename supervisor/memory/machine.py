@@ -125,7 +125,7 @@ def command_budget(given_bytes: int | None, backend: str, runtime_dir: Path) -> 
     """
     if backend != "cuda" or given_bytes is not None:
         return find_budget(given_bytes, backend)
-    from ..workers.leftovers import live_workers
+    from ..workers.orphans import live_workers
 
     try:
         own = live_workers(runtime_dir)

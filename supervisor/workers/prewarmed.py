@@ -14,7 +14,7 @@ from mlxsup.protocol.launch import prewarmed_argv
 
 from ..core.events import PrewarmedEnded, PrewarmedReady
 from ..file_threads import LIMIT_S, FileThreads
-from .incarnation import Surroundings
+from .instance import Surroundings
 from .measure import is_process_stopped
 from .process import Exit, WorkerProcess
 

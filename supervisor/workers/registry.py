@@ -18,7 +18,7 @@ from ..log_files import LogWriter
 from ..logs import ModelLog
 from ..memory.estimator import measured_by
 from ..memory.measurements import Measurements
-from .incarnation import Surroundings, WorkerUnit
+from .instance import Surroundings, WorkerUnit
 from .measure import is_process_stopped
 from .prewarmed import PrewarmedUnits
 

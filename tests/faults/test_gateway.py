@@ -21,7 +21,7 @@ import pytest
 from mlxsup.client import Client
 from mlxsup.supervisor.core.gateway import FROZEN_S
 from mlxsup.supervisor.gateway import RECORDED_AS
-from mlxsup.supervisor.workers.leftovers import RECORD_NAME
+from mlxsup.supervisor.workers.orphans import RECORD_NAME
 
 from support.client.streams import Reader
 from support.daemon.daemon import fake, is_alive, row

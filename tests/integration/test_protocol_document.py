@@ -17,7 +17,7 @@ import pytest
 
 from mlxsup.protocol import client_messages, codec, worker_messages
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.delta_body import DeltaBody
+from mlxsup.protocol.delta import DeltaBody
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.launch import LaunchSpec

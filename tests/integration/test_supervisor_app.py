@@ -27,17 +27,17 @@ from mlxsup.protocol.client_messages import (
     StatusQuery,
     Unload,
 )
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.packed_rows import PackedRow
 from mlxsup.protocol.states import Channel, FinishReason
+from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
 from mlxsup.supervisor import app as app_module
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.memory.machine import find_backend
-from mlxsup.supervisor.workers import incarnation as incarnation_module
+from mlxsup.supervisor.workers import instance as incarnation_module
 from mlxsup.supervisor.workers.registry import Workers
 
 from support.client.pieces import texts_of

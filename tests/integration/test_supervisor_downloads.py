@@ -27,7 +27,7 @@ from mlxsup.supervisor.core.actions import EndDownload, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.workers import process as process_module
-from mlxsup.supervisor.workers.incarnation import Surroundings
+from mlxsup.supervisor.workers.instance import Surroundings
 
 from support.eventually_async import eventually_async
 from support.unwaited import collect_unwaited

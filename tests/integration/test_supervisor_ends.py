@@ -51,8 +51,8 @@ from mlxsup.supervisor.runtime_folder import (
     RuntimeFolderError,
 )
 from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.workers import leftovers as leftovers_module
-from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
+from mlxsup.supervisor.workers import orphans as leftovers_module
+from mlxsup.supervisor.workers.orphans import WorkerRecord, live_workers
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnits
 
 from support.cli.notify_socket import NotifySocket

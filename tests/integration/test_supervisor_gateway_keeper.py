@@ -23,7 +23,7 @@ from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
 from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.workers import process as process_module
-from mlxsup.supervisor.workers.incarnation import Surroundings
+from mlxsup.supervisor.workers.instance import Surroundings
 
 from support.daemon.played_daemon import short_folder
 from support.eventually_async import eventually_async

@@ -41,10 +41,10 @@ from mlxsup.supervisor.core.events import (
 from mlxsup.supervisor.file_threads import FileLooks
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
-from mlxsup.supervisor.workers import incarnation
+from mlxsup.supervisor.workers import instance
 from mlxsup.supervisor.workers import prewarmed as prewarmed_module
 from mlxsup.supervisor.workers import registry as registry_module
-from mlxsup.supervisor.workers.incarnation import Surroundings, WorkerUnit
+from mlxsup.supervisor.workers.instance import Surroundings, WorkerUnit
 from mlxsup.supervisor.workers.measure import is_process_stopped
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
 from mlxsup.supervisor.workers.process import WorkerProcess
@@ -147,7 +147,7 @@ def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
         assert sockets[zmq.ROUTER].socket.poll(30_000), "the worker's greeting never came"
         return process
 
-    monkeypatch.setattr(incarnation, "WorkerLink", make_link)
+    monkeypatch.setattr(instance, "WorkerLink", make_link)
     monkeypatch.setattr(WorkerProcess, "spawn", spawn_slowly)
 
     async def one_life(around: Around) -> None:
@@ -249,7 +249,7 @@ def test_sockets_that_cannot_be_made_are_reported_and_leave_nothing(
     def fail(*_: object, **__: object) -> WorkerLink:
         raise zmq.ZMQError(2)
 
-    monkeypatch.setattr(incarnation, "WorkerLink", fail)
+    monkeypatch.setattr(instance, "WorkerLink", fail)
     [(said, failed)] = live_of("/bin/sh", "-c", "exit 0")
     assert (said, type(failed)) == ("post", SpawnFailed)
     assert failed.detail == "No such file or directory"

@@ -10,7 +10,7 @@ from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.client_messages import ClientDelta, Done, Failed, Generate
-from mlxsup.protocol.delta_body import read_body
+from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, unpack_tokens
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import FinishReason, Priority

@@ -15,10 +15,10 @@ from mlxsup.protocol import worker_messages as worker
 from mlxsup.protocol.client_messages import ClientMessage, Done, Failed
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.request_messages import Attach, CancelRequest, PauseRequest, ResumeRequest
 from mlxsup.protocol.states import FinishReason, NoticeKind, PauseReason, RowState
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.core import actions, events
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from mlxsup.protocol import worker_messages as messages
 from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.message import Message

@@ -30,9 +30,9 @@ from mlxsup.cli.doctor.finding import Finding, Level, examine
 from mlxsup.cli.doctor.installed import Setting
 from mlxsup.cli.lock_holder import LockHolder
 from mlxsup.cli.terminal.output import Output
+from mlxsup.protocol.discovery import ConfigPlace
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import KeyPlace
-from mlxsup.protocol.places import ConfigPlace
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.memory import estimator
 from mlxsup.supervisor.memory import machine as machine_module

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.client_messages import Cancel, Deltas, Done, Failed
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.request_messages import Attach, CancelRequest

@@ -11,7 +11,7 @@ import pytest
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import State, Wanted
 from mlxsup.supervisor.core.events import Caller
-from mlxsup.supervisor.core.health.blame import Digest, Held
+from mlxsup.supervisor.core.health.poison import Digest, Held
 from mlxsup.supervisor.core.lifecycle.life import Life
 from mlxsup.supervisor.core.lifecycle.states import Backoff, Failed, Loading, Ready, Stopped
 from mlxsup.supervisor.core.requests.ledger import Ledger, Limits, Request, Stage

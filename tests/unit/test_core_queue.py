@@ -14,7 +14,7 @@ from mlxsup.protocol.request_messages import CancelRequest, RequestsQuery
 from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.deadlines import Deadlines
-from mlxsup.supervisor.core.health.blame import Digest
+from mlxsup.supervisor.core.health.poison import Digest
 from mlxsup.supervisor.core.requests.ledger import Request
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings

@@ -15,12 +15,11 @@ import pytest
 from mlxsup.protocol import client_messages, worker_messages
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.delta_body import pack_body
+from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.packed_rows import PackedRow
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.request_messages import (
     Attach,
@@ -38,6 +37,7 @@ from mlxsup.protocol.states import (
     Priority,
     WorkerPhase,
 )
+from mlxsup.protocol.step_batch import PackedRow
 
 GOLDEN = Path(__file__).with_name("golden_messages.json")
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, ClientDelta, Deltas
 from mlxsup.protocol.codec import PACK_BYTES, DecodeError, Decoder, encode, pack, unpack_map
-from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
+from mlxsup.protocol.delta import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.message import Logprobs, TokenLogprob
-from mlxsup.protocol.packed_rows import PackedRow, Row
 from mlxsup.protocol.states import Channel, FinishReason, PauseReason, RowState
+from mlxsup.protocol.step_batch import PackedRow, Row
 from mlxsup.protocol.text_pieces import TextPiece, read_text_pieces
 from mlxsup.protocol.worker_messages import WORKER_TO_SUPERVISOR, RowDelta, Step
 

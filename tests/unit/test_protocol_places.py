@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxsup.client import Client
-from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
-from mlxsup.protocol.places import (
+from mlxsup.protocol.discovery import (
     Place,
     UnreadableConfigError,
     find_config,
@@ -17,6 +16,7 @@ from mlxsup.protocol.places import (
     log_dir_of,
     runtime_dir_of,
 )
+from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
 
 from support.daemon.played_daemon import short_folder
 

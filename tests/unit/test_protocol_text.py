@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsup.protocol.close_names import close_names
 from mlxsup.protocol.log_format import LineFormatter
+from mlxsup.protocol.suggestions import close_names
 from mlxsup.protocol.text import log_line, parse_duration, size_text, timestamp
 
 

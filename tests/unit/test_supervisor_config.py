@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.configuration import schema_text
+from mlxsup.protocol.discovery import MAX_KEY_PARTS, UnreadableConfigError, read_toml
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.places import MAX_KEY_PARTS, UnreadableConfigError, read_toml
 from mlxsup.supervisor.config import check as check_module
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import (

@@ -32,7 +32,7 @@ from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import command_budget, held_on_device
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
 from mlxsup.supervisor.memory.snapshot import ConfigSnapshot, MemorySnapshot
-from mlxsup.supervisor.workers.leftovers import WorkerRecord, live_workers
+from mlxsup.supervisor.workers.orphans import WorkerRecord, live_workers
 
 from support.core.driver import entry
 from support.daemon.estimates_here import estimated, estimates_here

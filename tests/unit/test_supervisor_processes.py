@@ -26,8 +26,8 @@ from mlxsup.supervisor.file_threads import FileLooks, FileThreads
 from mlxsup.supervisor.memory.folder import stamp
 from mlxsup.supervisor.process_identity import process_identity as identity_of
 from mlxsup.supervisor.sockets.peer import credentials_of
-from mlxsup.supervisor.workers import leftovers
-from mlxsup.supervisor.workers.leftovers import Leftover, WorkerRecord
+from mlxsup.supervisor.workers import orphans
+from mlxsup.supervisor.workers.orphans import Orphan, WorkerRecord
 from mlxsup.supervisor.workers.process import watch_exit
 
 from support.eventually import eventually
@@ -258,9 +258,9 @@ def test_a_leftover_that_does_not_go_is_named_and_looked_for_again_E6(
         return [], processes
 
     monkeypatch.setattr(psutil, "wait_procs", wait_in_vain)
-    monkeypatch.setattr(leftovers, "kill_group", lambda pid: None)
+    monkeypatch.setattr(orphans, "kill_group", lambda pid: None)
     record = WorkerRecord(tmp_path)
-    assert record.sweep() == [Leftover(model="m", pid=group.pid, is_gone=False)]
+    assert record.sweep() == [Orphan(model="m", pid=group.pid, is_gone=False)]
     assert limits == [10.0]
     assert (tmp_path / "workers.json").read_text() == before
     record.remove(group.pid)
@@ -301,12 +301,12 @@ def test_sweep_skips_processes_that_are_gone_E6(
         assert pid == group.pid
         kill_group(pid)
 
-    psutil_process, kill_group = psutil.Process, leftovers.kill_group
-    monkeypatch.setattr(leftovers, "process_identity", identity)
+    psutil_process, kill_group = psutil.Process, orphans.kill_group
+    monkeypatch.setattr(orphans, "process_identity", identity)
     monkeypatch.setattr(psutil, "Process", process)
-    monkeypatch.setattr(leftovers, "kill_group", kill)
+    monkeypatch.setattr(orphans, "kill_group", kill)
     swept = WorkerRecord(tmp_path).sweep()
-    assert swept == [Leftover(model="z", pid=group.pid, is_gone=True)]
+    assert swept == [Orphan(model="z", pid=group.pid, is_gone=True)]
     assert asked == [2, 3, 4, group.pid]
 
 
@@ -324,8 +324,8 @@ def test_a_group_is_killed_by_its_leader_and_others_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getpgid", lambda pid: 50)
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(("group", pid, number)))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(("one", pid, number)))
-    leftovers.kill_group(50)
-    leftovers.kill_group(51)
+    orphans.kill_group(50)
+    orphans.kill_group(51)
     assert killed == [("group", 50, signal.SIGKILL), ("one", 51, signal.SIGKILL)]
 
 

@@ -19,7 +19,7 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.worker.gathering import BURST, BURST_QUIET_S, MOST_S, QUIET_S, Gathering
+from mlxsup.worker.coalescing import BURST, BURST_QUIET_S, MOST_S, QUIET_S, Coalescing
 
 from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, D, x
 
@@ -29,9 +29,9 @@ Keys = tuple[RequestKey, ...]
 
 
 # ---------------------------------------------------------------- alone, on a played clock
-def gathering() -> tuple[Gathering, SimpleNamespace]:
+def gathering() -> tuple[Coalescing, SimpleNamespace]:
     clock = SimpleNamespace(now=50.0)
-    made = Gathering(lambda: clock.now)
+    made = Coalescing(lambda: clock.now)
     made.arrived()
     return made, clock
 

@@ -33,9 +33,9 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.worker.engine import EngineBytes, RowPrefill, StepResult, WorkerFaultError
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
-from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.text.grammar import Grammar
 from mlxsup.worker.text_threads import Refused
+from mlxsup.worker.tokenising import StuckPreprocessingError
 
 from support.worker.turn_bench import FACTS, STEP_TIMEOUT_S, A, B, Bench, C, D, X, x
 

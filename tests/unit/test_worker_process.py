@@ -47,9 +47,9 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.link import Link, LinkBrokenError
-from mlxsup.worker.preparing import StuckPreprocessingError
 from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
 from mlxsup.worker.thread_guard import OwnedEngine, WrongThreadError
+from mlxsup.worker.tokenising import StuckPreprocessingError
 
 from support.worker.turn_bench import make_spec
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode, encode_body
-from mlxsup.protocol.delta_body import read_body
+from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.rendering import Render, Rendered

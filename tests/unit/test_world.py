@@ -27,7 +27,7 @@ from mlxsup.supervisor.core import (
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.health.blame import Blame
+from mlxsup.supervisor.core.health.poison import Blame
 from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
 from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
 from mlxsup.supervisor.core.lifecycle.states import Stopping

@@ -16,8 +16,8 @@ from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
 from ..errors import cut_off, load_failed, model_failed
-from ..health.blame import Evidence
 from ..health.death_cause import Cause
+from ..health.poison import Evidence
 from .life import LastExit, Life
 from .restart_policy import GiveUp
 from .states import (

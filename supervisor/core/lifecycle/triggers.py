@@ -15,8 +15,8 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import LoadPhase, PauseReason, Priority, Why
 
 from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
-from ..health.blame import NO_VERDICT, Verdict
 from ..health.death_cause import Cause
+from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
 from .states import Fetching, Shortage
 

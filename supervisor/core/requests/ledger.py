@@ -15,7 +15,7 @@ from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from ..events import ConnectionId
-from ..health.blame import Digest, Held
+from ..health.poison import Digest, Held
 from ..sharing.accounts import Account, Terms
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3

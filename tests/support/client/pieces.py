@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.delta_body import DeltaBody, pack_body, read_body
+from mlxsup.protocol.delta import DeltaBody, pack_body, read_body
 from mlxsup.protocol.ids import RequestId
 from mlxsup.protocol.message import Logprobs, Message
-from mlxsup.protocol.packed_rows import Row
 from mlxsup.protocol.states import Channel
+from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import RowDelta
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
-from mlxsup.protocol.delta_body import DeltaBody, read_body
+from mlxsup.protocol.delta import DeltaBody, read_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import Channel, FinishReason, Priority

@@ -36,7 +36,7 @@ class TextSide(Protocol):
         """True if the threads are alive to prepare what was asked for."""
 
 
-class Preparing:
+class Tokenising:
     """The requests whose prompts are being rendered and tokenised.
 
     Args:

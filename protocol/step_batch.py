@@ -14,7 +14,7 @@ from typing import Any
 
 from .codec import read_part, undecodable
 from .ids import RequestKey
-from .plain import FORM, Form
+from .serialisation import FORM, Form
 from .states import FinishReason, PauseReason, RowState
 
 BYTES_PER_TOKEN = 4

@@ -34,7 +34,7 @@ DEAR = 2.0
 """A pass must cost this many times `QUIET_S`, which a request that comes alone waits in vain."""
 
 
-class Gathering:
+class Coalescing:
     """How long the rows wait that are ready while nothing runs.
 
     Args:

@@ -23,7 +23,7 @@ KILL_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Orphan:
     """A worker of an earlier supervisor.
 
     Attributes:
@@ -84,7 +84,7 @@ class WorkerRecord:
                 return False
         return True
 
-    def sweep(self) -> list[Leftover]:
+    def sweep(self) -> list[Orphan]:
         """Kill what is left of an earlier supervisor's workers, and nothing else.
 
         A process is one of them only if both its pid and its start time are in the file.
@@ -108,7 +108,7 @@ class WorkerRecord:
                 self._note(model, process.pid, identity)
         self._write()
         return [
-            Leftover(model=model, pid=process.pid, is_gone=process not in alive)
+            Orphan(model=model, pid=process.pid, is_gone=process not in alive)
             for model, _, process in found
         ]
 

@@ -24,7 +24,7 @@ from ..memory.folder import Stamp
 from ..runtime_folder import RuntimeFolder
 from ..sockets.transport import Context
 from ..sockets.worker_link import WorkerLink
-from .leftovers import WorkerRecord
+from .orphans import WorkerRecord
 from .process import LAST_WORDS_S, Exit, WorkerProcess
 
 
