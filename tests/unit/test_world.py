@@ -21,8 +21,8 @@ from mlxsup.supervisor.core import (
     load_verdict,
     memory_plan,
     memory_view,
+    probation,
     serving,
-    suspects,
 )
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
@@ -234,7 +234,7 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
 
 def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
-        return suspects.end_intake(model, ledger, had_room=True)
+        return probation.end_intake(model, ledger, had_room=True)
 
     patch.setattr(serving, "end_intake", wrong)
 
