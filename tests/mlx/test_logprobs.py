@@ -115,7 +115,7 @@ def test_company_changes_no_logprob(engine: MlxEngine) -> None:
 
 def read(logprobs: Any, token: int, count: int) -> Any:
     response = SimpleNamespace(uid=1, token=token, logprobs=mx.array(logprobs))
-    return LogprobReader().read([response], {1: count})[1]
+    return LogprobReader().read([response], {1: count})[0]
 
 
 def test_a_large_offset_of_the_logits_costs_no_precision() -> None:

@@ -349,10 +349,13 @@ class MlxBatch:
         for response in responses:
             if response.uid in self._grammars:
                 self._grammars[response.uid].accept(response.token)
-        wanted = self._wanted_logprobs
-        logprobs = self._logprobs.read(responses, wanted) if wanted else {}
-        tokens = [self._take_token(one, logprobs.get(one)) for one in responses]
+        logprobs = self._read_logprobs(responses)
+        tokens = [self._take_token(*each) for each in zip(responses, logprobs, strict=True)]
         return {token.key: token for token in tokens}
+
+    def _read_logprobs(self, responses: Sequence[Any]) -> Sequence[RowLogprobs | None]:
+        wanted = self._wanted_logprobs
+        return self._logprobs.read(responses, wanted) if wanted else [None] * len(responses)
 
     def _take_out(
         self, keys: Iterable[RequestKey], *, of_warm_up: bool = False
@@ -499,8 +502,7 @@ class MlxBatch:
         passes = self.mode.take_shapes()
         if self._shapes is not None:
             self._costs.is_first = self._shapes.saw(shape, passes)
-        wanted = self._wanted_logprobs
-        logprobs = self._logprobs.read(tokens, wanted) if wanted else {}
+        logprobs = self._read_logprobs(tokens)
         if self.logits_width is None and tokens:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
             with mx.stream(self._stream):
@@ -509,8 +511,8 @@ class MlxBatch:
         if self._drafts is not None and (counts := self._drafts.take_counts()):
             guessed = {self._keys[uid]: each for uid, each in counts.items()}
         taken = []
-        for token in tokens:
-            taken.append(self._take_token(token, logprobs.get(token)))
+        for token, own in zip(tokens, logprobs, strict=True):
+            taken.append(self._take_token(token, own))
             if token.finish_reason is not None:
                 self._forget_ended(token)
         # Those that a grammar has ended; the others left by themselves.

@@ -28,26 +28,26 @@ class LogprobReader:
     def __init__(self) -> None:
         self._stream = mx.new_stream(mx.default_device())
 
-    def read(self, responses: Sequence[Any], wanted: Mapping[int, int]) -> dict[Any, RowLogprobs]:
-        """Read the logprobs of some rows' tokens, by response; one evaluation for all of them.
+    def read(self, responses: Sequence[Any], wanted: Mapping[int, int]) -> list[RowLogprobs | None]:
+        """Read the logprobs of tokens, in one evaluation; None for rows that want none.
 
         Args:
-            responses: the responses of one `next()`.
+            responses: the responses of one `next()`; a row may have several.
             wanted: for how many of the likeliest tokens to read them as well, by uid.
         """
-        arrays: list[tuple[Any, mx.array, mx.array, mx.array]] = []
+        found: list[RowLogprobs | None] = [None] * len(responses)
+        arrays: list[tuple[int, mx.array, mx.array, mx.array]] = []
         with mx.stream(self._stream):
-            for response in responses:
+            for place, response in enumerate(responses):
                 count = wanted.get(response.uid)
                 if count is not None:
                     logprobs = _normalised(response.logprobs)
                     ids = _likeliest(logprobs, count)
-                    arrays.append((response, logprobs[response.token], ids, logprobs[ids]))
+                    arrays.append((place, logprobs[response.token], ids, logprobs[ids]))
             mx.eval([array for _, *row in arrays for array in row])
-        found: dict[Any, RowLogprobs] = {}
-        for response, *row in arrays:
+        for place, *row in arrays:
             plain: list[Any] = [array.tolist() for array in row]
-            found[response] = _to_plain(*plain)
+            found[place] = _to_plain(*plain)
         return found
 
 
