@@ -225,6 +225,7 @@ def make_tiny_vision(folder: Path, model_type: str = "qwen3_vl", *, seed: int = 
         config.setdefault(name, {})
     made = module.ModelConfig.from_dict(config)
     parts = ["text", "vision", "perceiver", "projector", "audio"]
+    mx.random.seed(seed)  # some parameters begin as random numbers
     model = module.Model(utils.update_module_configs(made, module, config, parts))
     draw = np.random.default_rng(seed)
     weights = {}
