@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +55,7 @@ class Finder:
 
 def kept(folder: str, define: Define) -> Define:
     """The same function, which reads its results from the folder if they are there."""
+    from importlib.metadata import version  # most processes import no transformers
 
     @functools.wraps(define)
     def define_or_read(module_path: Any, prefix: str | None = None) -> Any:
