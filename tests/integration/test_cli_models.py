@@ -24,7 +24,6 @@ from support.models.safetensors_files import llama_arrays, llama_config
 from support.models.safetensors_files import write_folder as write_weights
 from support.models.tiny_encoder import make_tiny_encoder
 from support.models.tiny_model import make_tiny_model
-from support.models.tiny_vision import make_tiny_vision
 
 T5 = {**MODEL, "config.json": b'{"model_type": "t5"}'}
 TITLE = "mlx-community/Tiny-Llama-Instruct-4bit"
@@ -261,9 +260,10 @@ def test_plan_of_one_model_has_the_numbers_of_show(stocked: Path, name: str) -> 
 def test_what_a_model_takes_is_known_before_a_load(home: Path) -> None:
     base = make_tiny_model(home / "m")
     adapter = make_adapter(home / "adapter", base)
+    sight = make_tiny_model(home / "v", config={"model_type": "qwen3_vl", "vision_config": {}})
     models: dict[str, Any] = {
-        "sight": {"path": str(make_tiny_vision(home / "v"))},
-        "wise": {"path": str(home / "v"), "adapters": {"poet": str(adapter)}},
+        "sight": {"path": str(sight)},
+        "wise": {"path": str(sight), "adapters": {"poet": str(adapter)}},
         "bert": {"path": str(make_tiny_encoder(home / "b", "bert"))},
         "faked": fake(preload=False, fake={"takes_pictures": True}),
     }
