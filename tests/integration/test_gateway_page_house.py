@@ -462,6 +462,7 @@ def test_the_house_has_no_accessibility_problem(
         browser.until(shows("dialog", "Unload m?"))
         check("a question")
         browser.press("Escape")
+        browser.until("!document.querySelector('dialog')")  # it takes clicks until it is gone
         browser.click(card("m", '[data-action="settings"]'))
         browser.until(shows("dialog", "Keep loaded for"))
         browser.evaluate("document.querySelector('dialog details').open = true")
