@@ -1,4 +1,4 @@
-"""Search the hub: a process of its own asks it, so that nobody waits longer than a limit."""
+"""Search the hub: a process of its own asks it and is ended at a time limit."""
 
 from __future__ import annotations
 

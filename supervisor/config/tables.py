@@ -510,7 +510,7 @@ class ModelTable(Table):
     drafts: Literal["off", "ngram"] = key(
         _LAUNCH.drafts,
         '"ngram": guess tokens from earlier text, read in one pass',
-        ", as far as that is faster. Answers stay the same. `deterministic` models and those"
+        ", where that is faster. Answers stay the same. `deterministic` models and those"
         " that embed do not guess, and a warning says so",
         description='"off" or "ngram"',
     )

@@ -526,7 +526,7 @@ class Model:
         assert all(r.stage is Stage.PAUSED for r in self.paused.values())
         assert all(key in self.paused or key in self.queue for key in self.batch.kept)
         assert not self.batch.leaving.keys() & self.batch.running.keys()
-        assert self.batch.freed == 0, f"{self.name} has freed a row and given it to nobody"
+        assert self.batch.freed == 0, f"{self.name} has freed a row that no request got"
         if state not in HAS_PROCESS:
             assert not self.batch.running, f"{self.name} runs requests in {state}"
             assert not self.batch.leaving, f"{self.name} has leaving rows in {state}"

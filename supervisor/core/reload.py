@@ -160,7 +160,7 @@ def foreseen_memory(
     Returns:
         `over_budget_bytes`; `evicts`, the names of the idle models that would be evicted at once;
         `still_over_bytes`, what only busy models could free; and `refuses`: a `model` and a
-        `reason`, a phrase, for each that could not be loaded, whoever goes.
+        `reason`, a phrase, for each that could not be loaded with all others gone.
     """
     budget = settings.budget
     if budget is None:

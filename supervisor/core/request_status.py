@@ -27,7 +27,7 @@ MOST_SUGGESTED = 8
 
 
 def find_named(ledger: Ledger, name: str) -> Request:
-    """Return the open request with this id, whoever sent it, or else with this number, `#12` or
+    """Return the open request with this id, of any client, or else with this number, `#12` or
     `12`; `last` is the one that came last, unless it is the id of another.
 
     Ids are unique for one connection only. If several open requests have the same one, only their
@@ -206,7 +206,7 @@ def wait_reason(model: Model) -> WaitReason:
 
 
 def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
-    """Seconds until a waiting request should get a row; None if nobody can tell.
+    """Seconds until a waiting request should get a row; None if that is not known.
 
     Rows share the seconds of one engine, so one becomes free each time as many have passed as a
     request costs on average. For a request of the highest class a row may be freed earlier.

@@ -135,7 +135,7 @@ HOPE = 0.7
 
 @dataclass(slots=True)
 class Speed:
-    """What steps of so many rows take, in seconds, as far as it was measured.
+    """The measured times of steps of so many rows, in seconds.
 
     Attributes:
         plain: of steps without guesses.
