@@ -595,6 +595,34 @@ def test_answer_outlives_its_worker_says_so_once_and_has_the_same_text(
     assert browser.problems == []
 
 
+HOLD_STATES = (
+    "(() => { const ask = window.fetch;"
+    " const held = new Promise((free) => { window.free = free; });"
+    " window.fetch = async (url, given) => {"
+    " if (String(url).includes('/page/state')) await held; return ask(url, given); }; })()"
+)
+
+
+def test_answer_whose_worker_dies_before_the_page_has_seen_it_ready_says_so(
+    browser: Browser, daemon: HttpDaemon
+) -> None:
+    choose(browser, "slow")
+    said = recorded(browser)
+    browser.evaluate(HOLD_STATES)
+    say(browser, "tell me more")
+    begun(browser)
+    with daemon.client() as client:
+        os.kill(row(client, "slow")["pid"], signal.SIGKILL)
+        eventually(lambda: row(client, "slow")["state"] == "LOADING")
+    browser.evaluate("window.free()")
+    browser.until(f"document.querySelector('#doing').textContent === {CRASHED!r}")
+    browser.until("document.querySelector('#doing').textContent === 'Answering'")
+    browser.press("Escape")
+    browser.until(shows(f"{ANSWER} .end", "Stopped."))
+    assert said().count(CRASHED) == 1
+    assert browser.problems == []
+
+
 def test_answer_that_is_paused_says_so_and_that_it_continues(
     browser: Browser, daemon: HttpDaemon
 ) -> None:

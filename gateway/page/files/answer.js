@@ -62,8 +62,11 @@ export class Answer {
       const isOther = this.generation && row.generation > this.generation;
       if (isOther && this.waits?.kind !== "paused") this.message.breaks += 1;
       this.generation = row.generation;
-    } else if (this.generation && LOST.includes(row.state) && this.waits?.kind !== "paused") {
-      this.isLost = true;
+    } else if (LOST.includes(row.state) && this.waits?.kind !== "paused") {
+      // The first words may have come from a worker that died before a state named it.
+      const last = this.waits?.kind === "answering" ? row.generation - (row.state === "LOADING" ? 1 : 0) : 0;
+      this.generation ||= last;
+      this.isLost = this.generation > 0;
     }
     const loading = row.progress ? { kind: "loading", share: row.progress.fraction ?? 0 } : null;
     if (this.stalled && !this.isLost) this.waits = this.stalled;

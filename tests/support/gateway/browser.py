@@ -45,6 +45,17 @@ KEYS = {
     " ": {"key": " ", "code": "Space", "windowsVirtualKeyCode": 32, "text": " "},
 }
 
+STANDING = """(async () => {
+    const one = document.querySelector(%s);
+    one.scrollIntoView({block: 'center'});
+    const middle = ({x, y, width, height}) => [x + width / 2, y + height / 2];
+    const before = middle(one.getBoundingClientRect());
+    await new Promise((next) => setTimeout(next, 50));
+    const now = middle(one.getBoundingClientRect());
+    return String(now) === String(before) && one.contains(document.elementFromPoint(...now)) && now;
+})()"""
+"""The middle of an element, or false where it moves or is covered."""
+
 
 class Browser:
     """One Chromium with one page; nothing of it is left behind.
@@ -112,12 +123,9 @@ class Browser:
         self.ask("Page.bringToFront")
 
     def click(self, selector: str) -> None:
-        """Click at the middle of an element."""
-        x, y = self.evaluate(
-            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
-            " one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
-            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
+        """Click at the middle of an element, once it stands still and nothing lies over it."""
+        script = STANDING % json.dumps(selector)
+        x, y = eventually(lambda: self.evaluate(script), what=f"{selector}, standing still")
         for kind in ("mousePressed", "mouseReleased"):
             self.ask(
                 "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
