@@ -12,9 +12,18 @@ from typing import NoReturn
 
 from mlxsup.protocol.launch import PREWARM_OPTION, ExitCode
 
-from .bootstrap import LaunchError, prepare_process, read_launch_spec, wait_for_spec
+from .bootstrap import (
+    ORPHANED_EXIT,
+    LaunchError,
+    OrphanedError,
+    check_parent,
+    die_with_parent,
+    prepare_process,
+    read_launch_spec,
+    wait_for_spec,
+    watch_pipe,
+)
 from .logs import configure
-from .parent_watch import ORPHANED_EXIT, OrphanedError, check_parent, die_with_parent, watch_pipe
 from .process import Life
 
 USAGE = """\

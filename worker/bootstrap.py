@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import queue
@@ -20,13 +21,21 @@ from mlxsup.protocol.launch import (
 )
 
 from .logs import LEVELS
-from .parent_watch import ORPHANED_EXIT
 
 SWITCH_INTERVAL_S = 0.001
+
+ORPHANED_EXIT = 1
+"""The exit code of an orphan: nobody is left to read it, but it must not be 0."""
+
+_PR_SET_PDEATHSIG = 1
 
 
 class LaunchError(Exception):
     """The launch spec is missing or wrong; the message is one sentence (exit 64)."""
+
+
+class OrphanedError(Exception):
+    """The supervisor named in the launch spec is not this process's parent."""
 
 
 def read_launch_spec(descriptor: int) -> LaunchSpec:
@@ -81,9 +90,7 @@ def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:
             received.put(read_launch_spec(spec_pipe))
         except LaunchError as error:
             received.put(error)
-        while os.read(spec_pipe, 4096):
-            pass
-        os._exit(ORPHANED_EXIT)
+        end_with(spec_pipe)
 
     threading.Thread(target=read, name="parent-watch", daemon=True).start()
     from .engines.mlx.imports import import_everything
@@ -95,6 +102,40 @@ def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:
     if isinstance(found, LaunchError):
         raise found
     return found
+
+
+def watch_pipe(descriptor: int) -> None:
+    """Start a thread that ends the process when the pipe reaches its end (E6)."""
+    threading.Thread(target=end_with, args=(descriptor,), name="parent-watch", daemon=True).start()
+
+
+def end_with(descriptor: int) -> None:
+    """Wait for the end of a pipe, and end the process at once."""
+    while os.read(descriptor, 4096):
+        pass
+    os._exit(ORPHANED_EXIT)
+
+
+def die_with_parent() -> None:
+    """On Linux: asks the kernel to kill this process when its parent thread ends.
+
+    Works even while the GIL is held forever. Other systems have nothing like it.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def check_parent(supervisor_pid: int) -> None:
+    """Notices a supervisor that died before `die_with_parent` was called.
+
+    Raises:
+        OrphanedError: the parent is another process.
+    """
+    parent = os.getppid()
+    if parent != supervisor_pid:
+        raise OrphanedError(f"the daemon {supervisor_pid} is gone: the parent is {parent}")
 
 
 def check_spec(spec: LaunchSpec) -> None:

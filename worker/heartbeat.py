@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -21,147 +21,164 @@ from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.states import WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 
-from .engine import EngineBytes, StepResult
-from .memory_guard import LOOK_EVERY_S, MemoryGuard
+from .engine import Engine, EngineBytes, StepResult
+from .link import Link
+from .memory_guard import GUARD_EVERY_S, MemoryGuard
+from .row_memory import RowMemory
 
 BEAT_HIGH_WATER_MARK = 4
 
+LOOK_EVERY_S = 0.05
+"""From step to step the memory is looked at no more often, unless the budget is another: beats come
+twice a second."""
 
-@dataclass(slots=True, kw_only=True)
-class Books:
-    """What the owner thread holds and has exchanged with the supervisor, all at one moment; never
-    changed once it is published, and only not frozen because each step publishes one.
 
-    Attributes:
-        requests: how many it holds.
-        preparing: how many of them are being tokenised.
-        sent, received: messages since the start.
+class Board:
+    """What the owner thread has published of its work: numbers of `Heartbeat`.
+
+    Each `publish` replaces them in one assignment, so that a beat needs no lock.
+
+    Args:
+        clock: monotonic seconds.
     """
 
-    requests: int = 0
-    preparing: int = 0
-    sent: int = 0
-    received: int = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # They grow with each step, and a beat may be a step ahead in one: they only make ratios.
+        self._costs: dict[str, Any] = {
+            "interleaved_s": 0.0, "interleaved_decode_s": 0.0, "shapes_seen": 0, "shapes_s": 0.0
+        }  # fmt: skip
+        self._said: dict[str, Any] = {"step": 0}
+        self.publish(WorkerPhase.LOADING)
 
+    def publish(
+        self,
+        phase: WorkerPhase,
+        *,
+        predicted_s: float = 0.0,
+        held: EngineBytes | None = None,
+        **said: int,
+    ) -> None:
+        """Publish what the owner thread does from now on.
 
-@dataclass(slots=True, kw_only=True)
-class Published:
-    """What the owner thread last said it was doing; see `Books` for why it is not frozen.
+        Args:
+            phase: what it does.
+            predicted_s: how long the step that begins should take at most; 0 if none does.
+            held: memory in use; None: as before.
+            said: other numbers; those that are left out stay as they were.
+        """
+        if held is not None:
+            said |= {
+                "active_bytes": held.active,
+                "cache_bytes": held.cache,
+                "peak_bytes": held.peak,
+                "kept_bytes": held.kept,
+                "prefix_bytes": held.prefix,
+            }
+        now = {"phase": phase, "since": self._clock(), "predicted_s": predicted_s}
+        self._said = self._said | said | now
 
-    Attributes:
-        step: how many steps have ended.
-        phase: what it has been doing since then.
-        since: monotonic seconds: the start of the step, or of the other work, under way.
-        predicted_s: how long that step should take at most; 0 when none is under way.
-        books: the requests it holds.
-        held: memory in use.
-        budget: the number of the budget that its rows keep to; 0 for none.
-        prefill_chunk: tokens of each waiting prompt that a step would process.
-    """
-
-    step: int
-    phase: WorkerPhase
-    since: float
-    predicted_s: float = 0.0
-    books: Books = field(default_factory=Books)
-    held: EngineBytes = field(default_factory=EngineBytes)
-    budget: int = 0
-    prefill_chunk: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Traffic:
-    """What steps cost each other since the load, in the seconds and counts of `Heartbeat`.
-
-    It grows with each step, and a beat may be a step ahead in one number: they only make ratios.
-    """
-
-    interleaved_s: float = 0.0
-    interleaved_decode_s: float = 0.0
-    shapes_seen: int = 0
-    shapes_s: float = 0.0
-
-    def add(self, result: StepResult, *, reads: bool) -> None:
-        """Count a step.
+    def count(self, result: StepResult, *, reads: bool) -> None:
+        """Count what a step cost.
 
         Args:
             result: what it produced.
             reads: whether a prompt was being read, in this step or between two of its chunks.
         """
         if reads and result.decode_s:
-            self.interleaved_s += result.took_s
-            self.interleaved_decode_s += result.decode_s
+            self._costs["interleaved_s"] += result.took_s
+            self._costs["interleaved_decode_s"] += result.decode_s
         if result.is_new_shape:
-            self.shapes_seen += 1
-            self.shapes_s += result.took_s
-
-
-class Board:
-    """Where the owner thread publishes; reads and writes are single assignments, without a lock.
-
-    Attributes:
-        traffic: what the steps so far cost each other.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.traffic = Traffic()
-        self._clock = clock
-        self._current = Published(step=0, phase=WorkerPhase.LOADING, since=clock())
-
-    @property
-    def current(self) -> Published:
-        """Return the last published state."""
-        return self._current
-
-    def publish(
-        self,
-        phase: WorkerPhase,
-        *,
-        step: int,
-        predicted_s: float = 0.0,
-        books: Books | None = None,
-        held: EngineBytes | None = None,
-        budget: int | None = None,
-        prefill_chunk: int | None = None,
-    ) -> None:
-        """Publishes what the owner thread does from now on; books, memory, budget and chunk stay
-        as they were unless given."""
-        before = self._current
-        self._current = Published(
-            step=step,
-            phase=phase,
-            since=self._clock(),
-            predicted_s=predicted_s,
-            books=before.books if books is None else books,
-            held=before.held if held is None else held,
-            budget=before.budget if budget is None else budget,
-            prefill_chunk=before.prefill_chunk if prefill_chunk is None else prefill_chunk,
-        )
+            self._costs["shapes_seen"] += 1
+            self._costs["shapes_s"] += result.took_s
 
     def beat(self) -> Heartbeat:
         """Make the message for the supervisor."""
-        current = self._current
-        return Heartbeat(
-            step=current.step,
-            phase=current.phase,
-            phase_s=max(0.0, self._clock() - current.since),
-            predicted_s=current.predicted_s,
-            requests=current.books.requests,
-            preparing=current.books.preparing,
-            sent=current.books.sent,
-            received=current.books.received,
-            active_bytes=current.held.active,
-            cache_bytes=current.held.cache,
-            peak_bytes=current.held.peak,
-            kept_bytes=current.held.kept,
-            prefix_bytes=current.held.prefix,
-            budget=current.budget,
-            prefill_chunk=current.prefill_chunk,
-            interleaved_s=self.traffic.interleaved_s,
-            interleaved_decode_s=self.traffic.interleaved_decode_s,
-            shapes_seen=self.traffic.shapes_seen,
-            shapes_s=self.traffic.shapes_s,
-        )
+        said = dict(self._said)
+        phase_s = max(0.0, self._clock() - said.pop("since"))
+        return Heartbeat(phase_s=phase_s, **said, **self._costs)
+
+
+class Signs:
+    """Publishes what the step loop does.
+
+    Attributes:
+        steps: how many have ended.
+
+    Args:
+        board: where it publishes.
+        engine: knows its memory and its chunks.
+        link: counts messages.
+        memory: knows its budget.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        engine: Engine,
+        link: Link,
+        memory: RowMemory,
+        clock: Callable[[], float],
+    ) -> None:
+        self._board = board
+        self._engine = engine
+        self._link = link
+        self._memory = memory
+        self._clock = clock
+        self._looks_at = float("-inf")
+        self._looked_at_budget = 0
+        self.steps = 0
+
+    def between_steps(self) -> None:
+        """Begin work outside a step, or its next part: each has the time limit of a step.
+
+        The numbers of requests and messages stay those of the last step or wait: during this work
+        they are incomplete.
+        """
+        self._board.publish(WorkerPhase.ROWS, step=self.steps)
+
+    def begin(
+        self,
+        phase: WorkerPhase,
+        predicted_s: float = 0.0,
+        *,
+        requests: int,
+        preparing: int,
+        looks: bool = False,
+    ) -> None:
+        """Begin a step or a wait.
+
+        Args:
+            phase: what it does.
+            predicted_s: how long a step should take at most.
+            requests: how many the owner thread holds.
+            preparing: how many of them are being tokenised.
+            looks: publish the memory of now, because the next look is far away.
+        """
+        said = {
+            "requests": requests,
+            "preparing": preparing,
+            "sent": self._link.sent,
+            "received": self._link.received,
+            "budget": self._memory.budget,
+        }
+        held = None
+        if (
+            looks
+            or self._clock() >= self._looks_at
+            or self._memory.budget != self._looked_at_budget
+        ):
+            self._looks_at = self._clock() + LOOK_EVERY_S
+            self._looked_at_budget = self._memory.budget
+            held = self._engine.bytes_held()
+            said["prefill_chunk"] = self._engine.prefill_chunk()
+        self._board.publish(phase, predicted_s=predicted_s, held=held, **said)
+
+    def stepped(self, result: StepResult, *, reads: bool) -> None:
+        """Note that a step has ended; see `Board.count`."""
+        self.steps += 1
+        self._board.count(result, reads=reads)
 
 
 class HeartbeatThread:
@@ -228,8 +245,8 @@ class HeartbeatThread:
     def _is_over_before_next(self) -> bool:
         """Wait until the next beat is due; True if it is not to come."""
         left_s = self._interval_s
-        while left_s > LOOK_EVERY_S and self._guard is not None and self._guard.look():
-            left_s -= LOOK_EVERY_S
-            if self._end.wait(LOOK_EVERY_S):
+        while left_s > GUARD_EVERY_S and self._guard is not None and self._guard.look():
+            left_s -= GUARD_EVERY_S
+            if self._end.wait(GUARD_EVERY_S):
                 return True
         return self._end.wait(left_s)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from typing import Protocol
 
 import zmq
 
@@ -28,25 +27,6 @@ _POLLIN = int(zmq.POLLIN)
 
 class LinkBrokenError(Exception):
     """The supervisor sent something that it never should; the message says what."""
-
-
-class MessageLink(Protocol):
-    """What the step loop needs from `Link`."""
-
-    sent: int
-    received: int
-
-    def receive(self) -> MessageToWorker | None:
-        """Return the next message, or None."""
-
-    def send(self, message: WorkerMessage) -> None:
-        """Sends now or later, in order."""
-
-    def flush(self) -> bool:
-        """Send what was kept; True if nothing is left to send."""
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Blocks until something happens."""
 
 
 class Link:

@@ -39,9 +39,9 @@ from mlxsup.protocol.worker_messages import (
 
 from .coalescing import Coalescing
 from .engine import Engine, EngineFacts, Row, StepResult, WorkerFaultError
-from .heartbeat import Board
+from .heartbeat import Board, Signs
 from .idle_time import IdleTime
-from .link import LinkBrokenError, MessageLink
+from .link import Link, LinkBrokenError
 from .logs import set_level
 from .pooling import PoolingRow, plan_pooling_row, pooling_acceptance
 from .prefill_slots import WorkerLeases
@@ -50,9 +50,8 @@ from .rendering import Rendering
 from .row_memory import RowMemory
 from .rows import acceptance, check_resume, plan_row, progress_of, running_row
 from .running_rows import AnyRow, RunningRows
-from .signs import Signs
-from .text_threads import Refused, Tokenised
-from .tokenising import TextSide, Tokenising
+from .text_threads import Refused, TextThreads, Tokenised
+from .tokenising import Tokenising
 
 PREPARE_S = 15.0
 """What a piece of work for later requests takes at most: it may have a kernel compiled."""
@@ -78,8 +77,8 @@ class StepLoop:
         *,
         engine: Engine,
         facts: EngineFacts,
-        link: MessageLink,
-        text: TextSide,
+        link: Link,
+        text: TextThreads,
         board: Board,
         max_concurrency: int,
         step_timeout_s: float,
@@ -158,7 +157,7 @@ class StepLoop:
         """Uses the time without a request for one piece of work; returns whether there was any."""
         if self._is_prepared or self._held_requests():
             return False
-        self._signs.step(WorkerPhase.PREFILL, PREPARE_S, requests=self._unfinished(), preparing=0)
+        self._begin_work(WorkerPhase.PREFILL, PREPARE_S)
         self._is_prepared = not self._engine.prepare()
         return not self._is_prepared
 
@@ -372,12 +371,7 @@ class StepLoop:
         self._idle.ends()
         is_prefill = may_read and self._running.is_reading
         phase = WorkerPhase.PREFILL if is_prefill else WorkerPhase.DECODE
-        self._signs.step(
-            phase,
-            self._engine.predict_step_s(),
-            requests=self._unfinished(),
-            preparing=len(self._preparing),
-        )
+        self._begin_work(phase, self._engine.predict_step_s())
         result = self._engine.step() if may_read else self._engine.decode()
         self._signs.stepped(result, reads=is_prefill)
         self._send_step(result)
@@ -398,10 +392,19 @@ class StepLoop:
 
     def _publish_wait(self) -> None:
         is_held_up = self._leases.is_asked and self._engine.has_rows()
-        self._signs.wait(
-            WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE,
-            requests=self._unfinished(),
+        self._begin_work(WorkerPhase.WAITING if is_held_up else WorkerPhase.IDLE, looks=True)
+
+    def _begin_work(
+        self, phase: WorkerPhase, predicted_s: float = 0.0, *, looks: bool = False
+    ) -> None:
+        """Publish what begins now; see `Signs.begin`. The requests are those whose end, or leaving,
+        the supervisor has not been sent."""
+        self._signs.begin(
+            phase,
+            predicted_s,
+            requests=self._held_requests() + self._running.unreported,
             preparing=len(self._preparing),
+            looks=looks,
         )
 
     def _check_rows(self) -> None:
@@ -425,10 +428,6 @@ class StepLoop:
 
     def _held_requests(self) -> int:
         return len(self._preparing) + len(self._waiting) + len(self._running)
-
-    def _unfinished(self) -> int:
-        """Count the requests whose end, or leaving, the supervisor has not been sent."""
-        return self._held_requests() + self._running.unreported
 
     def text_time_left_s(self) -> float | None:
         """Return the seconds that the preparation under way may still take; see

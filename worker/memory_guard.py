@@ -25,7 +25,7 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.protocol.text import log_line, size_text
 
-LOOK_EVERY_S = 0.1
+GUARD_EVERY_S = 0.1
 
 LOAD_LIMIT_BYTES = 3 * 2**29
 """Between two reports of a load. A model of 47,705 tensors takes 87 MiB besides its arrays, a

@@ -11,6 +11,9 @@ import time
 import traceback
 from dataclasses import dataclass
 from types import FrameType
+from typing import cast
+
+import psutil
 
 from mlxsup.protocol.clock import Clock
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
@@ -23,6 +26,7 @@ from .engine import (
     BadLaunchError,
     BadModelError,
     Engine,
+    EngineBytes,
     EngineFacts,
     GpuFaultElsewhereError,
     ModelMissingError,
@@ -34,7 +38,6 @@ from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .loop import StepLoop
 from .memory_guard import MemoryGuard
-from .own_memory import own_bytes
 from .text_threads import TextThreads
 from .thread_guard import OwnedEngine
 from .tokenising import StuckPreprocessingError
@@ -191,7 +194,7 @@ class Life:
         )
         self.termination.interrupt_from_now_on()
         self.report(LoadPhase.IMPORT, 0.0)
-        engine = OwnedEngine(self._make_engine(), spec.step_timeout_s)
+        engine = cast(Engine, OwnedEngine(self._make_engine(), spec.step_timeout_s))
         facts = engine.load(self.report)
         self.termination.is_interrupting = False
         return self._serve(engine, facts)
@@ -236,7 +239,7 @@ class Life:
                 prefix_cache_tokens=facts.prefix_cache_tokens,
             )
         )
-        self.board.publish(WorkerPhase.IDLE, step=0, held=held)
+        self.board.publish(WorkerPhase.IDLE, held=held)
         self.link.send(
             Ready(
                 context_length=facts.context_length,
@@ -256,7 +259,7 @@ class Life:
             )
         )
         loop.run(self._must_end)
-        self.board.publish(WorkerPhase.CLOSING, step=self.board.current.step)
+        self.board.publish(WorkerPhase.CLOSING)
         text.close()
         engine.close()
         if loop.is_exit_asked:
@@ -304,3 +307,19 @@ class Life:
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         self.link.send(Dying(code=int(death.code), message=death.message))
         return death.code
+
+
+def own_bytes(backend: str, held: EngineBytes) -> int | None:
+    """Return what the process takes besides the arrays of its engine: interpreter, libraries,
+    tokenizer and threads; None if this cannot be told apart.
+
+    On a CPU, arrays are memory of the process like everything else. What a GPU's driver keeps for a
+    process is not in the process's own account, and the fake engine only claims to hold memory.
+
+    Args:
+        backend: `cpu`, `cuda`, `metal` or `fake`.
+        held: by the engine's arrays.
+    """
+    if backend != "cpu":
+        return None
+    return max(0, int(psutil.Process().memory_info().rss) - held.active - held.cache)

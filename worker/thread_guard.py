@@ -10,19 +10,9 @@ import faulthandler
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from mlxsup.protocol.ids import RequestKey
-
-from .engine import (
-    Engine,
-    EngineBytes,
-    EngineFacts,
-    ReportProgress,
-    Row,
-    RowSetAside,
-    StepResult,
-    TextCodec,
-)
+from .engine import Engine, StepResult
 
 WEDGE_FACTOR = 10.0
 
@@ -32,7 +22,7 @@ class WrongThreadError(Exception):
 
 
 class OwnedEngine:
-    """Passes on every call, after checking the calling thread.
+    """Passes on everything of an `Engine`, after checking the calling thread.
 
     Where PDEATHSIG does not exist, a step that holds the GIL under a dead supervisor would live
     forever, because the parent watch cannot run: there, each step is under a timer that needs no
@@ -49,82 +39,16 @@ class OwnedEngine:
         self._step_timeout_s = step_timeout_s
         self._has_wedge_timer = sys.platform != "linux"
 
+    def __getattr__(self, name: str) -> Any:
+        # The step loop takes a method anew for each call, so looking it up is calling it.
+        self._check()
+        return getattr(self._engine, name)
+
     def _check(self) -> None:
         if threading.get_ident() != self._owner:
             raise WrongThreadError(
                 f"the engine belongs to thread {self._owner}, not to {threading.get_ident()}"
             )
-
-    def load(self, report: ReportProgress) -> EngineFacts:
-        """See `Engine.load`."""
-        self._check()
-        return self._engine.load(report)
-
-    @property
-    def text(self) -> TextCodec:
-        """See `Engine.text`."""
-        self._check()
-        return self._engine.text
-
-    def insert(self, row: Row) -> int:
-        """See `Engine.insert`."""
-        self._check()
-        return self._engine.insert(row)
-
-    def remove(self, *keys: RequestKey) -> None:
-        """See `Engine.remove`."""
-        self._check()
-        self._engine.remove(*keys)
-
-    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
-        """See `Engine.set_aside`."""
-        self._check()
-        return self._engine.set_aside(*keys, keep=keep)
-
-    def drop_kept(self, *keys: RequestKey) -> None:
-        """See `Engine.drop_kept`."""
-        self._check()
-        self._engine.drop_kept(*keys)
-
-    def free_kept(self, *, spared: RequestKey | None = None) -> None:
-        """See `Engine.free_kept`."""
-        self._check()
-        self._engine.free_kept(spared=spared)
-
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        self._check()
-        return self._engine.has_rows()
-
-    def row_count(self) -> int:
-        """See `Engine.row_count`."""
-        self._check()
-        return self._engine.row_count()
-
-    def predict_step_s(self) -> float:
-        """See `Engine.predict_step_s`."""
-        self._check()
-        return self._engine.predict_step_s()
-
-    def prefill_chunk(self) -> int:
-        """See `Engine.prefill_chunk`."""
-        self._check()
-        return self._engine.prefill_chunk()
-
-    def has_long_prompt(self) -> bool:
-        """See `Engine.has_long_prompt`."""
-        self._check()
-        return self._engine.has_long_prompt()
-
-    def has_decoding(self) -> bool:
-        """See `Engine.has_decoding`."""
-        self._check()
-        return self._engine.has_decoding()
-
-    def shared_pass_s(self, tokens: int) -> float:
-        """See `Engine.shared_pass_s`."""
-        self._check()
-        return self._engine.shared_pass_s(tokens)
 
     def step(self) -> StepResult:
         """See `Engine.step`."""
@@ -144,33 +68,3 @@ class OwnedEngine:
             return step()
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-    def prepare(self) -> bool:
-        """See `Engine.prepare`."""
-        self._check()
-        return self._engine.prepare()
-
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-        self._check()
-        self._engine.settle()
-
-    def give_back(self, *, keeps_prefixes: bool = False) -> None:
-        """See `Engine.give_back`."""
-        self._check()
-        self._engine.give_back(keeps_prefixes=keeps_prefixes)
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """See `Engine.bound_rows`."""
-        self._check()
-        self._engine.bound_rows(rows_bytes)
-
-    def bytes_held(self) -> EngineBytes:
-        """See `Engine.bytes_held`."""
-        self._check()
-        return self._engine.bytes_held()
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._check()
-        self._engine.close()

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.worker_messages import Dispatch, Resume
+from mlxsup.protocol.worker_messages import Dispatch
 
 from .engine import WorkerFaultError
-from .text_threads import Refused, Tokenised
+from .text_threads import Refused, TextThreads, Tokenised
 
 
 class StuckPreprocessingError(Exception):
     """A template or tokeniser does not return."""
-
-
-class TextSide(Protocol):
-    """What the loop needs from `text.TextThreads`."""
-
-    def submit(self, key: RequestKey, body: bytes, resume: Resume | None) -> None:
-        """Asks for a prompt."""
-
-    def forget(self, key: RequestKey) -> None:
-        """Drops one that has not been begun."""
-
-    def take(self) -> list[Tokenised | Refused]:
-        """Take what has been finished."""
-
-    def busy(self) -> tuple[RequestKey, float] | None:
-        """Return the request that has been in preparation the longest, and since when."""
-
-    def is_alive(self) -> bool:
-        """True if the threads are alive to prepare what was asked for."""
 
 
 class Tokenising:
@@ -45,7 +25,7 @@ class Tokenising:
         clock: monotonic seconds.
     """
 
-    def __init__(self, text: TextSide, limit_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, text: TextThreads, limit_s: float, clock: Callable[[], float]) -> None:
         self._text = text
         self._limit_s = limit_s
         self._clock = clock

@@ -15,8 +15,8 @@ import pytest
 from mlxsup.protocol.launch import ExitCode, worker_argv
 from mlxsup.protocol.states import FinishReason, WorkerPhase
 from mlxsup.protocol.worker_messages import Dying, Heartbeat, Hello, Step
+from mlxsup.worker.bootstrap import ORPHANED_EXIT
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text
-from mlxsup.worker.parent_watch import ORPHANED_EXIT
 
 from support.eventually import eventually
 from support.worker.worker_harness import WorkerHarness

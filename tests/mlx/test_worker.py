@@ -152,7 +152,7 @@ def encoding_on(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 def live(folder: Path, calls: Calls) -> None:
     """A load, requests of every kind, a cancel, a resume, and the end."""
-    engine = OwnedEngine(MlxEngine(make_spec(folder, max_concurrency=4)), 30.0)
+    engine: Any = OwnedEngine(MlxEngine(make_spec(folder, max_concurrency=4)), 30.0)
     facts = engine.load(lambda phase, progress: None)
     calls.names.append(READY)
     driver = LoopDriver(engine, facts)

@@ -21,10 +21,16 @@ from mlxsup.protocol.launch import PREWARM_OPTION, LaunchSpec
 from mlxsup.protocol.log_format import LineFormatter
 from mlxsup.protocol.text import log_line
 from mlxsup.worker import __main__ as worker_main
-from mlxsup.worker.bootstrap import LaunchError, check_spec, read_launch_spec, wait_for_spec
+from mlxsup.worker.bootstrap import (
+    ORPHANED_EXIT,
+    LaunchError,
+    OrphanedError,
+    check_spec,
+    read_launch_spec,
+    wait_for_spec,
+)
 from mlxsup.worker.engines.mlx import imports
 from mlxsup.worker.logs import LEVELS, configure
-from mlxsup.worker.parent_watch import ORPHANED_EXIT, OrphanedError
 
 from support.worker.turn_bench import make_spec
 

@@ -30,7 +30,7 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.worker.engine import EngineBytes, RowPrefill, StepResult, WorkerFaultError
+from mlxsup.worker.engine import RowPrefill, StepResult, WorkerFaultError
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.text.grammar import Grammar
@@ -143,7 +143,7 @@ def test_before_a_step_the_board_says_all_of_it_F5(
     step = bench.engine.step
 
     def look() -> StepResult:
-        seen.append(bench.board.current)
+        seen.append(bench.board.beat())
         return step()
 
     monkeypatch.setattr(bench.engine, "step", look)
@@ -156,8 +156,8 @@ def test_before_a_step_the_board_says_all_of_it_F5(
         (WorkerPhase.PREFILL, 0), (WorkerPhase.PREFILL, 1), (WorkerPhase.DECODE, 2)
     ]  # fmt: skip
     assert (seen[0].predicted_s, seen[0].prefill_chunk) == (0.75, 64)
-    assert (seen[0].held, seen[0].since) == (EngineBytes(active=1, cache=2, peak=3), 1000.0)
-    assert (seen[0].books.requests, seen[0].books.sent) == (1, 1)
+    assert (seen[0].active_bytes, seen[0].cache_bytes, seen[0].peak_bytes) == (1, 2, 3)
+    assert (seen[0].phase_s, seen[0].requests, seen[0].sent) == (0.0, 1, 1)
 
 
 def test_a_token_of_a_row_that_has_left_takes_it_out_D8(bench: Bench) -> None:
@@ -264,7 +264,7 @@ def test_an_idle_loop_makes_no_step_waits_and_publishes_it_C5(four: Bench) -> No
     phases = []
 
     def see() -> None:
-        phases.append(four.board.current.phase)
+        phases.append(four.board.beat().phase)
         four.around.inbox.append(Exit())
 
     four.around.on_wait = see
@@ -332,7 +332,7 @@ def test_beats_name_the_phase_of_work_between_steps_P23(four: Bench) -> None:
         method = getattr(four.engine, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            seen[name] = four.board.current.phase
+            seen[name] = four.board.beat().phase
             return method(*arguments, **named)
 
         setattr(four.engine, name, call)
@@ -350,8 +350,8 @@ def test_beats_name_the_phase_of_work_between_steps_P23(four: Bench) -> None:
 
 def test_beats_count_what_is_held_and_what_was_exchanged_P23(four: Bench) -> None:
     def books() -> tuple[int, int, int, int]:
-        held = four.board.current.books
-        return held.requests, held.preparing, held.sent, held.received
+        beat = four.board.beat()
+        return beat.requests, beat.preparing, beat.sent, beat.received
 
     counts = []
     four.around.on_wait = lambda: counts.append(books())
@@ -373,7 +373,8 @@ def test_cancels_take_requests_out_wherever_they_are_in_one_change_D2_D3(four: B
     ask(four, 1, 2, 3, 4, 5)
     four.dispatch(RequestKey(6))
     four.turn()
-    assert (four.board.current.books.requests, four.board.current.books.preparing) == (6, 1)
+    beat = four.board.beat()
+    assert (beat.requests, beat.preparing) == (6, 1)
     rows = four.rows(*cancels(3, 1, 99, 3, 4, 5, 6))
     assert rows[:5] == [RowDelta(key=RequestKey(key), finish=CANCELLED) for key in (3, 1, 4, 5, 6)]
     assert calls(four, "remove") == ["remove 3 1 4"]
@@ -409,7 +410,7 @@ def test_a_cancel_that_overtakes_its_request_is_remembered_D5(four: Bench) -> No
     assert four.ends == {1: CANCELLED}
     assert four.loop.open_keys == {2, 3}
     four.turn()
-    assert four.board.current.books.requests == 2
+    assert four.board.beat().requests == 2
 
 
 def test_as_many_early_cancels_are_remembered_as_there_are_places_D5_D9(four: Bench) -> None:
@@ -505,7 +506,7 @@ def test_a_pause_between_two_steps_is_counted_until_it_was_told(bench: Bench) ->
     step = bench.engine.step
 
     def look() -> StepResult:
-        counts.append(bench.board.current.books.requests)
+        counts.append(bench.board.beat().requests)
         return step()
 
     bench.engine.step = look  # type: ignore[method-assign]
@@ -680,7 +681,7 @@ def test_when_its_last_answer_ends_it_says_that_it_only_waits(reader: Bench) -> 
 def test_while_it_waits_the_beat_says_so_and_not_that_it_is_idle(reader: Bench) -> None:
     phases: list[WorkerPhase] = []
     reader.turn(NEEDED)
-    reader.around.on_wait = lambda: phases.append(reader.board.current.phase)
+    reader.around.on_wait = lambda: phases.append(reader.board.beat().phase)
     reader.run()
     assert phases == [WorkerPhase.WAITING]
 

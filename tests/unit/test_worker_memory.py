@@ -30,6 +30,7 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.worker.engine import BadLaunchError, EngineBytes
 from mlxsup.worker.engines.mlx.engine import check_weights, memory_warnings
+from mlxsup.worker.heartbeat import LOOK_EVERY_S
 from mlxsup.worker.memory_guard import (
     BYTES_PER_BODY_BYTE,
     LOAD_LIMIT_BYTES,
@@ -37,9 +38,8 @@ from mlxsup.worker.memory_guard import (
     Arrays,
     MemoryGuard,
 )
-from mlxsup.worker.own_memory import own_bytes
+from mlxsup.worker.process import own_bytes
 from mlxsup.worker.row_memory import RowMemory, who_leaves
-from mlxsup.worker.signs import LOOK_EVERY_S
 
 from support.worker.turn_bench import FACTS, A, B, Bench, Engine, x
 
@@ -284,8 +284,8 @@ def step(bench: Bench) -> tuple[int, int]:
     bench.give(x(A))
     bench.turn()
     bench.loop.drain()
-    current = bench.board.current
-    return current.held.active, current.books.sent
+    beat = bench.board.beat()
+    return beat.active_bytes, beat.sent
 
 
 def test_memory_is_looked_at_once_in_many_steps_and_the_books_in_each(held: list[int]) -> None:
@@ -309,7 +309,7 @@ def test_the_memory_of_another_budget_is_that_after_it_came(held: list[int]) -> 
     held[0] = 20
     bench.around.inbox.append(SetBudget(number=1, rows_bytes=100))
     assert step(bench) == (20, 2)
-    assert bench.board.current.budget == 1
+    assert bench.board.beat().budget == 1
 
 
 HELD = EngineBytes(active=600, cache=100, peak=9000)

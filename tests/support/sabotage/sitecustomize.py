@@ -112,10 +112,8 @@ def in_passes(act: Callable[[str, int], None]) -> Callable[[str], None]:
         from mlxsup.worker.engine import EngineFacts, ReportProgress
         from mlxsup.worker.thread_guard import OwnedEngine
 
-        load = OwnedEngine.load
-
         def load_and_arrange(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
-            facts = load(self, report)
+            facts = self._engine.load(report)
             if generate := sys.modules.get("mlx_lm.generate"):
                 replace_next(generate.GenerationBatch, path, act)
             return facts
@@ -175,13 +173,11 @@ def dawdle(path: str) -> None:
     from mlxsup.worker.engine import EngineFacts, ReportProgress
     from mlxsup.worker.thread_guard import OwnedEngine
 
-    load = OwnedEngine.load
-
     def arrange_and_load(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
         from mlx_lm.generate import GenerationBatch
 
         replace_next(GenerationBatch, path, lambda path, number: time.sleep(0.2))
-        return load(self, report)
+        return self._engine.load(report)
 
     replace_method(OwnedEngine, "load", arrange_and_load)
 
@@ -191,10 +187,8 @@ def resume_wrongly(path: str) -> None:
     from mlxsup.worker.engine import Row
     from mlxsup.worker.thread_guard import OwnedEngine
 
-    insert = OwnedEngine.insert
-
     def insert_wrongly(self: OwnedEngine, row: Row) -> int:
-        return insert(self, replace(row, seed=row.seed + 1) if row.delivered else row)
+        return self._engine.insert(replace(row, seed=row.seed + 1) if row.delivered else row)
 
     replace_method(OwnedEngine, "insert", insert_wrongly)
 
@@ -204,10 +198,8 @@ def kill_in_tower(path: str) -> None:
     from mlxsup.worker.engine import EngineFacts, ReportProgress
     from mlxsup.worker.thread_guard import OwnedEngine
 
-    load = OwnedEngine.load
-
     def load_and_arrange(self: OwnedEngine, report: ReportProgress) -> EngineFacts:
-        facts = load(self, report)
+        facts = self._engine.load(report)
         if vision := sys.modules.get("mlxsup.worker.engines.mlx.vision"):
             made = vision.Features
 
@@ -232,14 +224,14 @@ def take_turns(path: str) -> None:
     from mlxsup.worker.engine import Row, StepResult
     from mlxsup.worker.thread_guard import OwnedEngine
 
-    insert, compute, decode = OwnedEngine.insert, OwnedEngine.step, OwnedEngine.decode
+    compute, decode = OwnedEngine.step, OwnedEngine.decode
 
     def insert_alone(self: OwnedEngine, row: Row) -> int:
         if len(row.tokens) > LONG_PROMPT:
             with open(path, "w") as turn:
                 fcntl.flock(turn, fcntl.LOCK_EX)
                 time.sleep(LONG_READING_S)
-        return insert(self, row)
+        return self._engine.insert(row)
 
     def step_alone(self: OwnedEngine) -> StepResult:
         with open(path, "w") as turn:

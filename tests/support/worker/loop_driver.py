@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
@@ -34,6 +34,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.worker.engine import Engine, EngineFacts
 from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.link import Link
 from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text_threads import TextThreads
 
@@ -174,7 +175,7 @@ class LoopDriver:
         self.loop = StepLoop(
             engine=engine,
             facts=facts,
-            link=self._link,
+            link=cast(Link, self._link),
             text=self._text,
             board=Board(),
             max_concurrency=max_concurrency,

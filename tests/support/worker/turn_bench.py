@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
@@ -23,9 +23,10 @@ from mlxsup.worker.engine import (
 )
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.link import Link
 from mlxsup.worker.loop import StepLoop
 from mlxsup.worker.text.grammar import Grammar
-from mlxsup.worker.text_threads import Refused, Tokenised
+from mlxsup.worker.text_threads import Refused, TextThreads, Tokenised
 
 FACTS = EngineFacts(context_length=99, vocabulary_size=300, fingerprint="f", backend="fake")
 A, B, C, D = (RequestKey(number) for number in range(1, 5))
@@ -175,7 +176,7 @@ class Engine:
 
 
 class Around:
-    """The loop's link and its text side."""
+    """Stands for the loop's link and its text threads."""
 
     def __init__(self, story: list[str] | None = None) -> None:
         self.story: list[str] = [] if story is None else story
@@ -245,8 +246,8 @@ class Bench:
         self.loop = StepLoop(
             engine=self.engine,
             facts=facts,
-            link=self.around,
-            text=self.around,
+            link=cast(Link, self.around),
+            text=cast(TextThreads, self.around),
             board=self.board,
             max_concurrency=places,
             step_timeout_s=STEP_TIMEOUT_S,
