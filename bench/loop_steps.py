@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import encode
@@ -22,8 +23,9 @@ from mlxsup.worker import loop
 from mlxsup.worker.engine import Prompt, RowToken, StepResult
 from mlxsup.worker.engines.fake.text import FakeTextCodec
 from mlxsup.worker.heartbeat import Board
+from mlxsup.worker.link import Link
 from mlxsup.worker.text.detokenizer import ByteDetokenizer
-from mlxsup.worker.text_threads import Tokenised
+from mlxsup.worker.text_threads import TextThreads, Tokenised
 
 from support.worker.turn_bench import FACTS, Around, Engine
 
@@ -69,8 +71,9 @@ def serving(rows: int) -> loop.StepLoop:
     keys = [RequestKey(number) for number in range(1, rows + 1)]
     around = Encoding([])
     made = loop.StepLoop(
-        engine=Rows(keys), facts=replace(FACTS, context_length=10**7), link=around, text=around,
-        board=Board(), max_concurrency=rows, step_timeout_s=30.0,
+        engine=Rows(keys), facts=replace(FACTS, context_length=10**7),
+        link=cast(Link, around), text=cast(TextThreads, around), board=Board(),
+        max_concurrency=rows, step_timeout_s=30.0,
     )  # fmt: skip
     around.inbox += [SetBudget(number=1, rows_bytes=10**15)]
     around.inbox += [Dispatch(key=key, body=b"") for key in keys]
