@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from mlxsup.cli.commands.bench import machine_facts
+
 from .chaos import CHAOS
 from .hostile import HOSTILE
 from .scenario import CPU, Place, Result, Scenario, exit_code, table
@@ -23,7 +25,7 @@ def chosen(names: list[str]) -> list[Scenario]:
 
 
 def main() -> int:
-    """Run scenarios in rounds, print one table, and append raw data to build/campaign.
+    """Run scenarios in rounds, and print one table.
 
     Each round holds every scenario once, so that other work on the machine disturbs all alike.
     """
@@ -65,9 +67,7 @@ def main() -> int:
                     took_s = time.monotonic() - start_s
                     print(f"round {number + 1}: {one.scenario.name} {took_s:.1f} s {one.problem}",
                           file=sys.stderr, flush=True)  # fmt: skip
-    for one in results:
-        one.keep()
-    print(table(results))
+    print(machine_facts(), table(results), sep="\n\n")
     return exit_code(results)
 
 

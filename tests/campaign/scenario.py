@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 import statistics
-import subprocess
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
-
-import psutil
 
 from mlxsup.client import RequestError
 
 FAKE = "fake engine"
 CPU = "MLX, CPU"
-ROOT = Path(__file__).parents[2]
-RAW = ROOT / "build" / "campaign"
 MAX_SHOWN = 1500
 
 Values = Mapping[str, float | list[float]]
@@ -219,29 +210,12 @@ class Result:
         holds = figure.bound.holds(self.samples, figure.key)
         return {True: Verdict.KEPT, False: Verdict.MISSED, None: Verdict.NOT_SHOWN}[holds]
 
-    def keep(self, folder: Path = RAW) -> None:
-        """Append everything that was measured to a file of raw data."""
-        folder.mkdir(parents=True, exist_ok=True)
-        line = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit_name(),
-            "machine": hardware(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("mlx", "mlx-lm", "pyzmq")},
-            "samples": self.samples,
-            "problem": self.problem,
-        }
-        with (folder / f"{self.scenario.name}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
 
-
-HEAD = ("promise", "figure", "on", "with the fault", "without", "target", "verdict", "rounds",
-        "machine", "commit", "date")  # fmt: skip
+HEAD = ("promise", "figure", "on", "with the fault", "without", "target", "verdict", "rounds")
 
 
 def table(results: Sequence[Result]) -> str:
     """Return all figures as one Markdown table, and why rounds failed."""
-    about = (hardware(), commit_name(), datetime.now(UTC).date().isoformat())
     rows = [
         (
             result.scenario.promises,
@@ -252,7 +226,6 @@ def table(results: Sequence[Result]) -> str:
             f"{figure.bound.text} {figure.unit}".rstrip() if figure.bound else "–",
             str(result.verdict(figure)),
             str(result.rounds),
-            *about,
         )
         for result in results
         for figure in result.scenario.figures
@@ -261,27 +234,6 @@ def table(results: Sequence[Result]) -> str:
     failed = [one for one in results if one.problem]
     problems = [f"{one.scenario.name}: {one.problem_verdict}: {one.problem}" for one in failed]
     return "\n".join([*lines, *(["", *problems] if problems else [])])
-
-
-def commit_name() -> str:
-    """Return nine digits of the commit, with a plus if the tree differs from it."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", ".", ":(exclude)docs")
-        return git("rev-parse", "HEAD")[:9] + "+" * bool(changed)
-    except (subprocess.CalledProcessError, FileNotFoundError):
-        return "unknown"
-
-
-def hardware() -> str:
-    """Return the system, its cores and its memory."""
-    memory_gib = psutil.virtual_memory().total / 2**30
-    system = f"{platform.system()} {platform.machine()}"
-    return f"{system}, {psutil.cpu_count()} cores, {memory_gib:.0f} GiB"
 
 
 def spread(values: Sequence[float], unit: str) -> str:

@@ -1,24 +1,19 @@
 """What one fault does to a daemon, in figures (P2 to P8, P13 to P15, P19, P21, P23, P29, P32).
 
-Each scenario starts a daemon, strikes, and returns what it has measured for its figures; the last
-ones run the tests of tests/faults that name a promise.
+Each scenario starts a daemon, strikes, and returns what it has measured for its figures.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -30,7 +25,6 @@ from .oracle import Answer, answer_of, must_be_whole, wrongs
 from .scenario import (
     CPU,
     FAKE,
-    ROOT,
     Figure,
     Place,
     Scenario,
@@ -47,23 +41,21 @@ from .watch import (
     SOON,
     Changes,
     Crowd,
-    Daemon,
     ExitWatch,
-    GatewayDaemon,
     TimedReader,
     burning,
     doomed,
     largest_gap_ms,
+    main_process,
     peak_rss,
-    ready,
     serving,
 )
 from support.client.lossy import LossyDaemon
 from support.client.streams import Reader
-from support.daemon.daemon import fake, is_alive, row, wait_for_state
+from support.daemon.daemon import Daemon, fake, is_alive, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
-from support.gateway.http_daemon import STREAMED, SseReader, asked_at, chat, gateway_of
+from support.gateway.http_daemon import STREAMED, HttpDaemon, SseReader, asked_at, chat, gateway_of
 from support.gateway.large_bodies import hostile_bodies, send_all
 from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -115,7 +107,7 @@ KILLED = (
 )
 
 
-def ask_all(daemon: GatewayDaemon, client: Client, wave: int, tokens: int) -> Readers:
+def ask_all(daemon: HttpDaemon, client: Client, wave: int, tokens: int) -> Readers:
     """Ask everything of a wave at once, and return the answers by model."""
     answers: Readers = {name: [] for name in MODELS}
     for number in range(5):
@@ -167,9 +159,9 @@ def kills(place: Place, *, is_real: bool = True) -> Values:
     tokens = 800 if is_real else place.size(800, small=300)
     strikes = lost = unequal = total = 0
     models = dict.fromkeys(MODELS, entry | {"max_concurrency": 16})
-    with GatewayDaemon(models) as daemon, daemon.client() as client:
+    with HttpDaemon(models) as daemon, daemon.client() as client:
         for name in MODELS:
-            ready(client, name)
+            wait_for_state(client, name, "READY", 120.0)
         for wave in range(waves):
             calm = answers_of(ask_all(daemon, client, wave, tokens))
             failed = [one.ends for one in calm if wrongs(one)]
@@ -203,7 +195,7 @@ def streams_of(client: Client, tokens: int, streams: int = 8) -> list[TimedReade
     return [reader.started() for reader in readers]
 
 
-def http_streams(daemon: GatewayDaemon) -> list[SseReader]:
+def http_streams(daemon: HttpDaemon) -> list[SseReader]:
     """Return two streams of every path, each with its first text."""
     asked = [(path, f"{path} {n}") for path in STREAMED for n in range(2)]
     readers = [SseReader(daemon, asked_at(path, what, ENDLESS), path) for path, what in asked]
@@ -221,7 +213,7 @@ def lost_connections(place: Place) -> Values:
         with doomed({"m": fake(fake=SLOW)}) as (daemon, client):
             readers = streams_of(client, ENDLESS)
             start_s = time.monotonic()
-            daemon.main.send_signal(number)
+            main_process(daemon).send_signal(number)
             for reader in readers:
                 reader.join(60.0)
                 assert isinstance(reader.error, ConnectionLost), reader.error
@@ -238,7 +230,7 @@ def lost_connections(place: Place) -> Values:
            bound=at_most(2.0)),
 )  # fmt: skip
 def http_daemon_dies(place: Place) -> Values:
-    with GatewayDaemon({"m": fake(fake=SLOW)}) as daemon:
+    with HttpDaemon({"m": fake(fake=SLOW)}) as daemon:
         readers = http_streams(daemon)
         start_s = time.monotonic()
         daemon.kill()
@@ -263,7 +255,7 @@ def http_daemon_dies(place: Place) -> Values:
 )  # fmt: skip
 def gateway_dies(place: Place) -> Values:
     entry = fake(fake=SLOW, max_concurrency=16)
-    with GatewayDaemon({"m": entry}) as daemon, daemon.client() as client:
+    with HttpDaemon({"m": entry}) as daemon, daemon.client() as client:
         streams, readers = streams_of(client, 250, 4), http_streams(daemon)
         pid = gateway_of(client)["pid"]
         start_s = time.monotonic()
@@ -314,7 +306,7 @@ def orphans_in(window: str) -> float:
             eventually(lambda: processes[1].status() == psutil.STATUS_STOPPED)
         watches = [ExitWatch(process.pid) for process in processes]
         start_s = time.monotonic()
-        daemon.main.kill()
+        main_process(daemon).kill()
         gone_s = max(watch.ended_at(window) for watch in watches) - start_s
         for reader in readers:
             reader.join(60.0)
@@ -361,7 +353,7 @@ def starts_at_once(place: Place) -> Values:
         eventually(lambda: sum(p.poll() is not None for p in first) == wanted - 1, timeout_s=120.0)
         [daemon.process] = survivors = [p for p in first if p.poll() is None]
         with daemon.client() as client:
-            ready(client, "m")
+            wait_for_state(client, "m", "READY", 120.0)
             stream = TimedReader(client, "m", "kept", max_tokens=600).started()
             codes = [p.wait(120.0) for p in start_all()]
             must_be_whole(stream, undisturbed("kept", 600))
@@ -614,7 +606,7 @@ def crash_cycles(place: Place) -> Values:
     options = {"step_s": 0.005, "context_length": 10_000_000}
     entry = fake(fake=options, max_concurrency=len(prompts), restart=SOON)
     with serving({"m": entry}) as (daemon, client):
-        main = daemon.main
+        main = main_process(daemon)
         streams = [TimedReader(client, "m", one, max_tokens=1_000_000) for one in prompts]
         for stream in streams:
             stream.started()
@@ -674,7 +666,7 @@ def unloads(place: Place) -> Values:
     supervisor_mb, worker_mb = [], []
     left = reserved = 0
     with Daemon({"m": real_entry(place) | {"preload": False}}) as daemon, daemon.client() as client:
-        main = daemon.main
+        main = main_process(daemon)
         for number in range(3 + place.size(50, small=4)):
             client.load("m")
             client.complete("m", prompt="x", max_tokens=4)
@@ -709,7 +701,7 @@ def unread_streams(place: Place) -> Values:
     for what in ("reading", "silent"):
         with (
             serving({"m": entry}) as (daemon, client),
-            peak_rss(daemon.main) as rss_mb,
+            peak_rss(main_process(daemon)) as rss_mb,
             Crowd(what, daemon.endpoint, "m", BIG, STREAMS) as crowd,
         ):
             other = TimedReader(client, "m", "other", max_tokens=300)
@@ -734,7 +726,7 @@ def large_bodies(place: Place) -> Values:
     wide = {"context_length": 3_900_000, "prefill_tokens_per_step": 1_000_000}
     bodies = hostile_bodies()[: place.size(20, small=4)]
     models = {"m": fake(fake={"step_s": 0.005, **wide}), "other": fake(fake=wide)}
-    with GatewayDaemon(models) as daemon, daemon.client() as client:
+    with HttpDaemon(models) as daemon, daemon.client() as client:
         gateway = psutil.Process(gateway_of(client)["pid"])
 
         def mark() -> tuple[float, float]:
@@ -790,42 +782,3 @@ def reloads(place: Place) -> Values:
             must_be_whole(stream, undisturbed("beside", 300))
             gaps.append(stream.largest_gap_ms)
     return {"without": gaps[0], "gap": gaps[1], "more": gaps[1] - gaps[0]}
-
-
-# ---------------------------------------------------------------- promises that tests show
-
-TEST = re.compile(r"^(?:async )?def (test_\w+?((?:_[A-Z]\d+)+))\(", re.MULTILINE)
-
-
-def tests_by_promise() -> dict[str, list[str]]:
-    """Return the ids of the tests of tests/faults that name a promise, by promise."""
-    found: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "tests" / "faults").glob("test_*.py")):
-        for name, marks in TEST.findall(file.read_text()):
-            for promise in re.findall(r"P\d+", marks):
-                found.setdefault(promise, []).append(f"{file.relative_to(ROOT)}::{name}")
-    return dict(sorted(found.items(), key=lambda one: int(one[0][1:])))
-
-
-def run_tests(place: Place, *, tests: list[str]) -> Values:
-    """Run tests in a process of their own, and count those that fail."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        done = subprocess.run(
-            [*(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-             f"--basetemp={folder}/tests", f"--junitxml={report}", *tests],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        require(done.returncode in (0, 1), done.stdout[-1500:])
-        said = report.read_text()
-    failed = re.findall(r"<testcase [^>]*name=\"([^\"]*)\"[^>]*><(?:failure|error)", said)
-    assert not failed, f"failed: {', '.join(failed)}"
-    return {"passed": float(said.count("<testcase ")), "failed": 0}
-
-
-for _promise, _tests in tests_by_promise().items():
-    scenario(
-        f"faults-{_promise.lower()}", _promise,
-        count("failed", "its tests in tests/faults: failed"),
-        count("passed", "the same: passed or skipped", None), rounds=1,
-    )(partial(run_tests, tests=_tests))  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,41 +16,21 @@ import psutil
 
 from mlxsup.client import Client, ConnectionLost, RequestError
 
-from .scenario import NotShown
 from support.client.streams import Reader
-from support.daemon import daemon
-from support.daemon.child import Child, EndedError
-from support.daemon.daemon import wait_for_state
-from support.gateway.http_daemon import HttpDaemon
+from support.daemon.child import Child
+from support.daemon.daemon import Daemon, wait_for_state
 
 TESTS = Path(__file__).parents[1]
 SOON: dict[str, Any] = {"max_restarts": 1_000_000, "backoff_initial_s": 0.05, "backoff_max_s": 0.1}
 """A `restart` table for models that die again and again without being given up."""
 
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
 Change = dict[str, Any]
 
 
-class Daemon(daemon.Daemon):
-    """A daemon without which nothing can be judged."""
-
-    def start(self, *, environment: dict[str, str] | None = None) -> None:
-        """Start it and return when it answers, or raise NotShown."""
-        try:
-            super().start(environment=environment)
-        except AssertionError as error:
-            raise NotShown(f"the daemon did not start: {error}") from error
-
-    @property
-    def main(self) -> psutil.Process:
-        """The supervisor's process."""
-        assert self.process is not None
-        return psutil.Process(self.process.pid)
-
-
-class GatewayDaemon(HttpDaemon, Daemon):
-    """A daemon with a gateway."""
+def main_process(daemon: Daemon) -> psutil.Process:
+    """Return the supervisor's process."""
+    assert daemon.process is not None
+    return psutil.Process(daemon.process.pid)
 
 
 @contextmanager
@@ -62,7 +41,7 @@ def serving(
     with Daemon(models, supervisor) as started, started.client() as client:
         for name, entry in models.items():
             if entry.get("preload"):
-                ready(client, name)
+                wait_for_state(client, name, "READY", 120.0)
         yield started, client
 
 
@@ -80,30 +59,6 @@ def doomed(
         if started.process is not None:
             started.kill()
         started.__exit__(None, None, None)
-
-
-def why_it_ended(daemon: daemon.Daemon) -> Exception:
-    """Return what a daemon that answers no more ended of: NotShown if from outside."""
-    assert daemon.process is not None
-    code = daemon.process.wait(60)
-    if -code in FROM_OUTSIDE or code == 0:
-        return NotShown(f"the daemon was ended from outside, exit status {code}")
-    return AssertionError(f"the daemon ended with {code}: {daemon.output}")
-
-
-def must_have_whole_logs(daemon: daemon.Daemon) -> None:
-    """Raise NotShown if lines of a log were lost, because its disk was full."""
-    text = daemon.output + daemon.log_text()
-    if "bytes lost here" in text or "so lines are lost" in text:
-        raise NotShown("lines of a log were lost: its disk took no more")
-
-
-def ready(client: Client, model: str, timeout_s: float = 120.0) -> dict[str, Any]:
-    """Return a model's row when it is READY for the first time, or raise NotShown."""
-    try:
-        return wait_for_state(client, model, "READY", timeout_s)
-    except AssertionError as error:
-        raise NotShown(f"{model} was not READY to begin with: {error}") from error
 
 
 class TimedReader(Reader):
@@ -239,17 +194,11 @@ class Crowd(Child):
         super().__init__(
             "-m", "campaign.crowd", *arguments, cwd=TESTS, env={**os.environ, "PYTHONPATH": paths}
         )
-        try:
-            self.line()
-        except EndedError as error:
-            raise NotShown(f"the crowd did not begin: {error}") from None
+        self.line()
 
     def result(self, timeout_s: float = 120.0) -> dict[str, Any]:
         """Tell it to end, and return what it says."""
-        try:
-            return self.end(timeout_s)
-        except EndedError as error:
-            raise NotShown(f"the crowd failed: {error}") from None
+        return self.end(timeout_s)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Real: daemons with fake engines, hostile clients and workers that are killed.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import partial
@@ -14,19 +15,18 @@ import pytest
 
 from campaign.__main__ import SCENARIOS
 from campaign.chaos import run_chaos
-from campaign.hostile import decoded, through_sockets
+from campaign.hostile import through_sockets
 from campaign.scenario import Place, Result, Scenario, Verdict
 from campaign.soak import run_soak
 from support.models.tiny_model import make_tiny_model
 
 TESTS = Path(__file__).parents[1]
-OWN_TESTS = ("chaos", "sockets", "decoder", "soak", "faults")
+OWN_TESTS = ("chaos", "sockets", "soak")
 
 # A short run on a busy machine may take ten times the CPU time of a callback.
 chaos = partial(run_chaos, 100, seed=2, models="a", limit_s=300.0)
 sockets = partial(through_sockets, 700, seed=4, max_call_s=1.0)
 soak = partial(run_soak, 0.0, every_s=0.0)
-decoder = partial(decoded, 1000, seed=3, max_call_s=1.0)
 
 
 def test_requests_outlive_kills_and_pauses_P1() -> None:
@@ -37,11 +37,6 @@ def test_requests_outlive_kills_and_pauses_P1() -> None:
 def test_hostile_frames_break_no_stream_P17() -> None:
     values = sockets()
     assert values["answered"] >= 700
-
-
-def test_hostile_frames_are_decoded_or_refused_P17() -> None:
-    values = decoder()
-    assert values["refused"] > 0.7 * 1000
 
 
 def test_nothing_grows_in_ordinary_use_J4() -> None:
@@ -74,15 +69,17 @@ def test_a_small_round_measures_every_figure(scenario: Scenario, tmp_path: Path)
             assert result.verdict(figure) is Verdict.KEPT, (figure.what, result.samples)
 
 
-def test_every_promise_of_a_daemon_has_a_scenario() -> None:
-    promises = {promise for one in SCENARIOS for promise in one.promises.split()}
+def test_every_promise_of_a_daemon_has_a_scenario_or_a_fault() -> None:
+    faults = "".join(file.read_text() for file in (TESTS / "faults").glob("test_*.py"))
+    named = {"P" + number for number in re.findall(r"_P(\d+)(?=[_(])", faults)}
+    promises = named.union(*(one.promises.split() for one in SCENARIOS))
     assert {f"P{n}" for n in range(1, 34)} - promises == {"P22", "P27", "P28", "P30", "P31", "P33"}
 
 
 def test_the_command_prints_one_table() -> None:
-    command = [sys.executable, "-m", "campaign", "--small", "--only", "decoder"]
+    command = [sys.executable, "-m", "campaign", "--small", "--only", "sockets"]
     done = subprocess.run(
         [*command, "--requests", "100"], cwd=TESTS, capture_output=True, text=True, check=False
     )
-    assert done.stdout.splitlines()[0].startswith("| promise | figure | on | with the fault |")
-    assert done.stdout.count("| P17 |") == 4, done.stdout + done.stderr
+    assert "| promise | figure | on | with the fault |" in done.stdout, done.stderr
+    assert done.stdout.count("| P17 |") == 3, done.stdout + done.stderr

@@ -132,11 +132,9 @@ def in_gemma(quote: str) -> Callable[..., str]:
 
 
 def of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat:
-    return format_of_mlx_lm(kind, begin, end, refused)
-
-
-def refused(text: str, tools: Any) -> Any:
-    raise AssertionError("mlx-lm's parser is not asked")
+    form = format_of_mlx_lm(kind, begin, end)
+    assert form is not None
+    return form
 
 
 FORMATS: list[tuple[ToolFormat, Callable[..., str]]] = [
@@ -671,24 +669,8 @@ def test_a_text_becomes_a_value_of_the_type_that_its_schema_allows(
     assert (seen, type(seen)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("<call>f path=/a content=x</call>", [A]),
-        ("<call>f path=/a content=x tail</call>", []),
-    ],
-)
-def test_an_unknown_parser_of_mlx_lm_must_account_for_its_text(
-    text: str, calls: list[Arguments]
-) -> None:
-    def shortens(text: str, tools: Any) -> dict[str, Any]:
-        words = text.removeprefix("<call>").removesuffix("</call>").split()
-        return {"name": words[0], "arguments": dict(word.split("=") for word in words[1:3])}
-
-    form = format_of_mlx_lm("new", "<t>", "</t>", shortens)
-    seen, content, _, _ = read(rules_of(form), f"<t>{text}</t>")
-    assert seen == [("f", arguments) for arguments in calls]
-    assert content == ("" if calls else f"<t>{text}</t>")
+def test_calls_of_a_format_that_is_new_in_mlx_lm_are_not_read() -> None:
+    assert format_of_mlx_lm("new", "<t>", "</t>") is None
 
 
 @EVERY_FORMAT

@@ -143,16 +143,8 @@ DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _DEEPSEEK_FENCE = re.compile(r"\s*(?P<name>[^\n]+)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
 
 
-def parse_deepseek_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read V3's and R1's `function<sep>NAME` with a fence of JSON, and V3.1's `NAME<sep>{…}`."""
-    if not text.lstrip().startswith(DEEPSEEK_CALL):
-        text = DEEPSEEK_CALL + text  # it was the marker, without the section around
-    return _calls_in_sections(
-        text, DEEPSEEK_CALL, "<｜tool▁call▁end｜>", _deepseek_call, is_lenient
-    )
-
-
 def _deepseek_call(text: str) -> dict[str, Any]:
+    """Read V3's and R1's `function<sep>NAME` with a fence of JSON, or V3.1's `NAME<sep>{…}`."""
     name, _, arguments = text.partition("<｜tool▁sep｜>")
     if fenced := _DEEPSEEK_FENCE.fullmatch(arguments):
         name, arguments = fenced["name"], fenced["arguments"]
@@ -167,14 +159,8 @@ _KIMI = re.compile(
 )
 
 
-def parse_kimi_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read Kimi K2's `functions.NAME:0<|tool_call_argument_begin|>{…}`."""
-    if not text.lstrip().startswith(KIMI_CALL):
-        text = KIMI_CALL + text  # it was the marker, without the section around
-    return _calls_in_sections(text, KIMI_CALL, "<|tool_call_end|>", _kimi_call, is_lenient)
-
-
 def _kimi_call(text: str) -> dict[str, Any]:
+    """Read Kimi K2's `functions.NAME:0<|tool_call_argument_begin|>{…}`."""
     found = _KIMI.fullmatch(text)
     if found is None:
         raise ValueError("no call")
@@ -182,29 +168,39 @@ def _kimi_call(text: str) -> dict[str, Any]:
     return {"id": found["id"], "name": found["name"], "arguments": arguments}
 
 
-def _calls_in_sections(
-    text: str, begin: str, end: str, read: Callable[[str], dict[str, Any]], is_lenient: bool
-) -> list[dict[str, Any]]:
-    """Read calls between markers; an end marker inside of a string ends nothing."""
-    calls: list[dict[str, Any]] = []
-    at = 0
-    while text[at:].strip():
-        start = text.find(begin, at)
-        if start < 0 or text[at:start].strip():
-            raise ValueError("no calls alone")
-        start += len(begin)
-        for stop in _places(text, end, start, is_cut_allowed=is_lenient):
-            try:
-                calls.append(read(text[start:stop]))
-            except ValueError:
-                continue
-            at = stop + len(end)
-            break
-        else:
-            raise ValueError("a call without its end")
-    if not calls:
-        raise ValueError("no calls alone")
-    return calls
+def in_sections(begin: str, end: str, read: Callable[[str], dict[str, Any]]) -> ToolCallParser:
+    """Return a parser of calls that each have their own markers in a section.
+
+    An end marker inside of a string ends nothing.
+
+    Args:
+        begin: begins a call; also the marker of the first, if no section is around it.
+        end: ends a call.
+        read: reads the text between them, or raises ValueError.
+    """
+
+    def parse(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+        if not text.lstrip().startswith(begin):
+            text = begin + text
+        calls: list[dict[str, Any]] = []
+        at = 0
+        while text[at:].strip():
+            start = text.find(begin, at)
+            if start < 0 or text[at:start].strip():
+                raise ValueError("no calls alone")
+            start += len(begin)
+            for stop in _places(text, end, start, is_cut_allowed=is_lenient):
+                try:
+                    calls.append(read(text[start:stop]))
+                except ValueError:
+                    continue
+                at = stop + len(end)
+                break
+            else:
+                raise ValueError("a call without its end")
+        return calls
+
+    return parse
 
 
 def _places(text: str, end: str, at: int, *, is_cut_allowed: bool = False) -> Iterator[int]:
@@ -343,8 +339,8 @@ class _Gemma:
             found = re.compile(r"[\s,]*call:(?P<name>[^{]*)(?=\{)").match(text, at)
             if found is None:
                 raise ValueError("no call")
-            arguments, at = self._map(text, found.end() + 1)
-            calls.append({"name": found["name"].strip(), "arguments": arguments})
+            arguments, at = self._inside(text, found.end() + 1, "}")
+            calls.append({"name": found["name"].strip(), "arguments": dict(arguments)})
         return calls
 
     def _value(self, text: str, at: int, close: str) -> tuple[Any, int]:
@@ -353,9 +349,11 @@ class _Gemma:
         if text.startswith(self.quote, at):
             return self._string(text, at + len(self.quote), self.quote, close)
         if text[at : at + 1] == "{":
-            return self._map(text, at + 1)
+            items, at = self._inside(text, at + 1, "}")
+            return dict(items), at
         if text[at : at + 1] == "[":
-            return self._list(text, at + 1)
+            items, at = self._inside(text, at + 1, "]")
+            return [value for _, value in items], at
         if text[at : at + 1] in ('"', "'"):
             return self._string(text, at + 1, text[at], close)
         found = re.compile(r"[^,{}\[\]]*").match(text, at)
@@ -368,25 +366,18 @@ class _Gemma:
                 raise ValueError("a value without quotes") from None
             return word, found.end()
 
-    def _map(self, text: str, at: int) -> tuple[dict[str, Any], int]:
-        values: dict[str, Any] = {}
-        while True:
-            at = self._skip(text, at)
-            if text[at : at + 1] == "}":
-                return values, at + 1
-            key, at = self._key(text, at)
-            values[key], at = self._value(text, at, "}")
-            at = self._next(text, at, "}")
-
-    def _list(self, text: str, at: int) -> tuple[list[Any], int]:
-        values: list[Any] = []
-        while True:
-            at = self._skip(text, at)
-            if text[at : at + 1] == "]":
-                return values, at + 1
-            value, at = self._value(text, at, "]")
-            values.append(value)
-            at = self._next(text, at, "]")
+    def _inside(self, text: str, at: int, close: str) -> tuple[list[tuple[str, Any]], int]:
+        """Return keys and values up to the closing bracket, and where it ends; those of a list
+        have no keys."""
+        found: list[tuple[str, Any]] = []
+        while not text.startswith(close, at := self._skip(text, at)):
+            key = ""
+            if close == "}":
+                key, at = self._key(text, at)
+            value, at = self._value(text, at, close)
+            found.append((key, value))
+            at = self._next(text, at, close)
+        return found, at + 1
 
     def _key(self, text: str, at: int) -> tuple[str, int]:
         for quote in (self.quote, '"'):
@@ -424,14 +415,9 @@ class _Gemma:
         return found.end()
 
 
-def parse_gemma_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read Gemma 4's calls."""
-    return _Gemma('<|"|>', is_lenient).calls(text)
-
-
-def parse_function_gemma_calls(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-    """Read FunctionGemma's calls."""
-    return _Gemma("<escape>", is_lenient).calls(text)
+def parse_gemma(quote: str) -> ToolCallParser:
+    """Return a parser of calls in Gemma's form, whose strings stand between these quotes."""
+    return lambda text, tools, is_lenient: _Gemma(quote, is_lenient).calls(text)
 
 
 # ---------------------------------------------------------------- tags
@@ -782,7 +768,7 @@ DEEPSEEK = ToolFormat(
     name="deepseek",
     begins=("<｜tool▁calls▁begin｜>", DEEPSEEK_CALL),
     ends=("<｜tool▁calls▁end｜>",),
-    parse=parse_deepseek_calls,
+    parse=in_sections(DEEPSEEK_CALL, "<｜tool▁call▁end｜>", _deepseek_call),
     forms=(
         CallForm(
             begin=("~" + DEEPSEEK_CALL, ""),
@@ -882,10 +868,10 @@ KIMI_FORMS = (
 
 PARSERS: dict[str, ToolCallParser] = {
     "json_tools": parse_unmarked_calls,
-    "kimi_k2": parse_kimi_calls,
+    "kimi_k2": in_sections(KIMI_CALL, "<|tool_call_end|>", _kimi_call),
     "pythonic": parse_python_calls,
-    "gemma4": parse_gemma_calls,
-    "function_gemma": parse_function_gemma_calls,
+    "gemma4": parse_gemma('<|"|>'),
+    "function_gemma": parse_gemma("<escape>"),
 }
 """By mlx-lm's name of the format, those whose calls show by themselves where they end."""
 
@@ -902,23 +888,24 @@ TAGGED: dict[str, ToolCallParser] = {
 """Those whose values stand between tags."""
 
 
-def format_of_mlx_lm(kind: str, begin: str, end: str, parse: Callable[..., Any]) -> ToolFormat:
-    """Return the format of a model that mlx-lm recognises.
+def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
+    """Return the format of a model that mlx-lm recognises; None for one that is new to us.
 
     Args:
         kind: mlx-lm's name of it.
         begin: the marker that begins a call.
         end: the one that ends it; may be empty.
-        parse: mlx-lm's parser, for a format that is new to us.
     """
     if kind == "mistral":
         return MISTRAL
-    ours = PARSERS.get(kind) or TAGGED.get(kind) or accounted(parse)
+    parse = PARSERS.get(kind) or TAGGED.get(kind)
+    if parse is None:
+        return None
     return ToolFormat(
         name=kind,
         begins=(begin, KIMI_CALL) if kind == "kimi_k2" else (begin,),
         ends=(end,) if end else (),
-        parse=ours,
+        parse=parse,
         call_ids=CallIds.NUMBERED if kind == "kimi_k2" else CallIds.OURS,
         starts=_STARTS.get(kind, ""),
         has_bare_calls=kind == "json_tools",
@@ -950,51 +937,6 @@ FORMS: dict[str, tuple[CallForm | TagForm, ...]] = {
     "laguna": (pair_form(""),),
     "longcat": (pair_form("longcat_"),),
 }
-_TAG = re.compile(r"<[^<>]*>")
-_WORD = re.compile(r"\w+")
-_KEYWORDS = frozenset({"call", "name", "arguments", "parameters", "function", "type", "id"})
-
-
-def accounted(parse: Callable[..., Any]) -> ToolCallParser:
-    """Return a parser that takes the calls of another one, if they hold all of the text.
-
-    Tags and keywords are all that may be left of the text without names, keys and values.
-    """
-
-    def strictly(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
-        shaped = [
-            {"type": "function", "function": {"name": name, "parameters": parameters}}
-            for name, parameters in tools.items()
-        ]
-        parsed = parse(text, shaped)
-        calls: list[dict[str, Any]] = parsed if isinstance(parsed, list) else [parsed]
-        rest = text
-        for leaf in sorted(_leaves(calls), key=len, reverse=True):
-            escaped = json.dumps(leaf, ensure_ascii=False)[1:-1]
-            written = next((one for one in (leaf, escaped) if one in rest), None)
-            if written is None:
-                raise ValueError("a value that the model did not write")
-            rest = rest.replace(written, " ", 1)
-        if set(_WORD.findall(_TAG.sub(" ", rest))) - _KEYWORDS:
-            raise ValueError("text that belongs to no value")
-        return calls
-
-    return strictly
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """Yield the texts in a call: names, keys, and values."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from () if key in _KEYWORDS else (key,)
-            yield from _leaves(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner)
-    elif isinstance(value, str):
-        yield value
-    else:
-        yield json.dumps(value)
 
 
 def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:

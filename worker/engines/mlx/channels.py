@@ -118,5 +118,4 @@ def _tool_format(tokenizer: TokenizerWrapper) -> ToolFormat | None:
         str(tokenizer.init_kwargs.get("tool_parser_type")),
         tokenizer.tool_call_start,
         tokenizer.tool_call_end or "",
-        tokenizer.tool_parser,
     )
