@@ -488,6 +488,7 @@ LIKE_OPENAI = f'{{"type": "function", "function": {in_json("f", A)}}}'
          2, ""),
         (KIMI, "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
          f"{spelled(A)}<|tool_call_end|>", 1, ""),
+        (KIMI, "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" + spelled(A), 1, ""),
         (JSON, f"{in_json('f', A)}\n{said(JSON, in_json('f', A))}", 1, f"{in_json('f', A)}\n"),
         (KIMI, said(KIMI, f"<|tool_call_begin|>f:0<|tool_call_argument_begin|>{spelled(A)}"
                     "<|tool_call_end|>"), 1, ""),
