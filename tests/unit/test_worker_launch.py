@@ -8,24 +8,20 @@ import os
 import queue
 import re
 import select
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mlxsup.protocol.launch import PREWARM_OPTION, LaunchSpec
-from mlxsup.protocol.log_format import LineFormatter
-from mlxsup.protocol.text import log_line
+from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker.bootstrap import (
     ORPHANED_EXIT,
     LaunchError,
     OrphanedError,
-    check_spec,
     read_launch_spec,
     wait_for_spec,
 )
@@ -74,47 +70,6 @@ def test_a_missing_or_bad_spec_is_refused_in_one_sentence(
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "wrong", "right"),
-    [
-        ("model", "a name", ("", 3), ("m",)),
-        ("generation", "an integer of 1 or more", (0, True, 1.0), (1,)),
-        ("token", "text", ("", None), ("t",)),
-        ("endpoint", "an ipc:// endpoint", ("ipc://", "tcp://x", 3), ("ipc://x",)),
-        ("supervisor_pid", "a process id", (0, "1"), (1,)),
-        ("engine", "mlx or fake", ("torch",), ("mlx", "fake")),
-        ("path", "a folder", (None,), ("",)),
-        ("max_concurrency", "an integer of 1 or more", (0,), (1,)),
-        ("step_timeout_s", "a number above 0",
-         (0, -1.0, float("inf"), float("nan"), True, "1"), (1, 0.001, 1e300)),
-        ("decode_stall_target_ms", "a number above 0", (0,), (1, 0.5)),
-        ("context_length", "an integer of 0 or more", (-1, None), (0, 1)),
-        ("deterministic", "true or false", (0, None), (True, False)),
-        ("memory_limit_bytes", "bytes or null", (-1, 0.5), (0, None)),
-        ("cache_limit_bytes", "bytes or null", (-1,), (0, None)),
-        ("wired_limit_bytes", "bytes or null", (-1,), (0, None)),
-        ("prefix_cache_bytes", "bytes or null", (-1,), (0, None)),
-        ("known_batching", "a map of text or null",
-         ([], "x", {"a": 1}, {"a": "x", "b": None}), (None, {}, {"a": "x"})),
-        ("learned_dir", "a folder or null", (1, []), (None, "", "/x")),
-        ("sampling", "a map of parameters in their ranges",
-         (None, [], {"seed": 1}, {"top_p": 0}, {"top_p": 1.5, "top_k": 1}, {"top_k": 1, "x": 1}),
-         ({}, {"top_p": 1.0, "top_k": 0})),
-        ("log_level", "debug, info, warning, error", ("loud", None), tuple(LEVELS)),
-        ("fake", "a map", (None, []), ({}, {"x": 1})),
-    ],
-)  # fmt: skip
-def test_each_key_takes_what_it_says(
-    name: str, expected: str, wrong: tuple[Any, ...], right: tuple[Any, ...]
-) -> None:
-    for value in right:
-        check_spec(make_spec(**{name: value}))
-    for value in wrong:
-        with pytest.raises(LaunchError) as caught:
-            check_spec(make_spec(**{name: value}))
-        assert str(caught.value) == f"the launch spec is wrong: {name} must be {expected}"
-
-
 # ---------------------------------------------------------------- the command
 OTHER = [["x"], ["9"], ["--prewarm"], ["--prewarm", "x"], ["--prewarm", "-1"]]
 
@@ -132,86 +87,32 @@ def test_help_goes_to_the_output_and_what_is_wrong_to_the_errors(
     assert worker_main.USAGE.startswith("usage: python -P -m mlxsup.worker < launch-spec\n")
 
 
-class Started:
-    """A process whose parts are replaced, and what was done in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[object] = []
-        self.is_terminal = False
-        self.spec: LaunchSpec | Exception = SPEC
-        self.parent: Exception | None = None
-        for name in ("prepare_process", "die_with_parent"):
-            monkeypatch.setattr(worker_main, name, lambda name=name: self.done.append(name))
-        for name, noted in [("watch_pipe", "watch"), ("configure", "log")]:
-            monkeypatch.setattr(
-                worker_main, name, lambda *given, noted=noted: self.done.append((noted, *given))
-            )
-        monkeypatch.setattr(os, "isatty", lambda descriptor: self.is_terminal)
-        for name in ("read_launch_spec", "wait_for_spec"):
-            monkeypatch.setattr(worker_main, name, self.read)
-        monkeypatch.setattr(worker_main, "check_parent", self.check)
-        monkeypatch.setattr(worker_main, "Life", self.live)
-
-    def read(self, *descriptors: int) -> LaunchSpec:
-        self.done.append(("read", *descriptors))
-        if isinstance(self.spec, Exception):
-            raise self.spec
-        return self.spec
-
-    def check(self, pid: int) -> None:
-        self.done.append(("parent", pid))
-        if self.parent is not None:
-            raise self.parent
-
-    def live(self, spec: LaunchSpec) -> SimpleNamespace:
-        self.done.append(("life", spec))
-        return SimpleNamespace(run=lambda: 7)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    return Started(monkeypatch)
-
-
-@pytest.mark.parametrize("is_prewarmed", [False, True])
-def test_a_worker_guards_itself_before_it_lives(started: Started, is_prewarmed: bool) -> None:
-    """A prewarmed worker watches its input already when it gets its spec."""
-    assert worker_main.main([PREWARM_OPTION, "9"] if is_prewarmed else []) == 7
-    assert started.done == [
-        "prepare_process",
-        "die_with_parent",
-        ("read", 0, 9) if is_prewarmed else ("read", 0),
-        ("parent", 1),
-        *([] if is_prewarmed else [("watch", 0)]),
-        ("log", "info", sys.stderr),
-        ("life", SPEC),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("changes", "code", "message", "last"),
+    ("changes", "code", "message"),
     [
-        ({"is_terminal": True}, 64, "workers are not started by hand: use `mlxsup start`",
-         "die_with_parent"),
-        ({"spec": LaunchError("no spec")}, 64, "no spec", ("read", 0)),
-        ({"spec": ImportError("no")}, 69, "MLX cannot be imported: no", ("read", 0)),
-        ({"parent": OrphanedError("gone")}, 1, "gone", ("parent", 1)),
+        ({"isatty": True}, 64, "workers are not started by hand: use `mlxsup start`"),
+        ({"spec": ImportError("no")}, 69, "MLX cannot be imported: no"),
+        ({"spec": LaunchError("no spec")}, 64, "no spec"),
+        ({"parent": OrphanedError("gone")}, 1, "gone"),
     ],
-    ids=["terminal", "spec", "imports", "parent"],
-)  # fmt: skip
+    ids=["terminal", "imports", "spec", "parent"],
+)
 def test_a_worker_that_must_not_live_says_why(
-    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
     code: int,
     message: str,
-    last: object,
 ) -> None:
-    for name, value in changes.items():
-        setattr(started, name, value)
+    for name in ("prepare_process", "die_with_parent"):
+        monkeypatch.setattr(worker_main, name, lambda: None)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: changes.get("isatty", False))
+    monkeypatch.setattr(
+        worker_main, "read_launch_spec", Mock(side_effect=[changes.get("spec", SPEC)])
+    )
+    monkeypatch.setattr(worker_main, "check_parent", Mock(side_effect=changes.get("parent")))
     assert worker_main.main([]) == code
     assert capsys.readouterr() == ("", f"mlxsup worker: {message}\n")
-    assert started.done[-1] == last
 
 
 # ---------------------------------------------------------------- the log
@@ -242,24 +143,6 @@ def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: l
     words = [said.split(" ", 2)[2] for said in stream.getvalue().splitlines()]
     assert [word for word in words if not word.startswith("other")] == heard
     assert [word for word in words if word.startswith("other")] == ["other warning", "other error"]
-
-
-def test_the_time_of_a_line_is_utc_to_the_millisecond() -> None:
-    record = logging.makeLogRecord(
-        {"created": 1e9 + 0.0429, "msecs": 42.9, "levelname": "INFO", "msg": "said"}
-    )
-    assert LineFormatter().format(record) == "2001-09-09T01:46:40.042Z INFO said"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [("word", "word"), ("", '""'), ("two words", '"two words"'), ("a\tb", '"a\\tb"'),
-     ('say "x"', '"say \\"x\\""'), ('"', '"\\""'), ("a=b", '"a=b"'), ("é x", '"é x"'),
-     (1.23456, "1.235"), (3, "3"), (None, "None")],
-)  # fmt: skip
-def test_facts_are_quoted_if_they_have_to_be(value: object, shown: str) -> None:
-    assert log_line("said", fact=value, n=1) == f"said fact={shown} n=1"
-    assert log_line("said") == "said"
 
 
 # ---------------------------------------------------------------- prewarmed workers
