@@ -10,13 +10,10 @@ import logging
 from typing import TextIO
 
 from mlxsup.protocol.log_format import LineFormatter
-from mlxsup.protocol.text import LOG_LEVELS
-
-LEVELS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
 
 
 def configure(level: str, stream: TextIO) -> None:
-    """Send every logger of this process to the stream; `level` is a key of `LEVELS`."""
+    """Send every logger of this process to the stream; `level` is one of `LOG_LEVELS`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter())
     root = logging.getLogger()
@@ -28,5 +25,5 @@ def configure(level: str, stream: TextIO) -> None:
 
 
 def set_level(level: str) -> None:
-    """Change how much our own loggers write; `level` is a key of `LEVELS`."""
-    logging.getLogger("mlxsup").setLevel(LEVELS[level])
+    """Change how much our own loggers write; `level` is one of `LOG_LEVELS`."""
+    logging.getLogger("mlxsup").setLevel(level.upper())

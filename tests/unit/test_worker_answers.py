@@ -19,7 +19,7 @@ from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.tool_choice import UNFIT_CALL
-from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, Resume, RowDelta
+from mlxsup.protocol.worker_messages import Acceptance, Accepted, Dispatch, RowDelta
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import EngineFacts, Prompt, Row, RowLogprobs, RowToken
 from mlxsup.worker.engines.fake.engine import FakeEngine
@@ -30,7 +30,6 @@ from mlxsup.worker.rows import (
     NO_STRICT,
     RunningRow,
     acceptance,
-    check_resume,
     plan_row,
     running_row,
     tools_warnings,
@@ -202,18 +201,6 @@ def test_an_acceptance_holds_what_another_life_needs_F10() -> None:
         parameters=asdict(Sampling(temperature=0.5)) | {"stop": ["z"], "max_tokens": 8},
         seed=3,
         fingerprint="f",
-    )
-
-
-def test_an_answer_resumes_in_the_same_model_alone_F10() -> None:
-    accepted = Acceptance(prompt_tokens=b"", opening="", parameters={}, seed=1, fingerprint="f")
-    resume = Resume(acceptance=accepted, delivered=pack_tokens([1, 2, 3]))
-    assert check_resume(resume, FACTS) is None
-    error = check_resume(resume, replace(FACTS, fingerprint="g"))
-    assert error is not None
-    assert (error.code, error.detail) == (ErrorCode.WORKER_CRASHED, {"tokens_sent": 3})
-    assert error.message == (
-        "the model changed while its worker was restarted, so the answer cannot continue"
     )
 
 
@@ -415,15 +402,6 @@ def test_a_stop_string_ends_an_answer_and_what_it_held_back_is_shown_at_another_
     assert texts(deltas) == shown
     assert (deltas[-1][-1].finish, deltas[-1][-1].stop) == end
     assert not any(delta.stop for some in deltas[:-1] for delta in some)
-
-
-@pytest.mark.parametrize(("min_tokens", "is_stopped"), [(0, True), (4, True), (5, False)])
-def test_a_stop_string_counts_from_the_token_that_fills_min_tokens(
-    min_tokens: int, is_stopped: bool
-) -> None:
-    deltas = say(running("cd", min_tokens=min_tokens), "abcd", LENGTH)
-    assert "".join(texts(deltas)) == ("ab" if is_stopped else "abcd")
-    assert deltas[-1][-1].finish is (STOP if is_stopped else LENGTH)
 
 
 @pytest.mark.parametrize(

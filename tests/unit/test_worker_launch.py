@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from mlxsup.protocol.launch import LaunchSpec
+from mlxsup.protocol.text import LOG_LEVELS
 from mlxsup.worker import __main__ as worker_main
 from mlxsup.worker.bootstrap import (
     ORPHANED_EXIT,
@@ -26,7 +27,7 @@ from mlxsup.worker.bootstrap import (
     wait_for_spec,
 )
 from mlxsup.worker.engines.mlx import imports
-from mlxsup.worker.logs import LEVELS, configure
+from mlxsup.worker.logs import configure
 
 from support.worker.turn_bench import make_spec
 
@@ -127,19 +128,18 @@ def restored_logging() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"), [(level, list(LEVELS)[at:]) for at, level in enumerate(LEVELS)]
+    ("level", "heard"), [(level, list(LOG_LEVELS)[at:]) for at, level in enumerate(LOG_LEVELS)]
 )
 @pytest.mark.usefixtures("restored_logging")
 def test_our_lines_have_the_level_asked_for_and_others_warn(level: str, heard: list[str]) -> None:
-    assert list(LEVELS) == ["debug", "info", "warning", "error"]
     stream = io.StringIO()
     logging.getLogger().setLevel(logging.DEBUG)
     configure(level, stream)
     configure(level, stream)
     assert not logging.raiseExceptions
-    for name in LEVELS:
-        logging.getLogger("mlxsup.worker.x").log(LEVELS[name], name)
-        logging.getLogger("other").log(LEVELS[name], "other %s", name)
+    for number, name in enumerate(LOG_LEVELS, 1):
+        logging.getLogger("mlxsup.worker.x").log(10 * number, name)
+        logging.getLogger("other").log(10 * number, "other %s", name)
     words = [said.split(" ", 2)[2] for said in stream.getvalue().splitlines()]
     assert [word for word in words if not word.startswith("other")] == heard
     assert [word for word in words if word.startswith("other")] == ["other warning", "other error"]
