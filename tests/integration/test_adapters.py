@@ -20,10 +20,15 @@ AT_ONCE = {"drain_timeout_s": 0}
 FOLDERS = {"sql": "/adapters/sql", "poem": "/adapters/poem"}
 
 
-@pytest.fixture
+MODELS = {
+    "m": fake(fake=SLOW, adapters=FOLDERS, aliases=["n"]),
+    "dies": fake(fake=SLOW, adapters=FOLDERS),
+}
+
+
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[HttpDaemon]:
-    models = {"m": fake(fake=SLOW, adapters=FOLDERS, aliases=["n"])}
-    with HttpDaemon(models, AT_ONCE) as running:
+    with HttpDaemon(MODELS, AT_ONCE) as running:
         yield running
 
 
@@ -55,7 +60,8 @@ def test_each_way_in_reaches_the_adapter(daemon: HttpDaemon) -> None:
         done = daemon.run("generate", name, PROMPT, "--raw", "--max-tokens", "40")
         assert done.stdout.rstrip("\n") == answer.rstrip("\n"), name
     _, listed = daemon.get("/v1/models")
-    assert [one["id"] for one in listed["data"]] == ["m", "m:sql", "m:poem"]
+    names = [one["id"] for one in listed["data"]]
+    assert names == ["m", "m:sql", "m:poem", "dies", "dies:sql", "dies:poem"]
     assert daemon.get("/v1/models/n:sql")[1]["parent"] == "m"
     status, error = daemon.post("/v1/completions", {"model": "m:none", "prompt": PROMPT})
     assert (status, error["error"]["code"]) == (404, "model_not_found")
@@ -64,23 +70,24 @@ def test_each_way_in_reaches_the_adapter(daemon: HttpDaemon) -> None:
 def test_answers_survive_a_kill_and_end_if_their_adapter_has_changed(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         whole = {}
-        for name in ("m", "m:sql"):
+        for name in ("dies", "dies:sql"):
             with client.generate(name, prompt=PROMPT, max_tokens=60) as stream:
                 whole[name] = finished(stream).text
         streams = {
-            name: client.generate(name, prompt=PROMPT, max_tokens=60) for name in ("m", "m:sql")
+            name: client.generate(name, prompt=PROMPT, max_tokens=60)
+            for name in ("dies", "dies:sql")
         }
         for stream in streams.values():
             next(iter(stream))
-        os.kill(row(client, "m")["pid"], signal.SIGKILL)
+        os.kill(row(client, "dies")["pid"], signal.SIGKILL)
         assert {name: finished(stream).text for name, stream in streams.items()} == whole
         changed = FOLDERS | {"sql": "/adapters/other"}
         long = {name: client.generate(name, prompt=PROMPT, max_tokens=600) for name in streams}
         for stream in long.values():
             next(iter(stream))
-        daemon.write_config({"m": fake(fake=SLOW, adapters=changed)}, AT_ONCE)
+        daemon.write_config(MODELS | {"dies": fake(fake=SLOW, adapters=changed)}, AT_ONCE)
         client.reload()
         with pytest.raises(RequestError, match="the model changed") as caught:
-            finished(long["m:sql"])
+            finished(long["dies:sql"])
         assert caught.value.code == "worker_crashed"
-        assert finished(long["m"]).usage.completion_tokens == 600
+        assert finished(long["dies"]).usage.completion_tokens == 600
