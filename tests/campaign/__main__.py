@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -67,7 +68,7 @@ def main() -> int:
                     took_s = time.monotonic() - start_s
                     print(f"round {number + 1}: {one.scenario.name} {took_s:.1f} s {one.problem}",
                           file=sys.stderr, flush=True)  # fmt: skip
-    print(machine_facts(), table(results), sep="\n\n")
+    print(json.dumps(machine_facts()), table(results), sep="\n\n")
     return exit_code(results)
 
 

@@ -81,6 +81,9 @@ def json_values(text: str, *, is_lenient: bool = False) -> list[Any]:
     return values
 
 
+_CALL_KEYS = {"name", "tool_name", "function", "arguments", "parameters", "id", "type"}
+
+
 def _json_call(value: Any) -> dict[str, Any]:
     """Return a call from JSON with any of the keys that families use.
 
@@ -94,16 +97,7 @@ def _json_call(value: Any) -> dict[str, Any]:
         value = {"id": value.get("id"), **inner}
     names = [value[key] for key in ("name", "tool_name", "function") if key in value]
     keys = [key for key in ("arguments", "parameters") if key in value]
-    others = value.keys() - {
-        "name",
-        "tool_name",
-        "function",
-        "arguments",
-        "parameters",
-        "id",
-        "type",
-    }
-    if not names or (not keys and others):
+    if not names or (not keys and value.keys() - _CALL_KEYS):
         raise ValueError("no name, or no arguments")
     arguments = value[keys[0]] if keys else {}
     if isinstance(arguments, str):
