@@ -338,11 +338,10 @@ def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
         ("kimi_k2", CallIds.NUMBERED, True),
         ("mistral", CallIds.NINE, True),
         ("qwen3_coder", CallIds.OURS, False),
-        (None, CallIds.OURS, False),
     ],
 )
 def test_each_format_has_its_ids_and_its_ends(
-    kind: str | None, call_ids: CallIds, shows_its_end: bool
+    kind: str, call_ids: CallIds, shows_its_end: bool
 ) -> None:
     rules = format_of(calls=CALLS, kind=kind).rules
     assert (rules.call_ids, rules.shows_its_end) == (call_ids, shows_its_end)
