@@ -443,6 +443,7 @@ class MlxEngine:
         import mlx.core as mx
 
         from .caches import measure_layers
+        from .drafts import with_guesses
         from .prefix_cache import find_room
 
         assert self._text is not None
@@ -450,6 +451,8 @@ class MlxEngine:
         with mx.stream(self.stream):
             room = find_room(self.model, self._spec, self.facts)
             layers = measure_layers(self.model)
+        if self.facts.draft_tokens:
+            layers = with_guesses(layers, self.facts.draft_tokens)
         self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(
