@@ -449,8 +449,8 @@ class MlxEngine:
         assert self._text is not None
         assert self.prefixes is not None
         with mx.stream(self.stream):
-            room = find_room(self.model, self._spec, self.facts)
             layers = measure_layers(self.model)
+            room = find_room(self.model, layers, self._spec, self.facts)
         if self.facts.draft_tokens:
             layers = with_guesses(layers, self.facts.draft_tokens)
         self.prefixes.room = room
