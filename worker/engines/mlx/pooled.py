@@ -167,13 +167,14 @@ class PooledModel:
         place, counts = begin + mx.arange(vectors.shape[1])[None, :], lengths[:, None]
         match self._pooling.mode:
             case Mode.CLS:
-                is_taken, parts = mx.broadcast_to(place == 0, vectors.shape[:2]), 1
+                is_taken = mx.broadcast_to(place == 0, vectors.shape[:2])
             case Mode.LAST:
-                is_taken, parts = place == counts - 1, 1
+                is_taken = place == counts - 1
             case Mode.MEAN:
-                is_taken, parts = place < counts, counts
+                is_taken = place < counts
         # Not times zero: what is beyond a text may be no number.
-        return mx.where(is_taken[..., None], vectors.astype(mx.float32), 0.0).sum(axis=1) / parts
+        taken = mx.where(is_taken[..., None], vectors.astype(mx.float32), 0.0).sum(axis=1)
+        return taken / counts if self._pooling.mode is Mode.MEAN else taken
 
 
 def load_pooled(folder: ModelFolder, pooling: Pooling) -> PooledModel:
