@@ -161,6 +161,17 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     return backend, stream, limits
 
 
+def model_fingerprint(folder: ModelFolder, backend: str, versions: Mapping[str, str]) -> str:
+    """Return what changes when the same request might give another answer: with the files, with
+    the libraries, or with how we run rows and draw tokens."""
+    from .capability_probe import PROBE_VERSION
+    from .sampler import SAMPLER_VERSIONS, choose_draw
+
+    sampler = SAMPLER_VERSIONS[choose_draw(backend)]
+    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
+    return fingerprint(folder, {**versions, **ours})
+
+
 class MlxEngine:
     """One MLX model; every method belongs to the thread that calls `load`.
 
@@ -402,14 +413,9 @@ class MlxEngine:
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
-        from .capability_probe import PROBE_VERSION
-        from .sampler import SAMPLER_VERSIONS, choose_draw
-
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
-        sampler = SAMPLER_VERSIONS[choose_draw(backend)]
-        ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
-        own = fingerprint(folder, versions | ours)
+        own = model_fingerprint(folder, backend, versions)
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
