@@ -22,6 +22,7 @@ from mlxsup.protocol.pooling import PoolingBody, Task, unpack_vector
 from mlxsup.worker.engine import BadModelError, EngineFacts, Row
 from mlxsup.worker.engines.mlx import embedding, encoders
 from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine, pass_memory
+from mlxsup.worker.engines.mlx.estimate import estimate
 
 from support.model_types.build import make_model
 from support.models.tiny_encoder import make_tiny_encoder, write_modules
@@ -186,6 +187,12 @@ def test_a_pass_over_one_long_text_counts(model_type: str, *, grows: bool) -> No
     assert (long > 3 * short) is grows
     of_cpu = [pass_memory(config, "cpu", limit)[0].row_bytes for limit in (16, 512)]
     assert of_cpu[1] - of_cpu[0] == 2048 * 2 * 4 * (512 - 16), "scores of two heads"
+
+
+def test_worker_reports_what_was_estimated(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "m", "bert", mode="mean_tokens")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    assert estimate(folder).layers == Loaded(folder).facts.cache_layers
 
 
 SCORE_TEMPLATE = (

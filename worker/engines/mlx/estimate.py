@@ -97,6 +97,7 @@ def estimate(path: Path) -> ModelMemory:
 
         pooled = load_pooled(folder, pooling)
         limit = find_context_length(folder.config, 0).tokens
+        limit = min(limit, pooling.max_tokens or limit)
         backend = "cpu" if mx.default_device() == mx.cpu else "gpu"
         return ModelMemory(
             weight_bytes=sum(array.nbytes for array in iterate_arrays(pooled)),
