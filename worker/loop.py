@@ -91,7 +91,7 @@ class StepLoop:
         self._preparing = Tokenising(text, TEXT_LIMIT_STEPS * step_timeout_s, clock)
         self._coalescing = Coalescing(clock)
         self._leases = WorkerLeases(engine)
-        self._memory = RowMemory(engine, facts.cache_layers, has_drafts=facts.draft_tokens > 0)
+        self._memory = RowMemory(engine, facts.cache_layers)
         self._idle = IdleTime(engine, clock)
         self._rendering = Rendering(engine, facts, link.send)
         self._signs = Signs(board, engine, link, self._memory, clock)

@@ -33,7 +33,8 @@ from .engine import (
     NoDeviceError,
     WorkerFaultError,
 )
-from .engines.fake.engine import FakeEngine, FakeOptionError, Reach
+from .engines.fake.engine import FakeEngine, Reach
+from .engines.fake.options import FakeOptionError
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .loop import StepLoop

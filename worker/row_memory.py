@@ -20,10 +20,6 @@ from .engine import Engine
 
 CLASSES = tuple(Priority)
 
-DRAFT_PLACES = 32
-"""How many more places a row of a model with drafts takes: those of its guesses, and as many before
-it that are empty because others had more of theirs drawn."""
-
 LONGEST = 1 << 30
 """No row has that many tokens."""
 
@@ -49,7 +45,7 @@ class Place(Protocol):
 
 
 def who_leaves(
-    rows: Sequence[Place], layers: Sequence[CacheLayers], rows_bytes: int, more: int = 0
+    rows: Sequence[Place], layers: Sequence[CacheLayers], rows_bytes: int
 ) -> list[RequestKey]:
     """Return the rows that must leave for the others to fit, in this order.
 
@@ -60,15 +56,14 @@ def who_leaves(
         rows: in the order in which they joined.
         layers: of the model.
         rows_bytes: what they may take.
-        more: places that each row takes besides its tokens.
     """
     staying, leaving = list(reversed(rows)), []
-    while staying and _size(staying, layers, more) > rows_bytes:
+    while staying and _size(staying, layers) > rows_bytes:
         order = sorted(staying, key=_goes_last)
         enough = [
             one
             for one in order
-            if _size([row for row in staying if row is not one], layers, more) <= rows_bytes
+            if _size([row for row in staying if row is not one], layers) <= rows_bytes
         ]
         one = (enough or order)[0]
         staying.remove(one)
@@ -80,8 +75,8 @@ def _goes_last(place: Place) -> tuple[bool, int]:
     return not place.may_leave, -CLASSES.index(place.priority)
 
 
-def _size(rows: Sequence[Place], layers: Sequence[CacheLayers], more: int) -> int:
-    longest = max((row.tokens + more for row in rows), default=0)
+def _size(rows: Sequence[Place], layers: Sequence[CacheLayers]) -> int:
+    longest = max((row.tokens for row in rows), default=0)
     return cache_bytes(layers, rows=len(rows), longest=longest)
 
 
@@ -94,15 +89,11 @@ class RowMemory:
     Args:
         engine: knows what is kept of paused rows, and frees it.
         layers: what the model's layers keep for each row.
-        has_drafts: whether the rows guess.
     """
 
-    def __init__(
-        self, engine: Engine, layers: Sequence[CacheLayers], *, has_drafts: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, layers: Sequence[CacheLayers]) -> None:
         self._engine = engine
         self._layers = layers
-        self._more = DRAFT_PLACES if has_drafts else 0
         self._latest: SetBudget | None = None
         self._known = (0, 0), 0  # ((rows, bytes), how long those rows may get)
         self._gives_back = False
@@ -134,7 +125,7 @@ class RowMemory:
         if not rows or self._is_enough(rows, self._left_bytes()):
             return []
         self._engine.free_kept()
-        return who_leaves(list(rows), self._layers, self._latest.rows_bytes, self._more)
+        return who_leaves(list(rows), self._layers, self._latest.rows_bytes)
 
     def has_room(self, place: Place, rows: Collection[Place]) -> bool:
         """True if a row may join; what is kept of other rows goes for it.
@@ -146,7 +137,7 @@ class RowMemory:
         if self._latest is None:
             return True
         counts = [place.tokens, *(row.tokens for row in rows)]
-        size = joining_bytes(self._layers, [count + self._more for count in counts])
+        size = joining_bytes(self._layers, counts)
         if size <= self._left_bytes():
             return True
         if size > self._latest.rows_bytes:
@@ -165,4 +156,4 @@ class RowMemory:
             case = len(rows), size_bytes
             most = tokens_within(size_bytes, self._layers, rows=len(rows), most=LONGEST)
             self._known = case, most
-        return longest + self._more <= most
+        return longest <= most

@@ -314,6 +314,8 @@ def result_map(model: str, request_id: str, result: Result) -> dict[str, Any]:
 
     value = asdict(result)
     del value["vectors"]  # of embeddings, which `mlxsup embed` prints
+    if not result.usage.drafted:  # most models do not guess
+        del value["usage"]["drafted"], value["usage"]["draft_accepted"]
     for one in value["logprobs"] or ():
         for token in (one["chosen"], *one["top"]):
             token["raw_bytes"] = list(token["raw_bytes"])  # JSON has no bytes

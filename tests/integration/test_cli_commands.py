@@ -186,7 +186,6 @@ def test_generate_prints_the_text_and_nothing_else(supervisor: ScriptedSuperviso
     assert shown == ["smollm2", "Hällo wörld", "stop", 7, [0, 1]]
     assert value["usage"] == {
         "prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 2, "engine_s": 0.25,
-        "drafted": 0, "draft_accepted": 0,
     }  # fmt: skip
     where = ("--endpoint", supervisor.endpoint)
     assert on_terminal(["generate", "smollm2", "x", *where]) == "Hällo wörld\n"

@@ -8,23 +8,28 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row, RowToken, StepResult
+from mlxsup.worker.engines.mlx import batch_modes, drafts
 from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
     LEAST_MEASUREMENTS,
+    MOST_PADDING,
     TRY_AGAIN,
     NgramIndex,
     Pacer,
 )
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.logits import FloatLogits
 
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
@@ -450,7 +455,7 @@ def paced(plain_s: float, more_s: float, *, most: int = 4, rows: int = 1) -> Pac
     """A pacer that has measured: each place more in a pass takes so much."""
     pacer = Pacer(most)
     for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_plain(rows, plain_s)
+        pacer.saw_plain(rows, plain_s, plain_s)
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(rows, 3, plain_s + 2 * more_s)
     return pacer
@@ -469,7 +474,7 @@ def test_what_is_not_measured_is_measured_first() -> None:
     pacer = Pacer(4)
     assert pacer.choose([0.9], 1) == 0, "without guesses first"
     for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_plain(1, 1.0)
+        pacer.saw_plain(1, 1.0, 1.0)
     assert pacer.choose([0.1], 1) == 1
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(1, 5, 3.0)
@@ -491,8 +496,62 @@ def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
     pacer.saw_block(1, 5, 60.0)
     assert pacer.choose([0.9], 1) == 4
     pacer = paced(1.0, 0.9)
-    pacer.saw_plain(1, 60.0)
+    pacer.saw_plain(1, 60.0, 60.0)
     assert pacer.choose([0.5], 1) == 0
+
+
+# ---------------------------------------------------------------- what guesses cost
+
+
+def test_a_row_that_guesses_is_told_to_take_more_places(engine: MlxEngine, folder: Path) -> None:
+    with loaded_engine(folder) as without:
+        plain = without.facts.cache_layers
+    layers, more = engine.facts.cache_layers, MOST_PADDING + 4
+    for rows, longest in ((1, 10), (3, 700)):
+        size = cache_bytes(layers, rows=rows, longest=longest)
+        assert size == cache_bytes(plain, rows=rows, longest=longest + more)
+
+
+def test_the_time_of_guesses_is_no_part_of_other_costs(
+    folder: Path, known: dict[str, str], plain: Answers
+) -> None:
+    """Each place of a pass takes a second here."""
+    now, row, compute = 0.0, rows_of()[0], FloatLogits.__call__
+
+    def clock() -> float:
+        return now
+
+    def slow(model: FloatLogits, tokens: Any, *given: Any, **named: Any) -> Any:
+        nonlocal now
+        now += tokens.shape[1]
+        return compute(model, tokens, *given, **named)
+
+    with loaded_engine(folder, known_batching=known, drafts="ngram") as engine:
+        batch = engine.batch
+        assert batch is not None
+        assert batch._drafts is not None
+        batch.clock, batch._drafts.pacer = clock, Pacer(4)
+        batch.costs.forget()
+        with (
+            mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
+            mock.patch.object(batch_modes, "time", SimpleNamespace(perf_counter=clock)),
+            mock.patch.object(FloatLogits, "__call__", slow),
+            chunks_of(8),
+        ):
+            with mock.patch.object(Pacer, "choose", return_value=0):
+                run_rows(engine, [row])
+            assert batch.costs.predict_decode_s(1) == 1.0
+            with guessing(*texts_of([row], plain)):
+                run = Counted(engine)
+                engine.insert(row)
+                while not run.read:
+                    run.step()
+                assert batch.predict_step_s() == 1.0 + 1.0 + 4 * 1.0
+                engine.insert(make_row(1, prompt(100), 1))
+                run.run()
+    assert run.accepted > 0
+    assert batch.costs.predict_decode_s(1) == 1.0
+    assert 0.75 < batch.costs.token_s <= 1.0, "a part of a pass is always the pass's"
 
 
 # ---------------------------------------------------------------- models that do not guess
@@ -530,8 +589,8 @@ def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
         got = client.complete("drafting", **asked)
         assert got.token_ids == whole.token_ids
         assert 0 <= got.usage.draft_accepted <= got.usage.drafted > 0
-        drafts = row(client, "drafting")["drafts"]
-        assert drafts == {
+        said = row(client, "drafting")["drafts"]
+        assert said == {
             "mode": "ngram",
             "tokens": 6,
             "drafted": got.usage.drafted,

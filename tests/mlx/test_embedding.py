@@ -20,8 +20,9 @@ from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.pooling import PoolingBody, Task, unpack_vector
 from mlxsup.worker.engine import BadModelError, EngineFacts, Row
-from mlxsup.worker.engines.mlx import embedding
-from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine
+from mlxsup.worker.engines.mlx import embedding, encoders
+from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine, pass_memory
+from mlxsup.worker.engines.mlx.estimate import estimate
 
 from support.model_types.build import make_model
 from support.models.tiny_encoder import make_tiny_encoder, write_modules
@@ -140,6 +141,58 @@ def test_decoder_embeds_without_its_output_layer(name: str, tmp_path: Path) -> N
         together, [*loaded.vectors([SHORT]), *loaded.vectors([LONG])], atol=1e-4
     )
     assert loaded.facts.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("qwen3", "last"), ("qwen3", "mean"), ("lfm2", "cls"), ("gpt_oss", "mean")]
+)
+def test_decoder_reads_a_long_text_in_parts(
+    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Loaded(make_model(tmp_path / name, name), pooling=mode)
+    whole = loaded.vectors([LONG, LONG[:40]])
+    monkeypatch.setattr(encoders, "BLOCK", 16)
+    model = type(loaded.engine._model.inner.model)  # type: ignore[union-attr]
+    widths, read = [], model.__call__
+
+    def watched(self: Any, ids: mx.array, *given: Any, **named: Any) -> Any:
+        widths.append(ids.shape[1])
+        return read(self, ids, *given, **named)
+
+    monkeypatch.setattr(model, "__call__", watched)
+    np.testing.assert_allclose(loaded.vectors([LONG, LONG[:40]]), whole, atol=1e-4)
+    assert set(widths) == {16, 8}
+
+
+def test_encoder_looks_at_a_long_text_in_parts(
+    bert: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, scored = bert.vectors([LONG]), []
+    attend = mx.fast.scaled_dot_product_attention
+
+    def watched(queries: mx.array, *given: Any, **named: Any) -> mx.array:
+        scored.append(queries.shape[2])
+        return attend(queries, *given, **named)
+
+    monkeypatch.setattr(encoders, "BLOCK", 16)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watched)
+    np.testing.assert_allclose(bert.vectors([LONG]), whole, atol=1e-6)
+    assert set(scored) == {16, 8}
+
+
+@pytest.mark.parametrize(("model_type", "grows"), [("bert", True), ("qwen3", False)])
+def test_a_pass_over_one_long_text_counts(model_type: str, *, grows: bool) -> None:
+    config = {"model_type": model_type, "hidden_size": 64, "num_attention_heads": 2}
+    short, long = (pass_memory(config, "cuda", limit)[0].row_bytes for limit in (512, 1 << 16))
+    assert (long > 3 * short) is grows
+    of_cpu = [pass_memory(config, "cpu", limit)[0].row_bytes for limit in (16, 512)]
+    assert of_cpu[1] - of_cpu[0] == 2048 * 2 * 4 * (512 - 16), "scores of two heads"
+
+
+def test_worker_reports_what_was_estimated(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "m", "bert", mode="mean_tokens")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    assert estimate(folder).layers == Loaded(folder).facts.cache_layers
 
 
 SCORE_TEMPLATE = (

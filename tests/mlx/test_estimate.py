@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mlxsup.protocol.estimate import ModelMemory
 from mlxsup.supervisor.memory.estimates import Estimates, ask_engine
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Place
-from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
+from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers, row_bytes
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily, materialise
@@ -56,18 +56,11 @@ def run(folder: Path) -> tuple[int, int]:
     return weight_bytes, sum(int(layer.nbytes) for layer in held)
 
 
-def row_bytes(layers: Sequence[CacheLayers]) -> int:
-    return sum(
-        one.layers * (one.row_bytes + one.token_bytes * min(one.window or TOKENS, TOKENS))
-        for one in layers
-    )
-
-
 def errors(found: ModelMemory, folder: Path) -> tuple[float, float]:
     """How much of the weights and of the row an estimate is too high; negative: too low."""
     weight_bytes, held_bytes = run(folder)
     weights = found.weight_bytes / weight_bytes - 1
-    return weights, row_bytes(found.layers) / held_bytes - 1
+    return weights, row_bytes(found.layers, TOKENS) / held_bytes - 1
 
 
 ONE_OF_EACH_KIND = [

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.text import size_text
 from mlxsup.worker.engine import BadModelError
-from mlxsup.worker.engines.mlx.gguf import convert, main, quantization
+from mlxsup.worker.engines.mlx.gguf import convert, quantization
 from mlxsup.worker.engines.mlx.gguf_header import check_gguf
 
 from support.models.demo_model import demo_model_folder
@@ -299,27 +299,6 @@ def test_a_folder_that_cannot_be_written_is_left_behind_by_no_half(
         converted(tmp_path, weights(), metadata())
     assert str(caught.value) == f"{tmp_path} cannot be written to: no space"
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
-def test_the_command_says_what_it_does_and_exits_with_the_worker_s_codes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, target = tmp_path / "model.gguf", tmp_path / "model"
-
-    def says(code: int, last: str, *arguments: Path) -> None:
-        assert main([str(argument) for argument in arguments]) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.splitlines()[-1].startswith(last)
-
-    usage = "usage: python -m mlxsup.worker.engines.mlx.gguf SOURCE.gguf TARGET_FOLDER"
-    says(64, usage, source)
-    says(66, f"error: {source} does not exist", source, target)
-    source.write_bytes(b"this is no model" * 10)
-    says(65, f"error: {source} is not a GGUF file that can be read: ", source, target)
-    write(tmp_path, weights(), metadata())
-    says(0, f"wrote {target}", source, target)
-    says(65, f"error: {target} exists already", source, target)
 
 
 EXTREMES = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 0xDEADBEEF, 2**40)

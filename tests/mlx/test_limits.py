@@ -14,13 +14,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from mlxsup.protocol.cache_cost import cache_bytes
-from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx import loader as mlx_load
 from mlxsup.worker.engines.mlx.batch_modes import SerialMode, TogetherMode, make_mode
-from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers
+from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
@@ -374,14 +373,6 @@ def test_memory_is_given_back_with_known_prompts_or_without(
     assert order == ["wait", "clear", "wait"]
 
 
-def total(layers: Sequence[CacheLayers], tokens: int) -> int:
-    """Return the least that a row of that many tokens takes, in bytes."""
-    return sum(
-        part.layers * (part.row_bytes + part.token_bytes * min(tokens, part.window or tokens))
-        for part in layers
-    )
-
-
 # ---------------------------------------------------------------- what mlx-lm allocates
 @pytest.mark.parametrize("name", ["falcon_h1", "gemma3_text", "llama"])
 def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, name: str) -> None:
@@ -393,7 +384,7 @@ def test_a_batch_takes_no_more_than_estimated_and_not_much_less(tmp_path: Path, 
         batch = [kept[0].merge(list(kept)) for kept in zip(*rows, strict=True)]
         for held in (sum(map(bytes_of, rows)), bytes_of(batch)):
             assert held <= cache_bytes(layers, rows=len(lengths), longest=max(lengths))
-        assert bytes_of(batch) >= total(layers, min(lengths)) * len(lengths)
+        assert bytes_of(batch) >= row_bytes(layers, min(lengths)) * len(lengths)
 
 
 def read(model: Any, length: int) -> list[Any]:

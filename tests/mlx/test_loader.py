@@ -36,9 +36,9 @@ from mlxsup.worker.engines.mlx import loader as mlx_load
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import MlxBatch
-from mlxsup.worker.engines.mlx.capability_probe import PROBE_VERSION, CapabilityProbe
-from mlxsup.worker.engines.mlx.engine import MlxEngine
-from mlxsup.worker.engines.mlx.folder import ModelFolder
+from mlxsup.worker.engines.mlx.capability_probe import CapabilityProbe
+from mlxsup.worker.engines.mlx.engine import MlxEngine, model_fingerprint
+from mlxsup.worker.engines.mlx.folder import ModelFolder, check_folder
 from mlxsup.worker.engines.mlx.loader import (
     is_memory_text,
     iterate_arrays,
@@ -50,7 +50,6 @@ from mlxsup.worker.engines.mlx.loader import (
 )
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, CostModel
-from mlxsup.worker.engines.mlx.sampler import SAMPLER_VERSIONS, choose_draw
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 
 from support.models.tiny_model import CONTEXT_LENGTH, VOCABULARY_SIZE, make_tiny_model
@@ -464,19 +463,17 @@ def test_a_machine_without_the_library_of_mlx_is_told_what_to_install(
 def test_a_fingerprint_depends_on_all_that_answers_depend_on(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same words in every release: a resume asks for the same fingerprint."""
-    given: list[dict[str, str]] = []
-
-    def noted(folder: ModelFolder, on: dict[str, str]) -> str:
-        given.append(on)
-        return "f"
-
-    monkeypatch.setattr(mlx_engine, "fingerprint", noted)
-    facts = load_with(tiny)
-    assert facts.fingerprint == "f"
-    sampler = SAMPLER_VERSIONS[choose_draw(facts.backend)]
-    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
-    assert given == [{**facts.versions, **ours}]
+    """In every life the same. A GPU continues nothing that a CPU has drawn."""
+    facts, folder = load_with(tiny), check_folder(tiny, lambda share: None)
+    own = model_fingerprint(folder, facts.backend, facts.versions)
+    assert facts.fingerprint == own
+    others = {
+        model_fingerprint(folder, "cuda", facts.versions),
+        model_fingerprint(folder, facts.backend, facts.versions | {"mlx-lm": "0"}),
+    }
+    monkeypatch.setattr(mlx_way, "PROBE_VERSION", "0")
+    others.add(model_fingerprint(folder, facts.backend, facts.versions))
+    assert len(others | {own}) == 4
 
 
 def test_prompts_are_paced_as_the_launch_says(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_cache
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_size
-from mlxsup.worker.engines.mlx.caches import can_cut, row_after, row_bytes
+from mlxsup.worker.engines.mlx.caches import can_cut, measure_layers, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.loader import iterate_arrays
 from mlxsup.worker.engines.mlx.prefix_cache import (
@@ -486,25 +487,25 @@ def test_row_bytes_are_known_from_one_token(tmp_path: Path, model_type: str) -> 
         prefixes = engine.prefixes
         assert prefixes is not None
         with mx.stream(engine.stream):
-            row = row_after(engine.model, 1)
+            layers = measure_layers(engine.model)
         run_rows(engine, [make_row(1, list(range(200)), max_tokens=1)])
         longest = max(prefixes.entries(), key=lambda node: node.end)
         assert longest.value is not None
         # The state-space layers and the windows do not grow.
-        assert longest.value.array_bytes == row_bytes(row, longest.end)
+        assert longest.value.array_bytes == row_bytes(layers, longest.end)
         is_bounded = model_type == "mamba"
-        assert (row_bytes(row, 4000) == row_bytes(row, 8000)) == is_bounded
+        assert (row_bytes(layers, 4000) == row_bytes(layers, 8000)) == is_bounded
 
 
 def test_how_many_tokens_fit_beside_what_does_not_grow() -> None:
-    state, window, keys = ArraysCache(size=1), RotatingKVCache(max_size=8), KVCache()
-    state[0] = mx.zeros((1, 100))
-    for layer in (window, keys):
-        layer.update_and_fetch(mx.zeros((1, 1, 1, 1)), mx.zeros((1, 1, 1, 1)))
-    row = [CacheList(state, window), keys]
-    assert row_bytes(row, 20) == 400 + 8 * 8 + 20 * 8
+    layers = [
+        CacheLayers(layers=2, row_bytes=200),
+        CacheLayers(layers=1, token_bytes=8, window=8),
+        CacheLayers(layers=1, token_bytes=8),
+    ]
+    assert row_bytes(layers, 20) == 400 + 8 * 8 + 20 * 8
     limits = (0, 400, 416, 400 + 64 + 159, 400 + 64 + 160, 10**6)
-    assert [tokens_that_fit(limit, row, 50) for limit in limits] == [0, 0, 1, 19, 20, 50]
+    assert [tokens_that_fit(limit, layers, 50) for limit in limits] == [0, 0, 1, 19, 20, 50]
 
 
 def test_the_engine_says_what_it_keeps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

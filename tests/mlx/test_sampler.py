@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.protocol.states import Batching
-from mlxsup.worker.engines.mlx import loader as mlx_load
 from mlxsup.worker.engines.mlx import sampler
 from mlxsup.worker.engines.mlx.logits_processors import LEAST_ROOM
 from mlxsup.worker.engines.mlx.sampler import (
@@ -343,19 +342,6 @@ def test_the_likeliest_sum_of_weight_and_noise_is_drawn() -> None:
 )
 def test_only_the_cpu_draws_by_share(backend: str, way: Draw) -> None:
     assert choose_draw(backend) is way
-
-
-def test_a_gpu_continues_nothing_that_was_drawn_by_share(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fingerprints = []
-    for backend in ("cpu", "cuda", "cuda"):
-        monkeypatch.setattr(
-            mlx_load, "open_stream", lambda backend=backend: (backend, mx.new_stream(mx.cpu))
-        )
-        with loaded_engine(folder, max_concurrency=1) as engine:
-            fingerprints.append(engine.facts.fingerprint)
-    assert fingerprints[0] != fingerprints[1] == fingerprints[2]
 
 
 @pytest.mark.parametrize("way", list(Batching))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Dying, Resume, Step
+from mlxsup.protocol.worker_messages import Resume
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.text import MlxText
 from mlxsup.worker.thread_guard import OwnedEngine
@@ -34,27 +33,14 @@ pytestmark = pytest.mark.mlx
 READY_TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    place = tmp_path_factory.mktemp("models")
-    return [make_tiny_model(place / f"tiny{seed}", seed=seed) for seed in range(2)]
-
-
-@pytest.fixture(scope="module")
-def worker(folders: list[Path]) -> Iterator[WorkerHarness]:
-    with WorkerHarness(engine="mlx", path=str(folders[0])) as worker:
-        worker.wait_until_ready(READY_TIMEOUT_S)
-        yield worker
-        assert worker.ask_for_exit() == ExitCode.ASKED
-
-
-def test_two_models_at_once_give_each_its_solo_answer_A8(
-    worker: WorkerHarness, folders: list[Path]
-) -> None:
+def test_two_models_at_once_give_each_its_solo_answer_A8(tmp_path: Path) -> None:
     prompts = [f"tell me about number {number} " * number for number in range(1, 5)]
-    with WorkerHarness(engine="mlx", path=str(folders[1])) as second:
-        second.wait_until_ready(READY_TIMEOUT_S)
-        workers = [worker, second]
+    folders = [make_tiny_model(tmp_path / f"tiny{seed}", seed=seed) for seed in range(2)]
+    first, second = (WorkerHarness(engine="mlx", path=str(folder)) for folder in folders)
+    with first, second:
+        workers = [first, second]
+        for one in workers:
+            one.wait_until_ready(READY_TIMEOUT_S)
         solo = []
         for one in workers:
             streams = [one.finish(one.dispatch(prompt, max_tokens=40))[0] for prompt in prompts]
@@ -65,33 +51,7 @@ def test_two_models_at_once_give_each_its_solo_answer_A8(
             assert [(stream.tokens, stream.text) for stream in together] == expected
             assert {stream.finish for stream in together} == {FinishReason.LENGTH}
         assert solo[0] != solo[1]
-        assert second.ask_for_exit() == 0
-
-
-@pytest.mark.bits
-def test_a_cancelled_row_leaves_the_others_alone_D3_D8(worker: WorkerHarness) -> None:
-    (expected,) = worker.finish(worker.dispatch("stay here", max_tokens=60))
-    stays = worker.dispatch("stay here", max_tokens=60)
-    goes = worker.dispatch("go away", max_tokens=4000)
-    while not worker.streams[goes].tokens:
-        worker.wait_for(Step)
-    worker.cancel(goes)
-    cancelled, stayed = worker.finish(goes, stays)
-    assert cancelled.finish is FinishReason.CANCELLED
-    assert len(cancelled.tokens) < 4000
-    assert (stayed.tokens, stayed.text) == (expected.tokens, expected.text)
-
-
-def test_bad_requests_fail_alone_C7_G6(worker: WorkerHarness) -> None:
-    bad = [
-        worker.dispatch(messages=[{"role": "user", "content": [{"type": "image", "at": "x"}]}]),
-        worker.dispatch(prompt_tokens=[5, 99_999]),
-        worker.dispatch("far too long " * 4000),
-    ]
-    good = worker.dispatch("fine", max_tokens=5)
-    streams = worker.finish(*bad, good)
-    assert all(stream.error is not None for stream in streams[:3])
-    assert len(streams[3].tokens) == 5
+        assert [one.ask_for_exit() for one in workers] == [ExitCode.ASKED] * 2
 
 
 @pytest.mark.draws
@@ -111,14 +71,6 @@ def test_model_samples_as_its_makers_do_unless_the_entry_or_the_request_says(
         assert makers == alike
         assert makers != greedy
         assert worker.ask_for_exit() == ExitCode.ASKED
-
-
-def test_a_missing_model_has_its_exit_code_B6(folders: list[Path]) -> None:
-    """Those of bad ones: tests/integration/test_bad_models.py."""
-    missing = folders[0].with_name("absent")
-    with WorkerHarness(engine="mlx", path=str(missing)) as worker:
-        assert str(missing) in worker.wait_for(Dying, READY_TIMEOUT_S).message
-        assert worker.exit_code() == ExitCode.MODEL_MISSING
 
 
 COUNTERS = {"get_active_memory", "get_cache_memory", "get_peak_memory"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
 from mlxsup.worker.engines.mlx.batch_modes import LoneDecode, TogetherMode
-from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.engine import MlxEngine, model_fingerprint
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.loader import open_stream
 
 from support.core.row_values import row_values
 from support.worker.loop_driver import LoopDriver
@@ -87,21 +89,11 @@ def random_state() -> list[int]:
     return [int(number) for number in state[0].tolist()]
 
 
-def fingerprint_of(path: Path) -> str:
-    """The fingerprint that an engine finds for a folder; one load for each state of it."""
-    files = sorted(path.glob("*"))
-    return _load_fingerprint(path, tuple(file.stat().st_mtime_ns for file in files))
-
-
-@cache
-def _load_fingerprint(path: Path, changed_ns: tuple[int, ...]) -> str:
-    with loaded_engine(path, max_concurrency=1) as engine:
-        return engine.facts.fingerprint
-
-
 def known_as(path: Path, way: Batching) -> dict[str, str]:
     """Return what makes an engine of this folder run its rows in this way, unprobed."""
-    return {"fingerprint": fingerprint_of(path), "batching": way, "reason": "a test says so"}
+    versions = {name: version(name) for name in ("mlx", "mlx-lm")}
+    own = model_fingerprint(check_folder(path, lambda share: None), open_stream()[0], versions)
+    return {"fingerprint": own, "batching": way, "reason": "a test says so"}
 
 
 def check_no_row_is_left(engine: MlxEngine) -> None:

@@ -33,7 +33,8 @@ that life of the worker, so that the next one can be seen to continue.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
@@ -56,19 +57,18 @@ from ...engine import (
     StepResult,
 )
 from .options import (
-    FakeOptionError,
     FakeOptions,
     crash,
     print_without_end,
     stall,
     start_child,
 )
-from .reach import Reach
-from .row import FakeRow
 from .text import (
+    BIG_TOKEN_BASE,
     VOCABULARY_SIZE,
     Directives,
     FakeTextCodec,
+    answer_token,
     decode_tokens,
     encode_text,
     prompt_digest,
@@ -87,11 +87,82 @@ MAX_KEPT = 1024
 BYTES_PER_KEPT_TOKEN = 1024
 """How much memory a row that was set aside claims to take."""
 
-__all__ = ["FakeEngine", "FakeOptionError", "Reach"]
-
 
 class FakeStepError(Exception):
     """What a step raises on demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What faults of a worker need besides the engine.
+
+    Attributes:
+        send_frames: sends the supervisor frames as they are.
+        drop_link: closes the connection to the supervisor for good.
+        end_beats: ends the heartbeats.
+    """
+
+    send_frames: Callable[[list[bytes]], None]
+    drop_link: Callable[[], None]
+    end_beats: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeRow:
+    """A row, and how far it has come.
+
+    Attributes:
+        row: what was asked for.
+        directives: what its prompt asks of the engine.
+        digest: of its prompt and the model.
+        said: the tokens that it must answer with; empty: any.
+        known: how many of those were known before it came.
+        prefilled: how many tokens of the prompt, and of what was delivered, have been read.
+        generated: how many tokens the answer has.
+        answered: the numbers of the texts that have a vector.
+    """
+
+    row: Row
+    directives: Directives
+    digest: bytes
+    said: list[int]
+    known: int = 0
+    prefilled: int = 0
+    generated: int = 0
+    answered: list[int] = field(default_factory=list)
+
+    @property
+    def to_prefill(self) -> int:
+        """Return the number of tokens that are read before the next one of the answer."""
+        return len(self.row.tokens) + len(self.row.delivered)
+
+    @property
+    def computed(self) -> int:
+        """Return the number of tokens of prompt and answer that have been read or generated."""
+        return self.prefilled + self.generated - len(self.row.delivered)
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if everything has been read."""
+        return self.prefilled == self.to_prefill
+
+    @property
+    def is_read(self) -> bool:
+        """True if at most the last token is left, which gives the first one of the answer."""
+        return self.prefilled >= self.to_prefill - 1
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed that its tokens are drawn with; None for a greedy answer."""
+        return self.row.seed if self.row.sampling.temperature > 0 else None
+
+    def draw(self, index: int) -> int:
+        """Return the token of this number, from 0."""
+        if self.directives.big:
+            return BIG_TOKEN_BASE + self.directives.big
+        if index < len(self.said):
+            return self.said[index]
+        return answer_token(self.digest, index, self.seed)
 
 
 class FakeEngine:

@@ -441,6 +441,8 @@ class MlxBatch:
         predicted_s = self._costs.predict_decode_s(len(self._keys)) + self._scheduler.predict_s(
             decode_rows=self._decode_rows()
         )
+        if self._drafts is not None and (rows := self._decode_rows()):
+            predicted_s += self._drafts.pacer.predict_s(rows)
         if self._shapes is not None and self._keys:
             plan = self._scheduler.plan(decode_rows=self._decode_rows())
             predicted_s += self._shapes.extra_s(self._shape(plan))
@@ -507,9 +509,10 @@ class MlxBatch:
             self.logits_width = int(tokens[0].logprobs.shape[-1])
             with mx.stream(self._stream):
                 self.gives_numbers = not mx.any(mx.isnan(tokens[0].logprobs)).item()
-        guessed = None
-        if self._drafts is not None and (counts := self._drafts.take_counts()):
-            guessed = {self._keys[uid]: each for uid, each in counts.items()}
+        guessed, guesses_s = None, 0.0
+        if self._drafts is not None:
+            counts, guesses_s = self._drafts.take()
+            guessed = {self._keys[uid]: each for uid, each in counts.items()} or None
         taken = []
         for token, own in zip(tokens, logprobs, strict=True):
             taken.append(self._take_token(token, own))
@@ -518,13 +521,14 @@ class MlxBatch:
         # Those that a grammar has ended; the others left by themselves.
         if ended := [token.key for token in taken if token.finish is not None]:
             self._ended += self._take_out(ended).values()
-        decode_s = self._costs.predict_decode_s(decoding)
+        decode_s = self._costs.predict_decode_s(decoding) + guesses_s
         progress = [
             self._progress(uid, done, total, computed)
             for uid, done, total, computed in self._scheduler.take(
                 reads,
                 decode_rows=decoding,
                 took_s=passes_s,
+                guesses_s=guesses_s,
                 width=max((width for _, width, _ in passes), default=0),
             )
         ]

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import copy
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
@@ -33,36 +34,67 @@ from .prompt_batch import KeptCaches, NewRow, PassShape, PromptBatch, WidthOf
 from .sampler import Draw, DrawingBatch, draw_by_share
 
 
-class BatchMode(Protocol):
+class BatchMode(ABC):
     """A way of running rows; after an exception in `step` it can only be closed.
 
     Attributes:
         width_of: gives the size that a pass over several prompts is padded to, if the device makes
             a new shape dear.
+        waiting: rows that do not decode yet, by uid.
+        decode: decodes the others.
+
+    Args:
+        model: materialised.
+        stream: made on this thread.
+        decode: without rows.
     """
 
-    width_of: WidthOf | None
+    def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
+        self.width_of: WidthOf | None = None
+        self.waiting: dict[int, Any] = {}
+        self.decode = decode
+        self._model = model
+        self._stream = stream
+        self._next_uid = 0
+        self._reached: KeptCaches = {}  # in the last step
+        self._shapes: list[PassShape] = []
 
     def insert(self, row: NewRow) -> int:
         """Adds a row, and gives its uid."""
+        uid = self._next_uid
+        self._next_uid += 1
+        with mx.stream(self._stream):
+            self.waiting[uid] = self._begin(row)
+        return uid
 
+    @abstractmethod
+    def _begin(self, row: NewRow) -> PromptPlace:
+        """Return the place of a prompt of which nothing was read."""
+
+    @abstractmethod
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """Takes rows out at any stage, in one change; returns the caches of some of them."""
 
+    @abstractmethod
     def copy(self, uid: int) -> tuple[list[Any], list[int]]:
         """Return a copy of a row's cache, and the tokens that it holds."""
 
     def stop_at(self, uid: int, count: int) -> int:
         """Let a pass over a prompt end after that many tokens, or a few less if one ends there in
         any case; return after how many. A copy of the row's cache is taken there."""
+        return int(self.waiting[uid].stop_at(count))
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
         """Let a prompt of which nothing was read begin after these tokens, which `cache` holds."""
+        with mx.stream(self._stream):
+            self.waiting[uid] = self._begin(self.waiting[uid].row.after(known, cache))
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What the next step will return for those of these rows that decode, without that step;
         they have to leave afterwards, and their caches hold all but this token."""
+        return self.decode.ahead(uids)
 
+    @abstractmethod
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """One token for each row that decodes; reads that many tokens of these prompts, by uid.
 
@@ -73,12 +105,18 @@ class BatchMode(Protocol):
 
     def take_checkpoints(self) -> KeptCaches:
         """The caches of rows that have come to a checkpoint in the last step, and their tokens."""
+        reached, self._reached = self._reached, {}
+        return reached
 
     def take_shapes(self) -> list[PassShape]:
         """The shapes of the last step's passes over prompts, if they are padded."""
+        shapes, self._shapes = self._shapes, []
+        return shapes
 
     def close(self) -> None:
         """Frees the rows; the process's limits are restored afterwards (E2, E3)."""
+        self.waiting.clear()
+        self.decode.close()
 
 
 def make_mode(
@@ -99,40 +137,26 @@ def make_mode(
     return SerialMode(model, stream=stream, decode=decode)
 
 
-class TogetherMode:
+class TogetherMode(BatchMode):
     """Reads prompts in batches, each as long as it takes, and decodes all rows in one.
 
     Attributes:
-        width_of: see `BatchMode`.
-        waiting: rows that do not decode yet, by uid.
-        batches: those of them that were read.
-        decode: decodes the others.
+        batches: those of the waiting rows that were read.
 
     Args:
-        model: materialised.
-        stream: made on this thread.
-        decode: without rows.
+        model, stream, decode: see `BatchMode`.
         draw: the way that tokens are drawn.
     """
 
-    def __init__(self, model: Any, *, stream: mx.Stream, decode: BatchDecode, draw: Draw) -> None:
-        self.width_of: WidthOf | None = None
-        self._model = model
-        self._stream = stream
-        self._draw = draw
-        self._next_uid = 0
-        self.batches: list[PromptBatch] = []
-        self._reached: KeptCaches = {}  # in the last step
-        self._shapes: list[PassShape] = []
-        self.waiting: dict[int, PromptPlace] = {}
-        self.decode = decode
+    decode: BatchDecode
 
-    def insert(self, row: NewRow) -> int:
-        """See `BatchMode.insert`."""
-        uid = self._next_uid
-        self._next_uid += 1
-        self.waiting[uid] = PromptPlace(row)
-        return uid
+    def __init__(self, model: Any, *, stream: mx.Stream, decode: BatchDecode, draw: Draw) -> None:
+        super().__init__(model, stream=stream, decode=decode)
+        self._draw = draw
+        self.batches: list[PromptBatch] = []
+
+    def _begin(self, row: NewRow) -> PromptPlace:
+        return PromptPlace(row)
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `BatchMode.remove`."""
@@ -162,18 +186,6 @@ class TogetherMode:
             if uid in self.waiting:
                 return [], []
             return self.decode.copy(uid)
-
-    def stop_at(self, uid: int, count: int) -> int:
-        """See `BatchMode.stop_at`."""
-        return self.waiting[uid].stop_at(count)
-
-    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """See `BatchMode.restart`."""
-        self.waiting[uid] = PromptPlace(self.waiting[uid].row.after(known, cache))
-
-    def ahead(self, uids: Collection[int]) -> list[Any]:
-        """See `BatchMode.ahead`."""
-        return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `BatchMode.step`; prompts that begin in the same step share their passes from then.
@@ -230,49 +242,18 @@ class TogetherMode:
     def _forget_empty(self) -> None:
         self.batches = [batch for batch in self.batches if batch.uids]
 
-    def take_checkpoints(self) -> KeptCaches:
-        """See `BatchMode.take_checkpoints`."""
-        reached, self._reached = self._reached, {}
-        return reached
-
-    def take_shapes(self) -> list[PassShape]:
-        """See `BatchMode.take_shapes`."""
-        shapes, self._shapes = self._shapes, []
-        return shapes
-
     def close(self) -> None:
         """See `BatchMode.close`."""
-        self.waiting.clear()
         self.batches.clear()
-        self.decode.close()
+        super().close()
 
 
-class SerialMode:
-    """Reads prompts, one per pass; `decode` gets the rows afterwards.
+class SerialMode(BatchMode):
+    """Reads prompts, one per pass; `decode` gets the rows afterwards."""
 
-    Args:
-        model: materialised.
-        stream: made on this thread.
-        decode: decodes the rows whose prompt was read.
-    """
-
-    def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
-        self.width_of: WidthOf | None = None
-        self._model = model
-        self._stream = stream
-        self._next_uid = 0
-        self._reached: KeptCaches = {}  # in the last step
-        self.waiting: dict[int, WaitingPrompt] = {}
-        self.decode = decode
-
-    def insert(self, row: NewRow) -> int:
-        """See `BatchMode.insert`."""
-        uid = self._next_uid
-        self._next_uid += 1
-        with mx.stream(self._stream):
-            cache = make_prompt_cache(self._model) if row.cache is None else row.cache
-            self.waiting[uid] = WaitingPrompt(row, cache, self._model)
-        return uid
+    def _begin(self, row: NewRow) -> WaitingPrompt:
+        cache = make_prompt_cache(self._model) if row.cache is None else row.cache
+        return WaitingPrompt(row, cache, self._model)
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `BatchMode.remove`."""
@@ -290,20 +271,6 @@ class SerialMode:
                 prompt = self.waiting[uid]
                 return copy.deepcopy(prompt.cache), prompt.held
             return self.decode.copy(uid)
-
-    def stop_at(self, uid: int, count: int) -> int:
-        """See `BatchMode.stop_at`."""
-        return self.waiting[uid].stop_at(count)
-
-    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """See `BatchMode.restart`."""
-        row = self.waiting[uid].row.after(known, cache)
-        with mx.stream(self._stream):
-            self.waiting[uid] = WaitingPrompt(row, cache, self._model)
-
-    def ahead(self, uids: Collection[int]) -> list[Any]:
-        """See `BatchMode.ahead`."""
-        return self.decode.ahead(uids)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `BatchMode.step`; a prompt whose end was read joins those that decode."""
@@ -324,20 +291,6 @@ class SerialMode:
             self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
         done = len(prompt.row.tokens) if is_over else prompt.done
         return PromptRead(uid=uid, done=done, is_over=is_over, took_s=took_s)
-
-    def take_checkpoints(self) -> KeptCaches:
-        """See `BatchMode.take_checkpoints`."""
-        reached, self._reached = self._reached, {}
-        return reached
-
-    def take_shapes(self) -> list[PassShape]:
-        """See `BatchMode.take_shapes`."""
-        return []
-
-    def close(self) -> None:
-        """See `BatchMode.close`."""
-        self.waiting.clear()
-        self.decode.close()
 
 
 class PromptPlace:
@@ -441,40 +394,14 @@ CLEAR_EVERY = 512
 """How many steps until memory for reuse is freed, as mlx-lm does: caches grow in new buffers."""
 
 
-class Decode(Protocol):
-    """Rows that decode."""
-
-    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
-        """Adds a row; the next `next` begins with its last token, the one after gives its first.
-
-        Args:
-            uid: the row's uid.
-            row: the row, whose last token is not read yet.
-            cache: taken over.
-            held: the tokens in the cache.
-        """
-
-    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """Takes rows out in one change; gives the caches of some of them."""
-
-    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
-        """Return a copy of a row's cache, and the tokens that it holds."""
-
-    def ahead(self, uids: Collection[int]) -> list[Any]:
-        """What `next` will return for those of these rows that have begun, without their step."""
-
-    def next(self) -> list[Any]:
-        """One token for each row that has begun."""
-
-    def close(self) -> None:
-        """Frees the rows."""
+Begun = tuple[NewRow, list[Any], list[int]]
+"""A row whose last token is not read yet, its cache, and the tokens in that."""
 
 
-class BatchDecode:
-    """All rows in one batch.
+class Decode(ABC):
+    """Rows that decode.
 
     Attributes:
-        rows: those that have begun.
         new: those that begin with the next step, by uid.
 
     Args:
@@ -486,70 +413,58 @@ class BatchDecode:
     def __init__(
         self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
     ) -> None:
+        self.new: dict[int, Begun] = {}
         self._model = model
         self._draw = draw
+        self._drafts = drafts
         self._steps = 0
-        self.rows: Any = DrawingBatch.empty(model, draw)
-        if drafts is not None:
-            self.rows = DraftingBatch.empty(model, draw).start(drafts)
-        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
 
     def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
-        """See `Decode.insert`."""
+        """Adds a row; the next `next` begins with its last token, the one after gives its first.
+
+        Args:
+            uid: the row's uid.
+            row: the row, whose last token is not read yet.
+            cache: taken over.
+            held: the tokens in the cache.
+        """
         self.new[uid] = (row, cache, held)
 
-    def join(self, rows: DrawingBatch) -> None:
-        """Add rows that have begun."""
-        self.rows.extend(rows)
-
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """See `Decode.remove`."""
-        removed: KeptCaches = {}
-        places = {uid: place for place, uid in enumerate(self.rows.uids) if uid in uids}
-        for uid in uids:
-            if uid in self.new:
-                _, cache, held = self.new.pop(uid)
-                removed[uid] = (cache, held)
-            elif uid in kept and uid in places:
-                place = places[uid]
-                removed[uid] = (self.rows.extract_cache(place), self.rows.tokens[place])
-        if places:
-            # One change for all of them: each costs a copy for every layer.
-            self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
-        return {uid: held for uid, held in removed.items() if uid in kept}
+        """Takes rows out in one change; gives the caches of some of them."""
+        new = {uid: self.new.pop(uid) for uid in uids if uid in self.new}
+        held = {uid: (cache, tokens) for uid, (_, cache, tokens) in new.items() if uid in kept}
+        return held | self._remove(uids, kept)
 
     def copy(self, uid: int) -> tuple[list[Any], list[int]]:
-        """See `Decode.copy`."""
+        """Return a copy of a row's cache, and the tokens that it holds."""
         if uid in self.new:
             _, cache, held = self.new[uid]
             return copy.deepcopy(cache), list(held)
-        place = self.rows.uids.index(uid)
-        return self.rows.extract_cache(place), list(self.rows.tokens[place])
-
-    def ahead(self, uids: Collection[int]) -> list[Any]:
-        """See `Decode.ahead`."""
-        return computed_ahead(self.rows, uids)
+        return self._copy(uid)
 
     def next(self) -> list[Any]:
-        """See `Decode.next`."""
-        responses = self.rows.next()
+        """One token for each row that has begun."""
+        responses = self._step()
         if self.new:
-            self.join(self._begin())
+            begun, self.new = self.new, {}
+            self._begin(begun)
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
-        return list(responses)
+        return responses
 
-    def _begin(self) -> DrawingBatch:
-        rows, caches, held = zip(*self.new.values(), strict=True)
-        uids = list(self.new)
-        self.new.clear()
-        return DrawingBatch(
+    def _batch(
+        self, kind: type[DrawingBatch], begun: Mapping[int, Begun], caches: list[Any]
+    ) -> DrawingBatch:
+        """Make a batch of rows that begin."""
+        rows = [row for row, _, _ in begun.values()]
+        return kind(
             model=self._model,
-            uids=uids,
+            uids=list(begun),
             inputs=mx.array([row.tokens[-1] for row in rows]),
-            prompt_cache=[layers[0].merge(layers) for layers in zip(*caches, strict=True)],
-            tokens=list(held),
+            prompt_cache=caches,
+            tokens=[held for _, _, held in begun.values()],
             samplers=[row.draws for row in rows],
             fallback_sampler=self._draw,
             logits_processors=[() for _ in rows],
@@ -557,10 +472,78 @@ class BatchDecode:
             max_tokens=[row.max_tokens for row in rows],
         )
 
+    @abstractmethod
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """What `next` will return for those of these rows that have begun, without their step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the rows."""
+
+    @abstractmethod
+    def _remove(self, uids: Sequence[int], kept: Collection[int]) -> KeptCaches: ...
+
+    @abstractmethod
+    def _copy(self, uid: int) -> tuple[list[Any], list[int]]: ...
+
+    @abstractmethod
+    def _step(self) -> list[Any]: ...
+
+    @abstractmethod
+    def _begin(self, begun: Mapping[int, Begun]) -> None: ...
+
+
+class BatchDecode(Decode):
+    """All rows in one batch.
+
+    Attributes:
+        rows: those that have begun.
+    """
+
+    def __init__(
+        self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
+    ) -> None:
+        super().__init__(model, draw, drafts)
+        self.rows: Any = DrawingBatch.empty(model, draw)
+        if drafts is not None:
+            self.rows = DraftingBatch.empty(model, draw).start(drafts)
+
+    def join(self, rows: DrawingBatch) -> None:
+        """Add rows that have begun."""
+        self.rows.extend(rows)
+
+    def ahead(self, uids: Collection[int]) -> list[Any]:
+        """See `Decode.ahead`."""
+        return computed_ahead(self.rows, uids)
+
     def close(self) -> None:
         """See `Decode.close`."""
         self.rows.filter([])
         self.new.clear()
+
+    def _remove(self, uids: Sequence[int], kept: Collection[int]) -> KeptCaches:
+        places = {uid: place for place, uid in enumerate(self.rows.uids) if uid in uids}
+        removed = {
+            uid: (self.rows.extract_cache(place), self.rows.tokens[place])
+            for uid, place in places.items()
+            if uid in kept
+        }
+        if places:
+            # One change for all of them: each costs a copy for every layer.
+            self.rows.filter([n for n in range(len(self.rows)) if n not in places.values()])
+        return removed
+
+    def _copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        place = self.rows.uids.index(uid)
+        return self.rows.extract_cache(place), list(self.rows.tokens[place])
+
+    def _step(self) -> list[Any]:
+        return list(self.rows.next())
+
+    def _begin(self, begun: Mapping[int, Begun]) -> None:
+        caches = zip(*(cache for _, cache, _ in begun.values()), strict=True)
+        merged = [layers[0].merge(layers) for layers in caches]
+        self.join(self._batch(DrawingBatch, begun, merged))
 
 
 class LoneRow(DrawingBatch):
@@ -571,90 +554,53 @@ class LoneRow(DrawingBatch):
         return list(self.prompt_cache)
 
 
-class LoneDecode:
+class LoneDecode(Decode):
     """Gives each row its own batch; a step gives each of them a token.
 
-    Args:
-        model: materialised.
-        draw: the way that tokens are drawn.
-        drafts: lets the rows guess.
+    Attributes:
+        rows: the batch of each row that has begun, by uid.
     """
 
     def __init__(
         self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
     ) -> None:
-        self._model = model
-        self._draw = draw
-        self._drafts = drafts
-        self._steps = 0
-        self.new: dict[int, tuple[NewRow, list[Any], list[int]]] = {}
+        super().__init__(model, draw, drafts)
         self.rows: dict[int, DrawingBatch] = {}
-
-    def insert(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> None:
-        """See `Decode.insert`."""
-        self.new[uid] = (row, cache, held)
-
-    def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
-        """See `Decode.remove`."""
-        removed: KeptCaches = {}
-        for uid in uids:
-            if uid in self.rows:
-                lone = self.rows.pop(uid)
-                removed[uid] = (lone.extract_cache(0), lone.tokens[0])
-            elif uid in self.new:
-                _, cache, held = self.new.pop(uid)
-                removed[uid] = (cache, held)
-        return {uid: held for uid, held in removed.items() if uid in kept}
-
-    def copy(self, uid: int) -> tuple[list[Any], list[int]]:
-        """See `Decode.copy`."""
-        if uid in self.new:
-            _, cache, held = self.new[uid]
-        else:
-            cache, held = self.rows[uid].extract_cache(0), self.rows[uid].tokens[0]
-        return copy.deepcopy(cache), list(held)
 
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """See `Decode.ahead`."""
         begun = [uid for uid in uids if uid in self.rows]
         return [response for uid in begun for response in computed_ahead(self.rows[uid], [uid])]
 
-    def next(self) -> list[Any]:
-        """See `Decode.next`."""
-        responses = [response for lone in self.rows.values() for response in lone.next()]
-        for response in responses:
-            if response.finish_reason is not None:
-                del self.rows[response.uid]
-        for uid, (row, cache, held) in self.new.items():
-            self.rows[uid] = self._begin(uid, row, cache, held)
-        self.new.clear()
-        self._steps += 1
-        if self._steps % CLEAR_EVERY == 0:
-            mx.clear_cache()
-        return responses
-
-    def _begin(self, uid: int, row: NewRow, cache: list[Any], held: list[int]) -> DrawingBatch:
-        kind = LoneRow if self._drafts is None else LoneDraftingRow
-        lone: DrawingBatch = kind(
-            model=self._model,
-            uids=[uid],
-            inputs=mx.array(row.tokens[-1:]),
-            prompt_cache=cache,
-            tokens=[held],
-            samplers=[row.draws],
-            fallback_sampler=self._draw,
-            logits_processors=[()],
-            stop_sequences=[row.stops],
-            max_tokens=[row.max_tokens],
-        )
-        if self._drafts is not None and isinstance(lone, LoneDraftingRow):
-            lone.start(self._drafts)
-        return lone
-
     def close(self) -> None:
         """See `Decode.close`."""
         self.rows.clear()
         self.new.clear()
+
+    def _remove(self, uids: Sequence[int], kept: Collection[int]) -> KeptCaches:
+        lone = {uid: self.rows.pop(uid) for uid in uids if uid in self.rows}
+        return {
+            uid: (row.extract_cache(0), row.tokens[0]) for uid, row in lone.items() if uid in kept
+        }
+
+    def _copy(self, uid: int) -> tuple[list[Any], list[int]]:
+        row = self.rows[uid]
+        return copy.deepcopy(row.extract_cache(0)), list(row.tokens[0])
+
+    def _step(self) -> list[Any]:
+        responses = [response for lone in self.rows.values() for response in lone.next()]
+        for response in responses:
+            if response.finish_reason is not None:
+                del self.rows[response.uid]
+        return responses
+
+    def _begin(self, begun: Mapping[int, Begun]) -> None:
+        kind = LoneRow if self._drafts is None else LoneDraftingRow
+        for uid, (row, cache, held) in begun.items():
+            lone = self._batch(kind, {uid: (row, cache, held)}, cache)
+            if self._drafts is not None and isinstance(lone, LoneDraftingRow):
+                lone.start(self._drafts)
+            self.rows[uid] = lone
 
 
 def computed_ahead(batch: GenerationBatch, uids: Collection[int]) -> list[Any]:

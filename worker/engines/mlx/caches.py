@@ -139,23 +139,12 @@ def tokens_that_can_be_cut(fresh: Sequence[Any]) -> int | None:
     return min(windows, default=None)
 
 
-def row_bytes(cache: Sequence[Any], tokens: int) -> int:
-    """Return the bytes that a row of that many tokens takes.
-
-    Args:
-        cache: the cache of a row that has read at least one token.
-    """
-    return sum(_layer_bytes(layer, tokens) for layer in layers_of(cache))
-
-
-def _layer_bytes(layer: Any, tokens: int) -> int:
-    if layer.empty():
-        return 0
-    if not isinstance(layer, KVCache | RotatingKVCache):
-        return int(layer.nbytes)
-    if isinstance(layer, RotatingKVCache):
-        tokens = min(tokens, layer.max_size)
-    return int(layer.nbytes) // int(layer.keys.shape[2]) * tokens
+def row_bytes(layers: Sequence[CacheLayers], tokens: int) -> int:
+    """Return the bytes that a row of that many tokens takes, without room to grow."""
+    return sum(
+        part.layers * (part.row_bytes + part.token_bytes * min(tokens, part.window or tokens))
+        for part in layers
+    )
 
 
 def cut(cache: list[Any], drop: int) -> None:

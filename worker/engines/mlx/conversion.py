@@ -1,14 +1,12 @@
 """Converts a GGUF file or a model folder into a folder that is served: `mlxsup convert`.
 
 `python -m mlxsup.worker.engines.mlx.conversion SOURCE FOLDER [BITS]` does it. A folder goes through
-mlx-lm's own conversion. The new folder appears complete or not at all: it is written next to its
-place and renamed. Standard output gets a line for each stage; errors and what libraries print go to
-standard error.
+mlx-lm's own conversion. Standard output gets a line for each stage; errors and what libraries print
+go to standard error.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import signal
@@ -88,13 +86,8 @@ def convert(source: Path, target: Path, bits: int | None, say: Say) -> None:
     folder = check_folder(source, lambda _: None)
     if bits is not None and is_quantised(folder.config):
         raise BadModelError(f"{source} is quantised already")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with gguf.appearing_whole(target) as partial:
         _run(source, partial, bits, say)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def is_quantised(config: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.states import Batching
 
 from ...engine import Guessed
@@ -138,11 +139,13 @@ class Speed:
     """The measured times of steps of so many rows, in seconds.
 
     Attributes:
-        plain: of steps without guesses.
+        plain: of steps without guesses, from the end of one to that of the next.
+        own: of these, what the batch itself took: the device may work on between them.
         more: of each place more in a pass.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
+    own: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
 
 
@@ -209,9 +212,28 @@ class Pacer:
         self._refused = 0
         return 1
 
-    def saw_plain(self, rows: int, took_s: float) -> None:
-        """A step without guesses has followed another one, and ended that long after it."""
+    def predict_s(self, rows: int) -> float:
+        """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
+        together, alone = self._speeds[rows], self._speeds[1]
+        if together.more:
+            speed, passes = together, 1
+        elif alone.more:  # each row may have passes of its own
+            speed, passes = alone, rows
+        else:
+            return 0.0
+        # A pass without guesses may be under way, whose tokens they follow.
+        return passes * (median(speed.own) + self.most * median(speed.more))
+
+    def more_s(self, rows: int, took_s: float) -> float:
+        """Return how much longer a step has taken than it does without guesses; 0 when unknown."""
+        own = self._speeds[rows].own
+        return max(took_s - median(own), 0.0) if own else 0.0
+
+    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
+        """A step without guesses has followed another one, ended that long after it, and took that
+        much of it itself."""
         self._speeds[rows].plain.append(took_s)
+        self._speeds[rows].own.append(own_s)
 
     def saw_between(self, took_s: float) -> None:
         """So much time has passed between two steps of the batch."""
@@ -235,6 +257,8 @@ class Drafts:
         is_cuttable: whether caches can be cut back; if not, a row guesses only while it is alone,
             and what guesses change is copied before.
         pads: whether passes are padded to few shapes; see `prompt_batch`.
+        more_s: seconds that guesses have added to the last step, so that the cost model learns from
+            what it would have taken without them.
 
     Args:
         tokens: that a row may guess at most.
@@ -246,16 +270,18 @@ class Drafts:
         self.context_length = context_length
         self.is_cuttable = is_cuttable
         self.pads = False
+        self.more_s = 0.0
         self._counts: dict[int, Guessed] = {}  # of the last step, by uid
 
     def count(self, uid: int, guessed: Guessed) -> None:
         """Note what a pass has made of a row's guesses."""
         self._counts[uid] = guessed
 
-    def take_counts(self) -> dict[int, Guessed]:
-        """Return what the last step has made of guesses, by the rows' uids."""
-        counts, self._counts = self._counts, {}
-        return counts
+    def take(self) -> tuple[dict[int, Guessed], float]:
+        """Return what the last step has made of guesses, by the rows' uids, and `more_s`."""
+        counts, more_s = self._counts, self.more_s
+        self._counts, self.more_s = {}, 0.0
+        return counts, more_s
 
 
 def is_cuttable(model: Any, way: Batching) -> bool:
@@ -270,6 +296,15 @@ def is_cuttable(model: Any, way: Batching) -> bool:
     """
     layers = layers_of(make_prompt_cache(model))
     return way is not Batching.SERIAL_PREFILL and all(type(one) is KVCache for one in layers)
+
+
+def with_guesses(layers: Iterable[CacheLayers], tokens: int) -> tuple[CacheLayers, ...]:
+    """Return what layers keep for a row that guesses so many tokens: also the places of its
+    guesses, and those before it that are empty because others had more of theirs drawn."""
+    return tuple(
+        replace(part, row_bytes=part.row_bytes + (MOST_PADDING + tokens) * part.token_bytes)
+        for part in layers
+    )
 
 
 def may_guess(draws: RowDraws) -> bool:
@@ -322,13 +357,14 @@ class DraftingBatch(DrawingBatch):
             known_at = time.perf_counter()
             block, self._was_plain = self._read(guesses), False
             self._ended_at = time.perf_counter()
+            self.drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
             pacer.saw_block(rows, 1 + max(map(len, guesses)), self._ended_at - known_at)
             return block
         was_plain, self._was_plain = self._was_plain, True
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
         if was_plain:
-            pacer.saw_plain(rows, ended_at - self._ended_at)
+            pacer.saw_plain(rows, ended_at - self._ended_at, ended_at - began_at)
         self._ended_at = ended_at
         return responses
 

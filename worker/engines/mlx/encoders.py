@@ -27,6 +27,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": nn.silu,
 }
 
+BLOCK = 1024
+"""Tokens of a text that look at the others at once, and that a decoder reads at once: on a CPU each
+pair of tokens has a score for each head, which for a text of 30,000 would be gigabytes."""
+
 _OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -118,7 +122,11 @@ def attend(
     if rope is not None:
         q, k = rope(q), rope(k)
     scale = (width // heads) ** -0.5
-    out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    blocks = []
+    for begin in range(0, length, BLOCK):
+        some, seen = q[:, :, begin : begin + BLOCK], mask[:, :, begin : begin + BLOCK]
+        blocks.append(mx.fast.scaled_dot_product_attention(some, k, v, scale=scale, mask=seen))
+    out = mx.concatenate(blocks, axis=2)
     return out.transpose(0, 2, 1, 3).reshape(texts, length, width)
 
 

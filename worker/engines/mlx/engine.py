@@ -161,6 +161,17 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     return backend, stream, limits
 
 
+def model_fingerprint(folder: ModelFolder, backend: str, versions: Mapping[str, str]) -> str:
+    """Return what changes when the same request might give another answer: with the files, with
+    the libraries, or with how we run rows and draw tokens."""
+    from .capability_probe import PROBE_VERSION
+    from .sampler import SAMPLER_VERSIONS, choose_draw
+
+    sampler = SAMPLER_VERSIONS[choose_draw(backend)]
+    ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
+    return fingerprint(folder, {**versions, **ours})
+
+
 class MlxEngine:
     """One MLX model; every method belongs to the thread that calls `load`.
 
@@ -402,14 +413,9 @@ class MlxEngine:
     def _find_facts(
         self, folder: ModelFolder, backend: str, versions: dict[str, str]
     ) -> EngineFacts:
-        from .capability_probe import PROBE_VERSION
-        from .sampler import SAMPLER_VERSIONS, choose_draw
-
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
-        sampler = SAMPLER_VERSIONS[choose_draw(backend)]
-        ours = {"kv_cache": "plain", "probe": PROBE_VERSION, "sampler": sampler}
-        own = fingerprint(folder, versions | ours)
+        own = model_fingerprint(folder, backend, versions)
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
@@ -443,13 +449,16 @@ class MlxEngine:
         import mlx.core as mx
 
         from .caches import measure_layers
+        from .drafts import with_guesses
         from .prefix_cache import find_room
 
         assert self._text is not None
         assert self.prefixes is not None
         with mx.stream(self.stream):
-            room = find_room(self.model, self._spec, self.facts)
             layers = measure_layers(self.model)
+            room = find_room(self.model, layers, self._spec, self.facts)
+        if self.facts.draft_tokens:
+            layers = with_guesses(layers, self.facts.draft_tokens)
         self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(

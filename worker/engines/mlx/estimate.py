@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, keep
 from mlxsup.protocol.pooling import find_pooling
 
@@ -95,10 +96,12 @@ def estimate(path: Path) -> ModelMemory:
         from .pooled import load_pooled
 
         pooled = load_pooled(folder, pooling)
+        limit = find_context_length(folder.config, 0).tokens
+        limit = min(limit, pooling.max_tokens or limit)
         backend = "cpu" if mx.default_device() == mx.cpu else "gpu"
         return ModelMemory(
             weight_bytes=sum(array.nbytes for array in iterate_arrays(pooled)),
-            layers=pass_memory(folder.config, backend),
+            layers=pass_memory(folder.config, backend, limit),
         )
     model: Any
     if has_vision_tower(folder) and is_installed():

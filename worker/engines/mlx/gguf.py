@@ -1,10 +1,7 @@
 """Converts a GGUF file into a folder that mlx-lm loads.
 
-`python -m mlxsup.worker.engines.mlx.gguf FILE FOLDER` does it.
-
 For llama models with a byte-level BPE vocabulary, quantised so that MLX reads them as they are
-(F16, Q4_0, Q4_1, Q8_0). Everything else is refused by name. The folder appears complete or not at
-all: it is written next to its place and renamed.
+(F16, Q4_0, Q4_1, Q8_0). Everything else is refused by name.
 """
 
 from __future__ import annotations
@@ -14,18 +11,17 @@ import math
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.text import size_text
 
-from ...engine import BadModelError, ModelMissingError
+from ...engine import BadModelError
 from .gguf_header import check_gguf, shown
 from .loader import raise_if_memory, shorten
 
@@ -156,31 +152,35 @@ def convert(source: Path, target: Path, say: Say) -> None:
     config["quantization"] = quantization(arrays)
     if not config["quantization"]:
         del config["quantization"]
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with appearing_whole(target) as partial:
+        partial.mkdir()
         say("writing the tokenizer")
         _write_tokenizer(partial, metadata, source)
         _write_json(partial / "config.json", config)
         say("writing the weights")
-        save_weights(partial / "model.safetensors", arrays)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            mx.save_safetensors(str(partial / "model.safetensors"), arrays, {"format": "mlx"})
+        except RuntimeError as error:
+            # So MLX says that the disk is full.
+            raise OSError(f"{target.parent} cannot be written to: {error}") from error
     say(f"wrote {target}")
 
 
-def save_weights(path: Path, arrays: dict[str, mx.array]) -> None:
-    """Writes the weights of a folder that is made next to its place.
+@contextmanager
+def appearing_whole(target: Path) -> Iterator[Path]:
+    """Let a folder appear complete or not at all: provide a path next to its place, at which the
+    block makes it.
 
     Raises:
-        OSError: they cannot be written there.
+        OSError: it cannot be renamed.
     """
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        mx.save_safetensors(str(path), arrays, {"format": "mlx"})
-    except RuntimeError as error:
-        # So MLX says that the disk is full.
-        raise OSError(f"{path.parent.parent} cannot be written to: {error}") from error
+        yield partial
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _read(source: Path, say: Say) -> tuple[dict[str, mx.array], Metadata]:
@@ -379,27 +379,3 @@ def _tokenizer(
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Converts; progress and errors go to standard error, one line each."""
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    if len(arguments) != 2:
-        say("usage: python -m mlxsup.worker.engines.mlx.gguf SOURCE.gguf TARGET_FOLDER")
-        return ExitCode.BAD_LAUNCH
-    try:
-        convert(Path(arguments[0]), Path(arguments[1]), say)
-    except ModelMissingError as error:
-        say(f"error: {error}")
-        return ExitCode.MODEL_MISSING
-    except (BadModelError, OSError) as error:
-        say(f"error: {error}")
-        return ExitCode.BAD_MODEL
-    return ExitCode.ASKED
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

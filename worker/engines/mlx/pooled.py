@@ -16,11 +16,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from mlxsup.protocol.pooling import NOUNS, Mode, Pooling, Task
 
 from ...engine import BadModelError
+from . import encoders
 from .encoders import ENCODER_CLASSES, Config, attention_mask
 from .folder import ModelFolder
 from .loader import load_lazily, shorten
@@ -93,7 +95,10 @@ class PooledModel:
             lengths: of the texts.
             kinds: 1 for the tokens of a document, if it comes after its query; otherwise 0.
         """
-        pooled = self._pool(self._run(ids, lengths, kinds), lengths)
+        if self._is_encoder or self._sees_both_sides or ids.shape[1] <= encoders.BLOCK:
+            pooled = self._pool(self._run(ids, lengths, kinds), lengths)
+        else:
+            pooled = self._read_in_chunks(ids, lengths)
         if self._pooling.task is Task.RERANK:
             return mx.sigmoid(self._score(pooled))
         pooled = pooled.astype(mx.float32)
@@ -125,6 +130,15 @@ class PooledModel:
         ours = self._output(self.inner.model(ids)[:, -1]).astype(mx.float32)
         return not mx.allclose(whole, ours, rtol=1e-2, atol=1e-2).item()
 
+    def _read_in_chunks(self, ids: mx.array, lengths: mx.array) -> mx.array:
+        """Return the pooled vectors of texts, one of which is long; see `__call__`."""
+        cache, pooled = make_prompt_cache(self.inner), mx.array(0.0)
+        for begin in range(0, ids.shape[1], encoders.BLOCK):
+            vectors = self.inner.model(ids[:, begin : begin + encoders.BLOCK], cache=cache)
+            pooled = pooled + self._share(vectors, lengths, begin)
+            mx.eval(pooled, [layer.state for layer in cache])
+        return pooled if self._pooling.mode is Mode.MEAN else pooled.astype(vectors.dtype)
+
     def _run(self, ids: mx.array, lengths: mx.array, kinds: mx.array | None) -> mx.array:
         if self._is_encoder:
             vectors: mx.array = self.inner(ids, lengths, kinds)
@@ -140,10 +154,27 @@ class PooledModel:
                 return vectors[:, 0]
             case Mode.LAST:
                 return vectors[mx.arange(lengths.size), lengths - 1]
-        is_text = mx.arange(vectors.shape[1])[None, :] < lengths[:, None]
+        return self._share(vectors, lengths, 0)
+
+    def _share(self, vectors: mx.array, lengths: mx.array, begin: int) -> mx.array:
+        """Return what the vectors of a chunk add to those of their texts, in 32-bit floats.
+
+        Args:
+            vectors: (texts, tokens, width).
+            lengths: of the texts.
+            begin: the place of the chunk in each of them.
+        """
+        place, counts = begin + mx.arange(vectors.shape[1])[None, :], lengths[:, None]
+        match self._pooling.mode:
+            case Mode.CLS:
+                is_taken = mx.broadcast_to(place == 0, vectors.shape[:2])
+            case Mode.LAST:
+                is_taken = place == counts - 1
+            case Mode.MEAN:
+                is_taken = place < counts
         # Not times zero: what is beyond a text may be no number.
-        kept = mx.where(is_text[..., None], vectors.astype(mx.float32), 0.0)
-        return kept.sum(axis=1) / lengths[:, None]
+        taken = mx.where(is_taken[..., None], vectors.astype(mx.float32), 0.0).sum(axis=1)
+        return taken / counts if self._pooling.mode is Mode.MEAN else taken
 
 
 def load_pooled(folder: ModelFolder, pooling: Pooling) -> PooledModel:

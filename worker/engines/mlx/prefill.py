@@ -515,7 +515,13 @@ class PrefillScheduler(ABC):
         """
 
     def take(
-        self, reads: Sequence[PromptRead], *, decode_rows: int, took_s: float, width: int = 0
+        self,
+        reads: Sequence[PromptRead],
+        *,
+        decode_rows: int,
+        took_s: float,
+        guesses_s: float = 0.0,
+        width: int = 0,
     ) -> list[tuple[int, int, int, int]]:
         """Records what a step has read.
 
@@ -523,6 +529,7 @@ class PrefillScheduler(ABC):
             reads: of the step.
             decode_rows: rows that decoded in it.
             took_s: the whole step.
+            guesses_s: of these, what rows that decode took besides, because they guessed.
             width: tokens that its longest pass was padded to; 0: it was not.
 
         Returns:
@@ -548,11 +555,15 @@ class PrefillScheduler(ABC):
         has_read = any(sizes.values())
         if has_read:
             self._pass_over(sizes)
-            self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=took_s, width=width)
+            own_s = took_s - guesses_s
+            self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=own_s, width=width)
         elif decode_rows and not reads:
-            self._costs.saw_decode(rows=decode_rows, took_s=took_s)
+            self._costs.saw_decode(rows=decode_rows, took_s=took_s - guesses_s)
         is_reading = any(not read.is_over for read in reads)  # a picture may be all that was read
-        self._account(decode_rows=decode_rows, took_s=took_s, has_read=has_read or is_reading)
+        has_read = has_read or is_reading
+        self._account(
+            decode_rows=decode_rows, took_s=took_s, guesses_s=guesses_s, has_read=has_read
+        )
         return progress
 
     def _pass_over(self, sizes: Mapping[int, int]) -> None:
@@ -566,13 +577,17 @@ class PrefillScheduler(ABC):
             elif not prompt.follows:
                 prompt.passed_over += 1
 
-    def _account(self, *, decode_rows: int, took_s: float, has_read: bool) -> None:
+    def _account(
+        self, *, decode_rows: int, took_s: float, guesses_s: float, has_read: bool
+    ) -> None:
         """Opens the debt of a pass, or pays it back. It is never more than that of a pass of twice
         the target: what took longer was a surprise, and says nothing of the next."""
         if not decode_rows:
             self._debt_s = 0.0
             return
-        decode_s = min(self._costs.usual_decode_s(decode_rows), took_s) if has_read else took_s
+        decode_s = took_s
+        if has_read:
+            decode_s = min(self._costs.usual_decode_s(decode_rows) + guesses_s, took_s)
         debt_s = self._debt_s + (took_s - decode_s) * self._debt_per_s - decode_s
         most_s = 2 * self._costs.target_s(decode_rows=decode_rows) * self._debt_per_s
         self._debt_s = min(max(debt_s, 0.0), most_s)

@@ -23,11 +23,12 @@ import mlx.core as mx
 import psutil
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import EngineFacts, Row
-from .caches import can_cut, compact, cut, row_after, row_bytes, tokens_that_can_be_cut
+from .caches import can_cut, compact, cut, row_bytes, tokens_that_can_be_cut
 from .checkpoints import plan_checkpoints
 from .loader import iterate_arrays
 from .prefix_index import BYTES_PER_TOKEN, Node, PrefixIndex, Tokens, as_tokens
@@ -54,22 +55,29 @@ class PrefixRoom:
     cuttable_tokens: int | None = None
 
 
-def find_room(model: Any, spec: LaunchSpec, facts: EngineFacts) -> PrefixRoom:
-    """Return the room for prefixes of a model that is loaded and has run; runs on the current
-    stream."""
+def find_room(
+    model: Any, layers: Sequence[CacheLayers], spec: LaunchSpec, facts: EngineFacts
+) -> PrefixRoom:
+    """Return the room for prefixes of a model that is loaded and has run.
+
+    Args:
+        model: loaded.
+        layers: what they keep.
+        spec: the worker's launch spec.
+        facts: of the load.
+    """
     # Cached prefixes were computed in other chunks.
     if spec.deterministic or spec.prefix_cache_bytes == 0:
         return PrefixRoom()
-    row = row_after(model, 1)
     max_bytes = spec.prefix_cache_bytes
     if max_bytes is None:
         max_bytes = automatic_bytes(
             free_bytes=free_memory_bytes(facts.backend, spec.memory_limit_bytes),
-            row_bytes=row_bytes(row, facts.context_length),
+            row_bytes=row_bytes(layers, facts.context_length),
         )
     return PrefixRoom(
         max_bytes=max_bytes,
-        row_tokens=tokens_that_fit(max_bytes, row, facts.context_length),
+        row_tokens=tokens_that_fit(max_bytes, layers, facts.context_length),
         cuttable_tokens=tokens_that_can_be_cut(make_prompt_cache(model)),
     )
 
@@ -96,16 +104,12 @@ def free_memory_bytes(backend: str, memory_limit_bytes: int | None) -> int:
     return max(free, 0)
 
 
-def tokens_that_fit(max_bytes: int, row: Sequence[Any], context_length: int) -> int:
-    """Return the length in tokens of the longest row that can be kept; at most the whole context.
-
-    Args:
-        row: the caches of a row of at least one token.
-    """
+def tokens_that_fit(max_bytes: int, layers: Sequence[CacheLayers], context_length: int) -> int:
+    """Return the tokens of the longest row that can be kept; at most the whole context."""
     fits, too_long = 0, context_length + 1
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if row_bytes(row, middle) <= max_bytes:
+        if row_bytes(layers, middle) <= max_bytes:
             fits = middle
         else:
             too_long = middle
