@@ -112,11 +112,7 @@ def use_of(row: Mapping[str, Any]) -> str:
 
 
 def check_makes(row: Mapping[str, Any], asked: Task, target: Target) -> None:
-    """Raise if a model is known to make something else than it is asked for.
-
-    Raises:
-        CliError: names what the model makes, and the command that has it make that.
-    """
+    """Raise if a model is known to make something else than it is asked for."""
     if row.get("task") not in (None, asked):
         makes = NOUNS[Task(row["task"])]
         raise CliError(
@@ -127,11 +123,7 @@ def check_makes(row: Mapping[str, Any], asked: Task, target: Target) -> None:
 
 
 def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the row of the model with this name or alias.
-
-    Raises:
-        CliError: there is none; with close matches and the configured names.
-    """
+    """Return the row of the model with this name or alias."""
     row = row_called(status, model)
     if row is None:
         raise unknown_model(model, [row["name"] for row in status["models"]])
@@ -216,9 +208,6 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
         status: of the daemon.
         command: how it is typed, up to the name that is missing.
         after: what follows the name.
-
-    Raises:
-        CliError: usage; there is none, or more than one.
     """
     names = sorted(str(row["name"]) for row in status["models"] if is_writer(row))
     if len(names) == 1:
@@ -289,11 +278,7 @@ def request_called(requests: Iterable[Mapping[str, Any]], name: str) -> Mapping[
 
 
 def _request_id(_: click.Context, __: click.Parameter, name: str) -> str:
-    """Refuse what is the id of no request.
-
-    Raises:
-        CliError: usage.
-    """
+    """Refuse what is the id of no request."""
     if not name or len(name) > MAX_ID_CHARACTERS:
         raise CliError(
             "that is not the id of a request",

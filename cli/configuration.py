@@ -61,9 +61,6 @@ def read_configuration(
         has_sockets: whether sockets must fit into its runtime folder.
         is_looked_up: whether repositories are looked up in the cache, whose disk may not answer;
             a daemon does that by itself.
-
-    Raises:
-        CliError: the file is missing or wrong; the message names every problem.
     """
     expanded = path.expanduser()
     try:
@@ -126,11 +123,7 @@ def first_configuration(given: Path | None) -> Path:
 
 
 def make_configuration(path: Path) -> bool:
-    """Write a configuration without models, unless there is a file; return whether it was written.
-
-    Raises:
-        CliError: it cannot be written.
-    """
+    """Write a configuration without models, unless there is a file; return whether it was new."""
     expanded = path.expanduser()
     if os.path.exists(expanded):
         return False

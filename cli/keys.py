@@ -41,10 +41,6 @@ LAUNCH_SUFFIX = ".launch-key"
 def find_keys(target: Target) -> KeyPlace:
     """Return where the keys of a daemon are: as the one that runs has written down, else beside the
     configuration, else as the latest one has.
-
-    Raises:
-        CliError: what counts does not name an endpoint, or names one at which no daemon ever was:
-            a key beside another configuration would have no effect.
     """
     place = target.find()
     runtime_dir = socket_at(place.endpoint).parent
@@ -63,11 +59,7 @@ def find_keys(target: Target) -> KeyPlace:
 
 @contextmanager
 def usable_keys(target: Target) -> Iterator[KeyPlace]:
-    """Give the place of a daemon's keys, whether it runs or not.
-
-    Raises:
-        CliError: they cannot be used, or there is no such daemon.
-    """
+    """Give the place of a daemon's keys, whether it runs or not."""
     try:
         yield find_keys(target)
     except KeyFileError as error:
@@ -75,11 +67,7 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
 
 
 def read_key(given: str | None) -> str | None:
-    """Return the key that was given with `--key`; `-` means that it is on stdin.
-
-    Raises:
-        CliError: usage; that cannot be a key.
-    """
+    """Return the key that was given with `--key`; `-` means that it is on stdin."""
     key = sys.stdin.readline().strip() if given == "-" else given
     if key is None:
         return None
@@ -108,9 +96,6 @@ def launch_key(target: Target) -> tuple[str | None, bool]:
 
     One key serves all of them. The keys themselves are not kept, so this one has a file of its own;
     if that or the key is gone, there is a new one.
-
-    Raises:
-        CliError: the keys cannot be used, or HTTP is locked because the last one was revoked.
     """
     with usable_keys(target) as place:
         kept, is_missing = _known_launch_key(place)

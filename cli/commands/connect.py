@@ -188,11 +188,7 @@ def applied(settings: Settings, before: str | None) -> str:
 
 
 def read(path: Path) -> str | None:
-    """Return the text of a file; None if there is none.
-
-    Raises:
-        CliError: it cannot be read, or is no text.
-    """
+    """Return the text of a file; None if there is none."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -213,9 +209,6 @@ def write(tool: str, path: Path, before: str | None, after: str) -> Path | None:
 
     What was written for the same program before, and has not been changed since, is not kept: what
     was there before that is what an undo has to bring back.
-
-    Raises:
-        CliError: a file cannot be written; then nothing has changed.
     """
     path, record, last = path.resolve(), _record(tool), _last(tool)
     if last is not None and last[0] == path and last[2] == _digest(before):
@@ -237,9 +230,6 @@ def undo(tool: str) -> tuple[Path, str | None, str | None]:
 
     Returns:
         The file, what it was until now, and what it is; None for no file.
-
-    Raises:
-        CliError: nothing was written, the file was changed since, or it cannot be written.
     """
     last, record = _last(tool), _record(tool)
     if last is None:

@@ -105,11 +105,7 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
 
 
 def _look(target: Target, now: float) -> Known:
-    """Ask the daemon and read the files of its recorder; these alone if none answers.
-
-    Raises:
-        CliError: there is neither.
-    """
+    """Ask the daemon and read the files of its recorder; these alone if none answers."""
     from ..lock_holder import lock_holder
     from ..why.recording import read_recording
 
@@ -143,11 +139,7 @@ def _look(target: Target, now: float) -> Known:
 
 
 def _stories(known: Known, name: str | None, now: float) -> list[Story]:
-    """Return the stories that answer a question.
-
-    Raises:
-        CliError: nothing is called so.
-    """
+    """Return the stories that answer a question."""
     from ..why.stories import of_daemon, of_model, of_request, of_waiting
 
     recording = known.recording
