@@ -453,7 +453,7 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
         assert usage.startswith("Usage: ")
         assert example.strip().startswith("Example: ")
         assert "mlxsup" in example
-        shown[" ".join(path)] = [" ".join(usage.split()), " ".join(example.split())]
+        shown[" ".join(path)] = " ".join([*usage.split(), "-", *example.split()])
     assert shown == snapshot
 
 
