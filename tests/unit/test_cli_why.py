@@ -216,7 +216,7 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     [told] = [line for line in story.sentences if line.startswith("it last died")]
     assert words in told
     assert "MODEL" not in text
-    advice = {one.replace(" --previous", "") for one in story.advice}
+    advice = {re.sub(r" --since \d+m", "", one) for one in story.advice}
     assert set(explain(death).advice) <= advice
     failed = of_model(recorder.read(tmp_path), "m", {"name": "m", "state": "FAILED"}, NOW).advice
     ways_back = [one for one in failed if re.search("mlxsup (restart|reload|start)\\b", one)]
