@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, misuse
 from ..keys import read_key
+from ..new_file import replaced_file
 from ..terminal.output import Output
 
 NEW_FILE_MODE = 0o600
@@ -268,17 +268,10 @@ def _diff(path: Path, before: str | None, after: str | None) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that programs find the old text in it or the new one."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text.encode())
 
 
 def _record(tool: str) -> Path:

@@ -31,7 +31,7 @@ from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..keys import LAUNCH_KEY, known_launch_key, launch_key
+from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
 
@@ -123,7 +123,7 @@ def launch(
         _wait_for_gateway(client, output)
         status = client.status()
         row, name = _choose(status, model, agent, output)
-        key, is_new = launch_key(target)
+        key, is_new = launch_key(target, is_made=True)
         if is_new:
             revoke = target.repeat_in(f"`mlxsup key revoke {LAUNCH_KEY}` revokes it")
             output.note(f"made the key {LAUNCH_KEY} for agents; {revoke}")
@@ -145,7 +145,7 @@ def _print(
     with connect(target) as client:
         status = client.status()
     _, name = _choose(status, model, agent, output)
-    key, is_missing = known_launch_key(target)
+    key, is_missing = launch_key(target, is_made=False)
     start = AGENTS[agent].start
     assert start is not None
     begin = start(site_of(status, name, UNKNOWN_KEY if is_missing else key))

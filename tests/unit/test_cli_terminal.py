@@ -97,7 +97,7 @@ NOTED: list[dict[str, Any]] = [
     {"state": "LOADING", "progress": {"phase": "weights", "fraction": 0.4}},
     {"state": "READY", "progress": None, "last_exit": KILLED},
     {"state": "BACKOFF", "retry_in_s": 4.2, "last_exit": KILLED},
-    {"state": "STOPPED", "last_exit": {"reason": "asked", "code": 0, "at": NOW}},
+    {"state": "STOPPED", "last_exit": {"reason": "asked"}},
     {"state": "PENDING", "progress": {"phase": "waiting for turn", "fraction": 0.0}},
     {"batching": {"mode": "together", "reason": ""}, "warnings": []},
     {"paused": ["a", "b"]},
@@ -123,18 +123,18 @@ NOTED: list[dict[str, Any]] = [
     {"unloads_in_s": 0.0, "running": [], "queued": 0, "last_exit": KILLED},
 ]
 
-EXITS: list[dict[str, Any] | None] = [
-    None,
-    {"reason": "crash", "code": 70, "signal": None, "detail": ""},
-    {"reason": "crash", "code": None, "signal": 11, "detail": ""},
-    {"reason": "stall", "signal": "SIGKILL", "detail": ""},
+EXITS: list[dict[str, Any]] = [
+    {"reason": "crash", "code": 70},
+    {"reason": "crash", "signal": "SIGSEGV"},
+    {"reason": "stall", "signal": "SIGKILL"},
     {"reason": "load_error", "code": 66, "detail": "no /m"},
 ]
 
 
 def test_the_note_and_the_cause_in_a_row(snapshot: SnapshotAssertion) -> None:
     notes = [f"{values} -> {note_of(model(**values), NOW)}" for values in NOTED]
-    assert [*notes, *(f"{exit} -> {cause_of(exit, NOW)}" for exit in EXITS)] == snapshot
+    rest = {"code": None, "signal": None, "detail": "", "at": None}
+    assert [*notes, *(f"{exit} -> {cause_of(rest | exit, NOW)}" for exit in EXITS)] == snapshot
 
 
 MODELS = [
