@@ -314,10 +314,11 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
     per_class = {name: n for name, n in (model.get("queued_per_class") or {}).items() if n}
     waiting = ", ".join(f"{count} {name}" for name, count in per_class.items())
     warnings, task = model.get("warnings"), model.get("task")
+    batching = model.get("batching") or {"mode": ""}
     remarks = [
         f"waiting: {waiting}" if per_class.keys() - {"normal"} else None,
         NOUNS[Task(task)] if task in (Task.EMBED, Task.RERANK) else None,
-        BATCHING_WORDS.get((model.get("batching") or {}).get("mode")),
+        BATCHING_WORDS.get(batching["mode"]),
         counted(len(warnings), "warning") if warnings else None,
     ]
     return [remark for remark in remarks if remark]
