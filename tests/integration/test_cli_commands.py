@@ -58,7 +58,7 @@ from support.eventually import eventually
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\dZ .+\n", re.MULTILINE)
 """What a command adds that had to wait for more than a second."""
 
-NO_FOLDER = {"reason": "load_error", "code": 66, "signal": None, "detail": "no /q"}
+NO_FOLDER = {"reason": "load_error", "code": 66, "signal": None, "detail": "no /q", "at": None}
 ROW = {
     "state": "READY", "generation": 1, "pid": 4711, "restarts": 0, "last_exit": None,
     "retry_in_s": None, "progress": None, "queued": 0, "running": [], "tokens_per_s": 0.0,
