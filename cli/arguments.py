@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,35 +33,25 @@ ANSWER_LIMIT_S = 0.5
 """Pressing Tab waits no longer than this for a daemon."""
 
 
-def complete_model(
-    context: click.Context, _: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the names that begin so, each with the model's state if a daemon answers."""
-    return _complete(context, incomplete, writes_text=None)
-
-
-def complete_writer(
-    context: click.Context, _: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the same of models that write text."""
-    return _complete(context, incomplete, writes_text=True)
-
-
-def complete_embedder(
-    context: click.Context, _: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the same of models that embed or rank."""
-    return _complete(context, incomplete, writes_text=False)
+Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
 def _complete(
-    context: click.Context, incomplete: str, *, writes_text: bool | None
+    context: click.Context, _: click.Parameter, incomplete: str, *, writes_text: bool | None
 ) -> list[CompletionItem]:
+    """Return the names that begin so, each with the model's state if a daemon answers."""
     target = target_of(context)
     rows = ask_status(target)
     wanted = [row for row in rows if writes_text in (None, is_writer(row))]
     states = {row["name"]: str(row["state"]) for row in wanted}
     return completions((states if rows else _read_configuration(target)).items(), incomplete)
+
+
+complete_model: Completer = partial(_complete, writes_text=None)
+complete_writer: Completer = partial(_complete, writes_text=True)
+"""Of the models that write text."""
+complete_embedder: Completer = partial(_complete, writes_text=False)
+"""Of the models that embed or rank."""
 
 
 def completions(words: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
@@ -112,11 +103,7 @@ def use_of(row: Mapping[str, Any]) -> str:
 
 
 def check_makes(row: Mapping[str, Any], asked: Task, target: Target) -> None:
-    """Raise if a model is known to make something else than it is asked for.
-
-    Raises:
-        CliError: names what the model makes, and the command that has it make that.
-    """
+    """Raise if a model is known to make something else than it is asked for."""
     if row.get("task") not in (None, asked):
         makes = NOUNS[Task(row["task"])]
         raise CliError(
@@ -127,11 +114,7 @@ def check_makes(row: Mapping[str, Any], asked: Task, target: Target) -> None:
 
 
 def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the row of the model with this name or alias.
-
-    Raises:
-        CliError: there is none; with close matches and the configured names.
-    """
+    """Return the row of the model with this name or alias."""
     row = row_called(status, model)
     if row is None:
         raise unknown_model(model, [row["name"] for row in status["models"]])
@@ -216,9 +199,6 @@ def only_model(status: Mapping[str, Any], command: str, after: str = "") -> str:
         status: of the daemon.
         command: how it is typed, up to the name that is missing.
         after: what follows the name.
-
-    Raises:
-        CliError: usage; there is none, or more than one.
     """
     names = sorted(str(row["name"]) for row in status["models"] if is_writer(row))
     if len(names) == 1:
@@ -241,26 +221,13 @@ def complete_repository(
     return completions(((repo, "") for repo in found), incomplete)
 
 
-def complete_model_or_repository(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the configured models, then the repositories in the cache."""
-    return [
-        *complete_model(context, parameter, incomplete),
-        *complete_repository(context, parameter, incomplete),
-    ]
+def one_after_the_other(*completers: Completer) -> Completer:
+    """Return what gives the words of the first, then those of the others."""
+    return lambda *asked: [item for complete in completers for item in complete(*asked)]
 
 
-def complete_writer_or_repository(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the same without the models that write no text."""
-    return [
-        *complete_writer(context, parameter, incomplete),
-        *complete_repository(context, parameter, incomplete),
-    ]
-
-
+complete_model_or_repository = one_after_the_other(complete_model, complete_repository)
+complete_writer_or_repository = one_after_the_other(complete_writer, complete_repository)
 repository_argument = click.argument("repo", shell_complete=complete_repository)
 
 
@@ -289,11 +256,7 @@ def request_called(requests: Iterable[Mapping[str, Any]], name: str) -> Mapping[
 
 
 def _request_id(_: click.Context, __: click.Parameter, name: str) -> str:
-    """Refuse what is the id of no request.
-
-    Raises:
-        CliError: usage.
-    """
+    """Refuse what is the id of no request."""
     if not name or len(name) > MAX_ID_CHARACTERS:
         raise CliError(
             "that is not the id of a request",

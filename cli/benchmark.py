@@ -365,9 +365,6 @@ class Run:
 
         Returns:
             The resident memory of that process, in bytes.
-
-        Raises:
-            CliError: a reload has removed the model.
         """
         row = row_called(status, self.model)
         if row is None:

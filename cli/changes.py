@@ -178,7 +178,7 @@ class ChangePrinter:
         else:
             self._end_progress()
             self._output.data(change_line(value))
-            for line in warning_lines(value.get("model"), value.get("warnings")):
+            for line in warning_lines(value["model"], value.get("warnings")):
                 self._output.note(line)
 
     def _end_progress(self) -> None:

@@ -15,7 +15,7 @@ from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
-from .new_file import new_file
+from .new_file import new_file, replaced_file
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -61,9 +61,6 @@ def read_configuration(
         has_sockets: whether sockets must fit into its runtime folder.
         is_looked_up: whether repositories are looked up in the cache, whose disk may not answer;
             a daemon does that by itself.
-
-    Raises:
-        CliError: the file is missing or wrong; the message names every problem.
     """
     expanded = path.expanduser()
     try:
@@ -126,11 +123,7 @@ def first_configuration(given: Path | None) -> Path:
 
 
 def make_configuration(path: Path) -> bool:
-    """Write a configuration without models, unless there is a file; return whether it was written.
-
-    Raises:
-        CliError: it cannot be written.
-    """
+    """Write a configuration without models, unless there is a file; return whether it was new."""
     expanded = path.expanduser()
     if os.path.exists(expanded):
         return False
@@ -158,13 +151,8 @@ def write_configuration(path: Path, text: str) -> None:
         FileExistsError: it exists.
         OSError: it or the schema cannot be written; no part of it is left.
     """
-    schema = path.with_name(SCHEMA_NAME)
-    partial = schema.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
-    try:
-        with new_file(path, 0o666) as file:
-            file.write(text.encode())
-            file.flush()
-            partial.write_text(schema_text() + "\n", encoding="utf-8")
-            partial.replace(schema)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path, 0o666) as file:
+        file.write(text.encode())
+        file.flush()
+        with replaced_file(path.with_name(SCHEMA_NAME), 0o666) as schema:
+            schema.write(f"{schema_text()}\n".encode())

@@ -153,9 +153,6 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
         name: of the model that the program uses first, as requests may call it: also an alias, or
             `NAME:PRESET` or `NAME:ADAPTER`; None: the first that is READY.
         key: of the gateway; None for none.
-
-    Raises:
-        CliError: it has no gateway, no model that writes text, or none of this name.
     """
     url = gateway_url(status, ", which other programs need")
     rows = [row for row in status["models"] if is_writer(row)]
@@ -184,9 +181,6 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
     Args:
         status: of the daemon.
         purpose: what needs it, behind the sentence of the error; may be empty.
-
-    Raises:
-        CliError: it has none, or it does not listen.
     """
     gateway = status.get("gateway")
     if not gateway:
@@ -200,11 +194,7 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
 
 
 def is_key_missing(target: Target, given: str | None) -> bool:
-    """True if the gateway needs a key, and none was given.
-
-    Raises:
-        CliError: the one that was given is unknown, or the keys cannot be read.
-    """
+    """True if the gateway needs a key, and none was given."""
     with usable_keys(target) as place:
         keys = read_keys(place.file)
     if keys is None and not have_been_made(place):

@@ -98,11 +98,7 @@ class Target:
     config: Path | None = None
 
     def find(self) -> Place:
-        """Return where the daemon is, by the rule for every command (`discovery.find_place`).
-
-        Raises:
-            CliError: what counts does not name an endpoint.
-        """
+        """Return where the daemon is, by the rule for every command (`discovery.find_place`)."""
         try:
             return find_place(self.endpoint, self.config)
         except UnreadableConfigError as error:
@@ -259,11 +255,7 @@ def connect(target: Target) -> Iterator[Client]:
 
 @contextmanager
 def errors_explained() -> Iterator[None]:
-    """Raise a client's errors as a sentence and the command that helps.
-
-    Raises:
-        CliError: the request failed, or no daemon answers.
-    """
+    """Raise a client's errors as a sentence and the command that helps."""
     from mlxsup.client import ConnectionLost, RequestError
 
     try:
@@ -366,11 +358,7 @@ def _unknown_model(message: str, close: Sequence[str], known: Sequence[str]) -> 
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a configuration file, unchecked; `mlxsup config check` does the checking.
-
-    Raises:
-        CliError: the file cannot be read, or is not TOML.
-    """
+    """Read a configuration file, unchecked; `mlxsup config check` does the checking."""
     try:
         return discovery.read_toml(path)
     except UnreadableConfigError as error:
@@ -386,11 +374,7 @@ def _unreadable(error: UnreadableConfigError) -> CliError:
 
 
 def status_of_daemon(target: Target) -> dict[str, Any] | None:
-    """Return the status of the daemon; None if no daemon runs there.
-
-    Raises:
-        CliError: one runs, but does not answer.
-    """
+    """Return the status of the daemon; None if no daemon runs there."""
     from mlxsup.client import Client, ConnectionLost, RequestError
 
     from .lock_holder import lock_holder

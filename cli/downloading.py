@@ -40,11 +40,7 @@ CONTINUED = frozenset(
 
 
 def checked_repository(repo: str, revision: str = DEFAULT_REVISION) -> Repository:
-    """Return a repository as a user has named it.
-
-    Raises:
-        CliError: there can be no such repository, or no such revision.
-    """
+    """Return a repository as a user has named it."""
     try:
         check_repository(repo)
     except ValueError:

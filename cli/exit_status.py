@@ -36,6 +36,9 @@ PERMANENT_EXITS = (
 class CliError(Exception):
     """What ends a command: one sentence, and the command that helps.
 
+    Any function of the command line may raise it; a docstring names it only if the body does not
+    show it.
+
     Attributes:
         message: for people.
         code: for programs; by default, the name of the status.

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR
@@ -41,10 +40,6 @@ LAUNCH_SUFFIX = ".launch-key"
 def find_keys(target: Target) -> KeyPlace:
     """Return where the keys of a daemon are: as the one that runs has written down, else beside the
     configuration, else as the latest one has.
-
-    Raises:
-        CliError: what counts does not name an endpoint, or names one at which no daemon ever was:
-            a key beside another configuration would have no effect.
     """
     place = target.find()
     runtime_dir = socket_at(place.endpoint).parent
@@ -63,11 +58,7 @@ def find_keys(target: Target) -> KeyPlace:
 
 @contextmanager
 def usable_keys(target: Target) -> Iterator[KeyPlace]:
-    """Give the place of a daemon's keys, whether it runs or not.
-
-    Raises:
-        CliError: they cannot be used, or there is no such daemon.
-    """
+    """Give the place of a daemon's keys, whether it runs or not."""
     try:
         yield find_keys(target)
     except KeyFileError as error:
@@ -75,11 +66,7 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
 
 
 def read_key(given: str | None) -> str | None:
-    """Return the key that was given with `--key`; `-` means that it is on stdin.
-
-    Raises:
-        CliError: usage; that cannot be a key.
-    """
+    """Return the key that was given with `--key`; `-` means that it is on stdin."""
     key = sys.stdin.readline().strip() if given == "-" else given
     if key is None:
         return None
@@ -92,36 +79,36 @@ def read_key(given: str | None) -> str | None:
     return key
 
 
-def known_launch_key(target: Target) -> tuple[str | None, bool]:
-    """Return the key that agents use, and whether the gateway needs one that is not made yet.
+def launch_key(target: Target, *, is_made: bool) -> tuple[str | None, bool]:
+    """Return the key that agents use, and whether the gateway needs one that was missing; None
+    while it needs none.
+
+    One key serves all of them. The keys themselves are not kept, so this one has a file of its own.
+
+    Args:
+        target: the daemon.
+        is_made: a new one is made if the file or the key is gone; otherwise None is returned.
 
     Raises:
         CliError: the keys cannot be used, or HTTP is locked because the last one was revoked.
     """
     with usable_keys(target) as place:
-        return _known_launch_key(place)
-
-
-def launch_key(target: Target) -> tuple[str | None, bool]:
-    """Return the key that agents use, and whether it was made now; None while the gateway needs
-    none.
-
-    One key serves all of them. The keys themselves are not kept, so this one has a file of its own;
-    if that or the key is gone, there is a new one.
-
-    Raises:
-        CliError: the keys cannot be used, or HTTP is locked because the last one was revoked.
-    """
-    with usable_keys(target) as place:
-        kept, is_missing = _known_launch_key(place)
-        if not is_missing:
+        if not have_been_made(place):
+            return None, False
+        if trouble := find_trouble(place):
+            # To make one would let programs in that the user has locked out.
+            raise CliError(f"HTTP is locked: {trouble}", hint=WAYS, code="keys")
+        file = place.file.with_name(place.file.name.removesuffix(KEYS_SUFFIX) + LAUNCH_SUFFIX)
+        kept = (read_key_file(file) or b"").decode("utf-8", "replace").strip()
+        if digest_of(kept) in {one.digest for one in read_keys(place.file) or ()}:
             return kept, False
+        if not is_made:
+            return None, True
         revoke_key(place, LAUNCH_KEY)
         now = timestamp(time.time())
         made = add_key(place, name=LAUNCH_KEY, account=LAUNCH_KEY, is_operator=False, created=now)
         if made is None:
             raise CliError("another `mlxsup launch` is making a key", hint="try again", code="keys")
-        file = _launch_file(place)
         try:
             file.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -130,18 +117,3 @@ def launch_key(target: Target) -> tuple[str | None, bool]:
         except OSError as error:
             raise KeyFileError(f"{file} cannot be written: {error.strerror}") from None
         return made, True
-
-
-def _known_launch_key(place: KeyPlace) -> tuple[str | None, bool]:
-    if not have_been_made(place):
-        return None, False
-    if trouble := find_trouble(place):
-        # To make one would let programs in that the user has locked out.
-        raise CliError(f"HTTP is locked: {trouble}", hint=WAYS, code="keys")
-    kept = (read_key_file(_launch_file(place)) or b"").decode("utf-8", "replace").strip()
-    is_valid = digest_of(kept) in {one.digest for one in read_keys(place.file) or ()}
-    return (kept, False) if is_valid else (None, True)
-
-
-def _launch_file(place: KeyPlace) -> Path:
-    return place.file.with_name(place.file.name.removesuffix(KEYS_SUFFIX) + LAUNCH_SUFFIX)

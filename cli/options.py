@@ -197,9 +197,6 @@ def check_parameters(parameters: Mapping[str, Any], command: str) -> None:
     Args:
         parameters: of `Client.generate`, without the prompt.
         command: how its help is found.
-
-    Raises:
-        CliError: usage; names the option and what it takes.
     """
     refusal = refusal_of(parameters)
     if refusal is not None:
@@ -214,11 +211,7 @@ def below(preset: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str,
 
 
 def check_text(name: str, text: str, command: str) -> None:
-    """Refuse a text that is empty, or cannot be encoded.
-
-    Raises:
-        CliError: usage.
-    """
+    """Refuse a text that is empty, or cannot be encoded."""
     problem = "" if text else "text of at least one character"
     try:
         text.encode()

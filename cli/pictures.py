@@ -20,11 +20,7 @@ MAX_NAME = 64
 
 
 def read_picture(text: str) -> Picture:
-    """Return the picture in the file that a person has named.
-
-    Raises:
-        CliError: there is no such file, or it is no picture that may be sent.
-    """
+    """Return the picture in the file that a person has named."""
     from mlxsup.client.pictures import picture_problem
     from mlxsup.protocol.pictures import MAX_IMAGE_BYTES
     from mlxsup.protocol.regular_file import read_regular
@@ -43,9 +39,6 @@ def read_picture(text: str) -> Picture:
 def check_taker(status: Mapping[str, Any], model: str) -> None:
     """Raise if a model is known to take text only; of one whose files are not here yet, its worker
     says it.
-
-    Raises:
-        CliError: names the models that take pictures.
     """
     row = row_called(status, model)
     known = row.get("capabilities") if row is not None else None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import History as BaseHistory
+from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout.processors import (
     Processor,
@@ -29,7 +29,7 @@ from .terminal.keyboard import Keyboard
 from .terminal.output import Output
 from .terminal.writer import beneath, for_terminal
 
-MAX_ENTRIES = 1000
+HISTORY_BYTES = 2**20
 END_OF_PASTES = b"\x1b[?2004l"
 
 
@@ -134,54 +134,30 @@ class _Shown(Processor):
         return Transformation([(one[0], for_terminal(one[1], is_answer=True)) for one in fragments])
 
 
-class History(BaseHistory):
-    """Turns of earlier chats: one JSON string per line, readable by its owner alone.
+class History(FileHistory):
+    """Turns of earlier chats, in a file that its owner alone may read.
 
-    A file that cannot be read or written is no reason to stop.
+    One that cannot be read or written is no reason to stop.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def load_history_strings(self) -> Iterator[str]:
-        """Give the latest entries, the newest first; a file that has grown is shortened."""
-        try:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return
-        entries = [entry for line in lines if (entry := _entry_in(line))][-MAX_ENTRIES:]
-        if len(lines) > 2 * MAX_ENTRIES:
-            shorter = self._path.with_name(f"{self._path.name}.new")
-            shorter.unlink(missing_ok=True)
-            _append(shorter, entries)
-            shorter.replace(self._path)
-        yield from reversed(entries)
+    def load_history_strings(self) -> Iterable[str]:
+        """Give the entries, the newest first; a file that has grown loses the older half."""
+        with suppress(OSError):
+            if os.path.getsize(self.filename) > HISTORY_BYTES:
+                with open(self.filename, "r+b") as file:
+                    file.seek(-HISTORY_BYTES // 2, os.SEEK_END)
+                    newer = file.read()
+                    file.seek(0)
+                    file.truncate()
+                    file.write(newer[newer.find(b"\n# ") :])
+            yield from super().load_history_strings()
 
     def store_string(self, string: str) -> None:
         """Append one entry."""
         if not string.strip():
             return
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _append(self._path, [string])
-        except OSError:
-            return
-
-
-def _append(path: Path, entries: list[str]) -> None:
-    data = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, data.encode("utf-8", "replace"))
-    finally:
-        os.close(descriptor)
-
-
-def _entry_in(line: str) -> str | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, str) else None
+        with suppress(OSError):
+            path = Path(os.fsdecode(self.filename))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            super().store_string(string)

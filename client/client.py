@@ -1,12 +1,17 @@
-"""The synchronous client; several threads may use one at once."""
+"""The synchronous client, which several threads may use at once; one thread owns its connection."""
 
 from __future__ import annotations
 
 import queue
+import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
+
+import zmq
 
 from mlxsup.protocol.client_messages import Subscribe
 from mlxsup.protocol.codec import encode
@@ -15,7 +20,6 @@ from mlxsup.protocol.message import Command
 
 from .api import ClientBase, GenerateParameters, RequestOptions, TokenizeParameters
 from .connection import Connection
-from .io_thread import IoThread
 from .parameters import answer_limit_s, unanswered
 from .results import Delta, Notice, Result
 from .session import Item
@@ -111,6 +115,98 @@ class EventStream(SubscriptionBase):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+Task = Callable[[Connection], None]
+
+
+class IoThread:
+    """Runs a connection, as sockets are not thread-safe: carries out what others post, and pumps.
+
+    Args:
+        endpoint: where the supervisor listens.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        # Bounded by what the client's owner has open at once.
+        self._tasks: deque[Task] = deque()
+        self._is_closing = False
+        # Reentrant, because a signal handler may cancel while its thread is in here.
+        self._lock = threading.RLock()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        # A daemon thread: a client that was not closed must not keep the interpreter from exiting.
+        self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
+        self._thread.start()
+
+    def post(self, task: Task) -> bool:
+        """Make the thread call this with its connection; False if the client is closed.
+
+        Never blocks on the connection.
+        """
+        with self._lock:
+            if self._is_closing:
+                return False
+            self._tasks.append(task)
+            self._wake()
+        return True
+
+    def close(self) -> None:
+        """End what is open, flush, and end the thread; a second time does nothing."""
+        with self._lock:
+            if not self._is_closing:
+                self._is_closing = True
+                self._wake()
+        self._thread.join()
+        self._waker.close()
+        self._woken.close()
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except BlockingIOError:
+            # It has already been woken.
+            pass
+
+    def _run(self) -> None:
+        connection = Connection(self._endpoint)
+        try:
+            while not self._is_closing:
+                self._run_tasks(connection)
+                is_more = connection.pump()
+                self._wait(connection, is_more)
+        finally:
+            # Even if the loop above broke, no reader may wait for an answer for ever.
+            with self._lock:
+                self._is_closing = True
+            self._run_tasks(connection)
+            connection.close()
+            connection.terminate()
+
+    def _run_tasks(self, connection: Connection) -> None:
+        while self._tasks:
+            self._tasks.popleft()(connection)
+
+    def _wait(self, connection: Connection, is_more: bool) -> None:
+        poller = zmq.Poller()
+        poller.register(self._woken, zmq.POLLIN)
+        link = connection.link
+        if link is not None and link.monitor is not None:
+            poller.register(link.socket, zmq.POLLIN | (zmq.POLLOUT if link.has_unsent else 0))
+            poller.register(link.monitor, zmq.POLLIN)
+        timeout_ms: int | None = None
+        if is_more:
+            timeout_ms = 0
+        elif (delay_s := connection.delay_s) is not None:
+            timeout_ms = int(delay_s * 1000) + 1
+        poller.poll(timeout_ms)
+        try:
+            while self._woken.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
 
 
 class Client(ClientBase[Stream, dict[str, Any]]):

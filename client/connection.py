@@ -9,13 +9,14 @@ import itertools
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import zmq
 
 from mlxsup.protocol.clock import PULSE_S, Clock
+from mlxsup.protocol.folders import LOCK_NAME
 from mlxsup.protocol.ids import RequestId
 
-from . import daemon_process
 from .errors import ConnectionLost
 from .link import CLOSE_LINGER_MS, Link, LinkState
 from .session import Inbox, Outcome, Session
@@ -60,7 +61,7 @@ class Connection:
         self.link: Link | None = None
         self._on_link = on_link
         self._clock = clock or Clock()
-        self._is_busy = is_busy or partial(daemon_process.is_busy, endpoint)
+        self._is_busy = is_busy or partial(is_daemon_busy, endpoint)
         self._session = Session()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -200,3 +201,41 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
         hint = "it may have too many connections or has just ended; try again"
         return ConnectionLost(message, endpoint, hint, is_turned_away=True)
     return ConnectionLost(message, endpoint, hint="start one with `mlxsup start`")
+
+
+# ---------------------------------------------------------------- the process of the daemon
+
+SCHEME = "ipc://"
+
+
+def daemon_pid(endpoint: str) -> int | None:
+    """Return the pid that the lock beside a daemon's socket names; None if there is none.
+
+    Args:
+        endpoint: `ipc://…`; any other names no process of this machine.
+    """
+    if not endpoint.startswith(SCHEME):
+        return None
+    lock = Path(endpoint.removeprefix(SCHEME)).parent / LOCK_NAME
+    try:
+        return int(lock.read_bytes()[:256].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_daemon_busy(endpoint: str) -> bool:
+    """True if the daemon wants to run: it waits for the CPU or for a disk, or computes.
+
+    A daemon that sleeps has done all that it had to do, so it has sent what it owed; one that was
+    stopped or has ended sends nothing any more. On macOS the system calls a sleeping process
+    running, too, so there only a stopped or ended one is not busy.
+    """
+    import psutil  # only when a daemon is silent: every command would wait for it
+
+    pid = daemon_pid(endpoint)
+    if pid is None:
+        return False
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+    except (psutil.Error, ValueError):  # it has ended, or the number is no pid
+        return False

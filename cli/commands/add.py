@@ -201,10 +201,6 @@ def served_name(
         output: for the progress of a download or a conversion.
         is_sure: whether the user wants that, and need not be asked.
         makes: what it has to be for; None: anything.
-
-    Raises:
-        CliError: it is no model, makes something else, the user does not want it, or it cannot be
-            added.
     """
     status = client.status()
 
@@ -236,11 +232,7 @@ def served_name(
 
 
 def ask_to_add(model: str, target: Target, output: Output) -> None:
-    """Return if the user wants a model that is not served to be added.
-
-    Raises:
-        CliError: the answer is no, or there is no terminal to ask at.
-    """
+    """Return if the user wants a model that is not served to be added."""
     if output.is_json or not sys.stdin.isatty():
         raise CliError(
             f"{model} is not served yet",
@@ -298,9 +290,6 @@ def refusals(path: Path) -> Iterator[None]:
 
     Args:
         path: the file, as the user named it.
-
-    Raises:
-        CliError: a model cannot be added or removed.
     """
     try:
         with configuration_errors(path):

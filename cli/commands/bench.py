@@ -197,10 +197,6 @@ def _prepare(
     Returns:
         The run without any figures, what is known about it, the address of the gateway if that is
         to be asked, and the daemon's endpoint.
-
-    Raises:
-        CliError: there is no such model, or it cannot be loaded, or a size does not fit, or the
-            gateway is not there or needs a key.
     """
     from urllib.parse import urlsplit
 
@@ -242,9 +238,6 @@ def cells_of(
 
     Returns:
         The sizes, and a sentence for each usual one that does not fit.
-
-    Raises:
-        CliError: one that was asked for does not fit, or none of the usual ones does.
     """
     from ..benchmark import Cell
 
@@ -416,11 +409,7 @@ def conditions_of(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """Return the run in a file that `write_new` has written, or `--json` printed.
-
-    Raises:
-        CliError: usage; it cannot be read, or has no run.
-    """
+    """Return the run in a file that `write_new` has written, or `--json` printed."""
     try:
         value: dict[str, Any] = json.loads(path.read_text())
         is_run = value["kind"] == "bench" and conditions_of(value) and cells_in(value)
@@ -434,11 +423,7 @@ def read_saved(path: Path) -> dict[str, Any]:
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything has been measured for it.
-
-    Raises:
-        CliError: usage; it exists, or its folder does not, or nothing may be written there.
-    """
+    """Refuse a file that cannot be written, before anything has been measured for it."""
     if os.path.lexists(path):
         raise _unusable(f"{path} exists", "choose another file; `bench` never overwrites results")
     folder = path.absolute().parent
@@ -452,11 +437,7 @@ def _unusable(message: str, hint: str) -> CliError:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a run.
-
-    Raises:
-        CliError: the file exists by now, or cannot be written; then there is none.
-    """
+    """Write a run."""
     try:
         with new_file(path, 0o666) as file:
             file.write(f"{text}\n".encode())

@@ -148,11 +148,7 @@ def _reader(output: Output) -> Callable[[], str | None]:
 
 
 def piped_line(_: str) -> str | None:
-    """Read a line of standard input; None at its end.
-
-    Raises:
-        CliError: it is not UTF-8.
-    """
+    """Read a line of standard input; None at its end."""
     data = sys.stdin.buffer.readline()
     try:
         return data.decode().rstrip("\r\n") if data else None

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
 from ..exit_status import CliError, misuse
 from ..keys import read_key
+from ..new_file import replaced_file
 from ..terminal.output import Output
 
 NEW_FILE_MODE = 0o600
@@ -188,11 +188,7 @@ def applied(settings: Settings, before: str | None) -> str:
 
 
 def read(path: Path) -> str | None:
-    """Return the text of a file; None if there is none.
-
-    Raises:
-        CliError: it cannot be read, or is no text.
-    """
+    """Return the text of a file; None if there is none."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -213,9 +209,6 @@ def write(tool: str, path: Path, before: str | None, after: str) -> Path | None:
 
     What was written for the same program before, and has not been changed since, is not kept: what
     was there before that is what an undo has to bring back.
-
-    Raises:
-        CliError: a file cannot be written; then nothing has changed.
     """
     path, record, last = path.resolve(), _record(tool), _last(tool)
     if last is not None and last[0] == path and last[2] == _digest(before):
@@ -237,9 +230,6 @@ def undo(tool: str) -> tuple[Path, str | None, str | None]:
 
     Returns:
         The file, what it was until now, and what it is; None for no file.
-
-    Raises:
-        CliError: nothing was written, the file was changed since, or it cannot be written.
     """
     last, record = _last(tool), _record(tool)
     if last is None:
@@ -278,17 +268,10 @@ def _diff(path: Path, before: str | None, after: str | None) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that programs find the old text in it or the new one."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text.encode())
 
 
 def _record(tool: str) -> Path:

@@ -187,11 +187,7 @@ class _Demonstration:
         self._names = [model["name"] for model in client.status()["models"]]
 
     def show(self) -> dict[str, Any]:
-        """Show everything, and return what `--json` prints.
-
-        Raises:
-            CliError: a request failed, or an answer differs from the undisturbed one.
-        """
+        """Show everything, and return what `--json` prints."""
         for name in self._names:
             with progress_shown(self._client, name, self._output):
                 self._client.load(name)

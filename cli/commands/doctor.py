@@ -34,14 +34,16 @@ def doctor(target: Target, output: Output) -> int:
     problem it says why it matters and how to fix it. It changes nothing. The exit code is 1 if
     there is a problem; notes do not count.
     """
-    from ..doctor.finding import LIMIT_S, begin, examine, settle
+    from concurrent.futures import wait
+
+    from ..doctor.finding import LIMIT_S, begin, examine
     from ..doctor.installed import find_setting
 
     def waiting_for(subjects: Sequence[str]) -> None:
         output.note(f"still checking: {', '.join(subjects)}")
 
     reading = begin(lambda: find_setting(target))
-    if not settle([reading]):
+    if wait([reading], timeout=LIMIT_S).not_done:
         raise CliError(
             f"the configuration could not be read within {LIMIT_S:.0f} s",
             code="timeout",

@@ -140,11 +140,7 @@ def generate(
 
 
 def _only_model(client: Client, word: str) -> str:
-    """Return the model that is meant if a single word was given.
-
-    Raises:
-        CliError: usage; the word names a model, so the prompt is missing, or the model is.
-    """
+    """Return the model that is meant if a single word was given."""
     status = client.status()
     if model_meant(status, word) is not None:
         raise misuse(MISSING_PROMPT, COMMAND)
@@ -154,11 +150,7 @@ def _only_model(client: Client, word: str) -> str:
 def _input(
     text: str, system: str | None, pictures: list[Picture], *, is_raw: bool
 ) -> dict[str, Any]:
-    """Return the prompt as parameters of `Client.generate`.
-
-    Raises:
-        CliError: usage; a text is empty, or cannot be encoded.
-    """
+    """Return the prompt as parameters of `Client.generate`."""
     check_text("PROMPT", text, COMMAND)
     if is_raw:
         return {"prompt": text}
@@ -170,11 +162,7 @@ def _input(
 
 
 def read_stdin() -> str:
-    """Return the prompt that is piped in.
-
-    Raises:
-        CliError: usage; it is not UTF-8.
-    """
+    """Return the prompt that is piped in."""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -31,7 +31,7 @@ from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
-from ..keys import LAUNCH_KEY, known_launch_key, launch_key
+from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
 
@@ -123,7 +123,7 @@ def launch(
         _wait_for_gateway(client, output)
         status = client.status()
         row, name = _choose(status, model, agent, output)
-        key, is_new = launch_key(target)
+        key, is_new = launch_key(target, is_made=True)
         if is_new:
             revoke = target.repeat_in(f"`mlxsup key revoke {LAUNCH_KEY}` revokes it")
             output.note(f"made the key {LAUNCH_KEY} for agents; {revoke}")
@@ -145,7 +145,7 @@ def _print(
     with connect(target) as client:
         status = client.status()
     _, name = _choose(status, model, agent, output)
-    key, is_missing = known_launch_key(target)
+    key, is_missing = launch_key(target, is_made=False)
     start = AGENTS[agent].start
     assert start is not None
     begin = start(site_of(status, name, UNKNOWN_KEY if is_missing else key))
@@ -183,11 +183,7 @@ def _list(output: Output) -> None:
 
 
 def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
-    """Return the configuration of a daemon that may be started.
-
-    Raises:
-        CliError: none may be, or it has no models.
-    """
+    """Return the configuration of a daemon that may be started."""
     place = target.find()
     if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
         where = f" at {place.endpoint}" if target.endpoint_source else ""
@@ -212,11 +208,7 @@ def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
 
 
 def _start_daemon(path: Path, target: Target, output: Output) -> None:
-    """Start a daemon with HTTP in the background.
-
-    Raises:
-        CliError: it does not start.
-    """
+    """Start a daemon with HTTP in the background."""
     from ..detach import start_configured
 
     has_gateway = read_configuration(path).gateway is not None
@@ -226,11 +218,7 @@ def _start_daemon(path: Path, target: Target, output: Output) -> None:
 
 
 def _wait_for_gateway(client: Client, output: Output) -> None:
-    """Return once the gateway listens.
-
-    Raises:
-        CliError: there is none, or it does not come up.
-    """
+    """Return once the gateway listens."""
     until = time.monotonic() + GATEWAY_LIMIT_S
     with LiveLine(output) as line:
         while (gateway := client.status().get("gateway")) and gateway["state"] != "listening":
@@ -242,11 +230,7 @@ def _wait_for_gateway(client: Client, output: Output) -> None:
 
 
 def _wait_for_key(url: str, key: str | None) -> None:
-    """Return once the gateway takes the key: a new one counts within a second.
-
-    Raises:
-        CliError: it does not answer, or refuses the key.
-    """
+    """Return once the gateway takes the key: a new one counts within a second."""
     import http.client  # help would wait for it
 
     parts = urlsplit(url)
@@ -272,11 +256,7 @@ def _wait_for_key(url: str, key: str | None) -> None:
 def _choose(
     status: Mapping[str, Any], model: str | None, agent: str, output: Output
 ) -> tuple[Mapping[str, Any], str]:
-    """Return the row of the model that the agent uses, and its name in requests.
-
-    Raises:
-        CliError: there is no such model.
-    """
+    """Return the row of the model that the agent uses, and its name in requests."""
     rows = [row for row in status["models"] if is_writer(row)]
     site_of(status, model, None)  # refuses what is unknown
     found = None if model is None else model_meant(status, model)
@@ -320,9 +300,6 @@ def _run(executable: str, agent: str, start: Start, arguments: Sequence[str]) ->
 
     The agent has our terminal and our process group, so keys reach it as they would without us; an
     end that only we are told of is passed on. Its settings have a key in them, and go with it.
-
-    Raises:
-        CliError: it cannot be started.
     """
     came: list[int] = []
     process: subprocess.Popen[bytes] | None = None

@@ -21,7 +21,7 @@ from mlxsup.protocol.folders import (
 )
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
-from ..arguments import complete_model
+from ..arguments import complete_model, one_after_the_other
 from ..connection import Target, connect, daemon_options, log_dir_left_by, read_toml, unknown_model
 from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration
@@ -53,21 +53,20 @@ class LogFolder(NamedTuple):
     aliases: Mapping[str, str] = {}
 
 
-def complete_log(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the names of models, and of the logs that are no model's."""
+def complete_own_log(_: object, __: object, incomplete: str) -> list[CompletionItem]:
+    """Return the logs that are no model's."""
     from click.shell_completion import CompletionItem
 
     own = [CompletionItem(name, help=whose) for name, whose in OWN_LOGS.items()]
-    return [
-        *complete_model(context, parameter, incomplete),
-        *(item for item in own if item.value.startswith(incomplete)),
-    ]
+    return [item for item in own if item.value.startswith(incomplete)]
 
 
 @click.command()
-@click.argument("model", required=False, shell_complete=complete_log)
+@click.argument(
+    "model",
+    required=False,
+    shell_complete=one_after_the_other(complete_model, complete_own_log),
+)
 @click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
 @click.option(
     "-n",

@@ -112,11 +112,7 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
 
 
 def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
-    """Return the row of a model, by its name, alias, repository or folder.
-
-    Raises:
-        CliError: nothing is called so.
-    """
+    """Return the row of a model, by its name, alias, repository or folder."""
     rows = catalogue(configuration)
     for is_it in (
         lambda row: row["name"] == model,

@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import ModelName
 
 from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError
 from ..terminal.output import Line, Output, width_of
 from ..terminal.tables import Column, table, text_lines
 from ..terminal.text import INDENT, format_bytes, wrapped
@@ -64,13 +64,8 @@ def plan(model: str | None, config_path: Path | None, output: Output) -> None:
 
 def plan_of(configuration: DaemonConfig, output: Output | None = None) -> dict[str, Any]:
     """Return the plan as `--json` prints it; refuse if the size of the memory is unknown."""
-    return _plan_of(
-        configuration.models,
-        runtime_dir=configuration.runtime_dir,
-        memory_budget=configuration.memory_budget,
-        swap=configuration.core.swap,
-        output=output,
-    )
+    budget, swap = configuration.memory_budget, configuration.core.swap
+    return _plan_of(configuration.models, configuration.runtime_dir, budget, swap, output)
 
 
 def plan_of_row(
@@ -99,13 +94,11 @@ def plan_of_folders(folders: Mapping[str, Path], output: Output | None = None) -
         for name, folder in folders.items()
     ]
     runtime_dir = absolute(DEFAULT_RUNTIME_DIR, here)
-    swap = CoreSettings().swap
-    return _plan_of(models, runtime_dir=runtime_dir, memory_budget=None, swap=swap, output=output)
+    return _plan_of(models, runtime_dir, None, CoreSettings().swap, output)
 
 
 def _plan_of(
     models: Sequence[ModelSettings],
-    *,
     runtime_dir: Path,
     memory_budget: int | None,
     swap: bool,
@@ -219,12 +212,8 @@ def _find_budget(memory_budget: int | None, backend: str, runtime_dir: Path) -> 
     try:
         return command_budget(memory_budget, backend, runtime_dir)
     except NoDeviceMemoryError as error:
-        raise CliError(
-            str(error),
-            code="no_budget",
-            hint='set memory_budget = "…GiB" in [supervisor]',
-            status=ExitStatus.FAILED,
-        ) from None
+        hint = 'set memory_budget = "…GiB" in [supervisor]'
+        raise CliError(str(error), code="no_budget", hint=hint) from None
 
 
 def _row(need: Need, place: Placement, *, is_resident: bool) -> dict[str, Any]:
@@ -232,10 +221,7 @@ def _row(need: Need, place: Placement, *, is_resident: bool) -> dict[str, Any]:
         "name": place.model,
         "preload": is_resident,
         "problem": None,
-        "needed": {
-            "bytes": need.needed_bytes,
-            "source": _source(need),
-        },
+        "needed": {"bytes": need.needed_bytes, "source": _source(need)},
         "weights": _figure(need.weights),
         "process": _figure(need.own),
         "cache": {

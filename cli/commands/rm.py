@@ -121,9 +121,6 @@ def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, A
     Returns:
         `name`, `alias` if only that was removed, `path`, of the configuration, and `files`, the
         model's.
-
-    Raises:
-        CliError: there is no such entry any more, or the file cannot be written.
     """
     done: Mapping[str, Any]
     if is_running:
@@ -212,9 +209,6 @@ def _place_of(model: str) -> tuple[Path, Path]:
     Args:
         model: a folder that `convert` or `demo` has made, by its name or as a path; OWNER/NAME; or
             a name that `mlxsup models` lists.
-
-    Raises:
-        CliError: its files are another program's.
     """
     own = Path(os.path.realpath(Path(MODELS_DIR).expanduser()))
     for folder in (own / model, Path(model).expanduser().absolute()):

@@ -75,11 +75,7 @@ def run(
 
 
 def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
-    """Return what the daemon calls the model, once one runs that serves it.
-
-    Raises:
-        CliError: no daemon can be started there, or it cannot serve the model.
-    """
+    """Return what the daemon calls the model, once one runs that serves it."""
     from ..detach import status_once_up
 
     if status_once_up(target) is None:
@@ -94,9 +90,6 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
 def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     """Start a daemon whose configuration has the model, which is downloaded if necessary, and
     return what the daemon calls the model.
-
-    Raises:
-        CliError: no daemon can be started there, or it cannot serve the model.
     """
     place = target.find()
     if target.endpoint_source:

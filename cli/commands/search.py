@@ -69,11 +69,7 @@ def search(words: tuple[str, ...], output: Output) -> None:
 
 
 def _find(words: str, output: Output) -> list[FoundRepository]:
-    """Return what the hub finds.
-
-    Raises:
-        CliError: it cannot be asked.
-    """
+    """Return what the hub finds."""
     import asyncio  # the list of short names would wait for it
 
     from mlxsup.store.hub_search import SearchError, find_repositories

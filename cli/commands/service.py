@@ -15,6 +15,7 @@ import click
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
+from ..new_file import replaced_file
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
@@ -296,14 +297,10 @@ def _write(manager: Manager, text: str, facts: ServiceFacts, steps: Steps, outpu
     before, after = steps
     _make_folders(facts)
     manager.path.parent.mkdir(parents=True, exist_ok=True)
-    new = manager.path.with_name(f".{manager.path.name}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.chmod(0o644)
+    with replaced_file(manager.path) as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(text.encode())
         _run(before, manager, output)
-        new.replace(manager.path)
-    finally:
-        new.unlink(missing_ok=True)
     _run(after, manager, output)
 
 

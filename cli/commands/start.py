@@ -160,11 +160,7 @@ def start(
 
 
 def _load(context: click.Context, name: str, target: Target, output: Output) -> int:
-    """Load a model of the daemon that runs.
-
-    Raises:
-        CliError: none does.
-    """
+    """Load a model of the daemon that runs."""
     if status_of_daemon(target) is None:
         quoted = shlex.quote(name)
         way = f"`mlxsup run {quoted}` starts one and chats with it"
@@ -193,9 +189,6 @@ def _endpoint_of(configuration: DaemonConfig) -> str:
 def _refuse_taken(address: Address, endpoint: str) -> None:
     """Refuse the address of `--http` if no program can listen there; it is no matter if a daemon
     runs at the endpoint, because then none is started.
-
-    Raises:
-        CliError: names the program that listens there, if the system does, and a port that is free.
     """
     from .. import port
     from ..lock_holder import lock_holder
@@ -261,12 +254,7 @@ def serve(
     on_change: Callable[[Mapping[str, Any]], None],
     on_listening: Callable[[str], None],
 ) -> int:
-    """Run the daemon on the main thread until it is asked to end.
-
-    Raises:
-        CliError: another one is running, its folder cannot be used, or the models that are pinned
-            do not fit into the machine.
-    """
+    """Run the daemon on the main thread until it is asked to end."""
     from mlxsup.supervisor.config.load import ConfigError
     from mlxsup.supervisor.daemon import run_daemon
     from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
@@ -328,9 +316,6 @@ def serve_two(
 def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> DaemonConfig:
     """Return the configuration of `--model` options; print it if asked, so that the user can keep
     it.
-
-    Raises:
-        CliError: a name is invalid, or given twice.
     """
     from mlxsup.supervisor.config.load import ConfigError, config_of_folders, split_model
 
@@ -357,11 +342,7 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
 
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
-    """Return the configuration with a gateway that listens there.
-
-    Raises:
-        CliError: it is no address, or needs keys that are not there.
-    """
+    """Return the configuration with a gateway that listens there."""
     from mlxsup.supervisor.config.check import gateway_problems
 
     rules, keys = configuration.gateway_rules, configuration.keys
@@ -376,11 +357,7 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
 
 
 def _check_address(listen: str) -> None:
-    """Raise if that is no address.
-
-    Raises:
-        CliError: usage.
-    """
+    """Raise if that is no address."""
     try:
         Address.parse(listen)
     except ValueError as error:

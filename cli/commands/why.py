@@ -13,15 +13,19 @@ import click
 
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 
-from ..arguments import complete_model, complete_request, request_called, row_called
+from ..arguments import (
+    complete_model,
+    complete_request,
+    one_after_the_other,
+    request_called,
+    row_called,
+)
 from ..connection import Target, connect, daemon_options, log_dir_left_by
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
 from ..terminal.output import Output, width_of
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from ..why.recording import Recording
     from ..why.stories import Story
 
@@ -54,18 +58,13 @@ class Known:
         return self.status["models"] if self.status is not None else []
 
 
-def complete(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the names of models, and the ids of open requests."""
-    return [
-        *complete_model(context, parameter, incomplete),
-        *complete_request(context, parameter, incomplete),
-    ]
-
-
 @click.command(short_help="Explain what happened to a model or a request.")
-@click.argument("name", required=False, metavar="[MODEL|REQUEST]", shell_complete=complete)
+@click.argument(
+    "name",
+    required=False,
+    metavar="[MODEL|REQUEST]",
+    shell_complete=one_after_the_other(complete_model, complete_request),
+)
 @click.option(
     "--report",
     metavar="FILE",
@@ -105,11 +104,7 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
 
 
 def _look(target: Target, now: float) -> Known:
-    """Ask the daemon and read the files of its recorder; these alone if none answers.
-
-    Raises:
-        CliError: there is neither.
-    """
+    """Ask the daemon and read the files of its recorder; these alone if none answers."""
     from ..lock_holder import lock_holder
     from ..why.recording import read_recording
 
@@ -143,11 +138,7 @@ def _look(target: Target, now: float) -> Known:
 
 
 def _stories(known: Known, name: str | None, now: float) -> list[Story]:
-    """Return the stories that answer a question.
-
-    Raises:
-        CliError: nothing is called so.
-    """
+    """Return the stories that answer a question."""
     from ..why.stories import of_daemon, of_model, of_request, of_waiting
 
     recording = known.recording

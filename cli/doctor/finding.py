@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from functools import partial
@@ -13,12 +12,9 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-LIMIT_S = 10.0
-"""A check that has not answered for this long, while nothing else was done either, is given up. A
-busy machine is only slow, and a daemon that does not answer takes three seconds."""
-
-LOOK_S, BUSY_S = 0.1, 0.05
-"""Between two looks at what is done, and the processor time of one that shows work."""
+LIMIT_S = 30.0
+"""A check that has not answered by then is given up. A busy machine is only slow, and a daemon that
+does not answer takes three seconds."""
 
 QUIET_S = 1.0
 """A check that takes no longer than this needs no explanation."""
@@ -75,17 +71,6 @@ def begin(function: Callable[[], Value]) -> Future[Value]:
     return future
 
 
-def settle(futures: Iterable[Future[Value]], limit_s: float = LIMIT_S) -> bool:
-    """Wait until all of them are done; return False if nothing was done for `limit_s`."""
-    waiting = set(futures)
-    idle_since, used_s = time.monotonic(), time.process_time()
-    while waiting and time.monotonic() - idle_since < limit_s:
-        done, waiting = wait(waiting, LOOK_S, return_when=FIRST_COMPLETED)
-        if done or time.process_time() - used_s > BUSY_S:
-            idle_since, used_s = time.monotonic(), time.process_time()
-    return not waiting
-
-
 def examine(
     checks: Mapping[str, Callable[[], Iterable[Finding]]],
     *,
@@ -97,7 +82,7 @@ def examine(
     Args:
         checks: by what each looks at; each runs in a thread.
         on_slow: called once with what has not ended after a second.
-        limit_s: what has not ended after this time without any progress is a finding itself.
+        limit_s: what has not ended after this time is a finding itself.
     """
     works = {
         subject: begin(lambda check=check: list(check()))  # type: ignore[misc]
@@ -106,7 +91,7 @@ def examine(
     waiting = wait(works.values(), timeout=min(QUIET_S, limit_s)).not_done
     if waiting:
         on_slow([subject for subject, work in works.items() if work in waiting])
-        settle(waiting, limit_s)
+        wait(waiting, timeout=limit_s)
     for subject, work in works.items():
         could_not = "this could not be checked"
         if not work.done():

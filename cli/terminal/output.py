@@ -261,9 +261,6 @@ def confirm(question: str, *, default: bool = False, declined: str = "nothing wa
         question: for the terminal.
         default: the answer that Enter alone gives.
         declined: the message of the error if the answer is no.
-
-    Raises:
-        CliError: the answer is no, or there is no terminal to ask at.
     """
     if not sys.stdin.isatty():
         raise CliError(

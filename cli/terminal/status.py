@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections import Counter
@@ -222,12 +221,6 @@ def _sharing_lines(value: Mapping[str, Any]) -> Iterator[str]:
         yield f"engine time: {', '.join(parts)}"
 
 
-def _pool_bytes(value: Mapping[str, Any]) -> int:
-    """Return what prewarmed workers take."""
-    workers = (value.get("warm_pool") or {}).get("workers") or []
-    return sum(int(worker["reserved_bytes"]) for worker in workers)
-
-
 def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield `warm pool: 1 waiting of 1 prewarmed worker, 210.0 MiB`, if one is there or wanted."""
     pool = value.get("warm_pool") or {}
@@ -236,7 +229,7 @@ def _warm_pool_lines(value: Mapping[str, Any]) -> Iterator[str]:
         return
     counts = Counter(worker["state"] for worker in workers)
     states = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none yet"
-    held = format_bytes(_pool_bytes(value))
+    held = format_bytes(sum(worker["reserved_bytes"] for worker in workers))
     line = f"warm pool: {states} of {counted(wanted, 'prewarmed worker')}, {held}"
     if pool.get("retry_in_s") is not None:
         line += f"; one crashed, and the next starts in {format_duration(pool['retry_in_s'])}"
@@ -318,14 +311,17 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
 
 def _quiet_words(model: Mapping[str, Any]) -> list[str]:
     """Return who waits, if classes differ, and what its load found out."""
-    batching, warnings = model.get("batching"), model.get("warnings")
-    waiting = _waiting_words(model.get("queued_per_class"))
-    mode = BATCHING_WORDS.get(batching["mode"]) if isinstance(batching, Mapping) else None
-    count = len(warnings) if isinstance(warnings, Sequence) else 0
-    warned = counted(count, "warning") if count else None
-    task = model.get("task")
-    makes = NOUNS[Task(task)] if task in (Task.EMBED, Task.RERANK) else None
-    return [remark for remark in (waiting, makes, mode, warned) if remark]
+    per_class = {name: n for name, n in (model.get("queued_per_class") or {}).items() if n}
+    waiting = ", ".join(f"{count} {name}" for name, count in per_class.items())
+    warnings, task = model.get("warnings"), model.get("task")
+    batching = model.get("batching") or {"mode": ""}
+    remarks = [
+        f"waiting: {waiting}" if per_class.keys() - {"normal"} else None,
+        NOUNS[Task(task)] if task in (Task.EMBED, Task.RERANK) else None,
+        BATCHING_WORDS.get(batching["mode"]),
+        counted(len(warnings), "warning") if warnings else None,
+    ]
+    return [remark for remark in remarks if remark]
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:
@@ -341,51 +337,21 @@ def _reading_words(model: Mapping[str, Any]) -> list[str]:
     return [f"reading prompt, {int(min(parts) * 100)}%{count}"]
 
 
-def _waiting_words(per_class: object) -> str | None:
-    """Return `waiting: 1 interactive, 3 batch`; None if all are normal."""
-    if not isinstance(per_class, Mapping) or not any(
-        count for name, count in per_class.items() if name != "normal"
-    ):
-        return None
-    counted = [f"{count} {name}" for name, count in per_class.items() if count]
-    return f"waiting: {', '.join(counted)}"
-
-
-def warning_lines(name: object, warnings: object) -> list[str]:
+def warning_lines(name: str, warnings: Sequence[str] | None) -> list[str]:
     """Return the warnings of a model, one line each."""
-    texts = warnings if isinstance(warnings, list) else []
-    return [in_a_line(f"warning: {name}: {text}") for text in texts]
+    return [in_a_line(f"warning: {name}: {text}") for text in warnings or ()]
 
 
-def cause_of(last_exit: object, now: float) -> str:
+def cause_of(last_exit: Mapping[str, Any] | None, now: float) -> str:
     """Return `SIGKILL, out of memory, 2m ago`; empty if its last process was asked to end."""
-    if not isinstance(last_exit, Mapping) or last_exit.get("reason") == "asked":
+    if last_exit is None or last_exit["reason"] == "asked":
         return ""
-    reason = str(last_exit.get("reason", ""))
-    parts = [] if last_exit.get("signal") and reason == "crash" else [_words(reason)]
-    if last_exit.get("signal"):
-        parts.append(_signal_name(last_exit["signal"]))
-    elif last_exit.get("code") is not None and reason == "crash":
-        parts.append(f"exit {last_exit['code']}")
-    if last_exit.get("detail"):
-        parts.append(str(last_exit["detail"]))
-    at = last_exit.get("at")
-    if isinstance(at, int | float) and at:
-        parts.append(f"{format_duration(now - at)} ago")
-    return ", ".join(part for part in parts if part)
-
-
-def _words(reason: str) -> str:
-    return EXIT_WORDS.get(reason, reason)
-
-
-def _signal_name(value: object) -> str:
-    if isinstance(value, int):
-        try:
-            return signal.Signals(value).name
-        except ValueError:
-            return f"signal {value}"
-    return str(value)
+    reason, code, signal = last_exit["reason"], last_exit["code"], last_exit["signal"]
+    parts = [] if signal and reason == "crash" else [EXIT_WORDS.get(reason, reason)]
+    if code is not None and not signal and reason == "crash":
+        parts.append(f"exit {code}")
+    ago = f"{format_duration(now - last_exit['at'])} ago" if last_exit["at"] else ""
+    return ", ".join(filter(None, [*parts, signal, last_exit["detail"], ago]))
 
 
 PHASE_WORDS = {

@@ -68,74 +68,13 @@ def title(look: Look, width: int) -> str:
     return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the screen: a header, and rows of one or more lines.
-
-    Attributes:
-        header: the line above the rows; None for none.
-        groups: the lines of each row.
-        focus: the row that must be shown, as an index.
-        more: how many rows there are that the daemon has not listed.
-        is_at_end: whether the last rows matter most, and not those around the focus.
-    """
-
-    header: Text | None = None
-    groups: Sequence[Sequence[Text]]
-    focus: int = 0
-    more: int = 0
-    is_at_end: bool = False
-
-    @property
-    def wanted(self) -> int:
-        """Return how many lines show all of it."""
-        return (self.header is not None) + sum(map(len, self.groups)) + bool(self.more)
-
-    def lines(self, room: int) -> list[Text]:
-        """Return as much of it as fits, and how many rows are hidden.
-
-        A row is shown rather than the header, and the header rather than the number of the others.
-        """
-        if room <= 0:
-            return []
-        header = [] if self.header is None or (self.groups and room == 1) else [self.header]
-        if not self.groups:
-            return header
-        room -= len(header)
-        flat = [line for group in self.groups for line in group]
-        if self.is_at_end:
-            return [*header, *flat[-room:]]
-        if len(flat) + bool(self.more) <= room:
-            return [*header, *flat, *_count(self.more)]
-        is_counted = room > len(self.groups[self.focus])
-        first, end = self._shown(room - is_counted)
-        shown = [line for group in self.groups[first:end] for line in group]
-        hidden = len(self.groups) - (end - first) + self.more
-        return [*header, *shown[: room - is_counted], *(_count(hidden) if is_counted else [])]
-
-    def _shown(self, room: int) -> tuple[int, int]:
-        """Return the first row that is shown and the one after the last, around the focus."""
-        sizes = [len(group) for group in self.groups]
-        first = self.focus
-        used = sizes[first]
-        while first > 0 and used + sizes[first - 1] <= room:
-            first -= 1
-            used += sizes[first]
-        end = self.focus + 1
-        while end < len(sizes) and used + sizes[end] <= room:
-            used += sizes[end]
-            end += 1
-        return first, end
-
-
-def _count(hidden: int) -> list[Text]:
-    return [Text(f"  and {hidden} more")] if hidden else []
-
-
 def body(
     look: Look, events: Sequence[str], selected: Item | None, width: int, height: int
 ) -> list[Text]:
-    """Return the tables, the remarks and the events, which share the lines.
+    """Return the tables, the remarks and the events, cut to a terminal of this size.
+
+    The tables get all lines but a third, which are for the latest events, or what the tables leave
+    to them.
 
     Args:
         look: the latest one.
@@ -144,80 +83,45 @@ def body(
         width: columns of the terminal.
         height: how many lines there are.
     """
-    said = [line for remark in remarks(look.status) for line in wrapped(remark, width)]
-    heard = [[Text(for_terminal(in_a_line(line)))] for line in events]
-    sections = [
-        _models(look, selected, width),
-        _requests(look, selected, width),
-        Section(groups=[[Text(for_terminal(line), style="dim")] for line in said]),
-        Section(
-            header=_header("latest events", "no events since top began", heard),
-            groups=heard,
-            is_at_end=True,
-        ),
-    ]
-    rooms = shared(height, [section.wanted for section in sections])
-    lines = [
-        line for section, room in zip(sections, rooms, strict=True) for line in section.lines(room)
-    ]
+    lines, focus = _tables(look, selected, width)
+    room = max(2, min(len(lines), max(height - len(events) - 1, height - height // 3)))
+    if len(lines) > room:
+        # The selected row is always shown, and the first ones if nothing is selected.
+        first = max(focus - room + 2, 0)
+        hidden = len(lines) - room + 1
+        lines = [*lines[first : first + room - 1], Text(f"  and {hidden} more lines")]
+    lines.append(
+        Text("latest events", style="bold")
+        if events
+        else Text("no events since top began", style="dim")
+    )
+    latest = list(events)[max(len(events) - height + len(lines), 0) :]
+    lines += [Text(for_terminal(in_a_line(line))) for line in latest]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
-    return lines
+    return lines[:height]
 
 
-def shared(room: int, wanted: Sequence[int]) -> list[int]:
-    """Return how many lines each part gets: in turns one more, until it has all it wants.
-
-    Args:
-        room: how many lines there are.
-        wanted: how many each part could use.
-    """
-    got = [0] * len(wanted)
-    while room > sum(got) and got != list(wanted):
-        for place, want in enumerate(wanted):
-            if got[place] < want and sum(got) < room:
-                got[place] += 1
-    return got
-
-
-def _header(title: str, empty: str, rows: Sequence[object]) -> Text:
-    return Text(title, style="bold") if rows else Text(empty, style="dim")
-
-
-def _models(look: Look, selected: Item | None, width: int) -> Section:
-    header, *groups = models_table(look.status, look.status["models"], width - len(MARK))
-    places = [item for item in items_of(look) if item.kind == "model"]
-    return _marked(header[0], groups, places, selected, width)
-
-
-def _requests(look: Look, selected: Item | None, width: int) -> Section:
-    listed = look.requests["requests"]
-    if not listed:
-        return Section(header=_header("", "no open requests", listed), groups=[])
-    header, *lines = request_lines(listed, width - len(MARK))
-    places = [item for item in items_of(look) if item.kind == "request"]
-    more = look.requests["more"]
-    return _marked(header, [[line] for line in lines], places, selected, width, more)
-
-
-def _marked(
-    header: Line,
-    groups: Sequence[Sequence[Line]],
-    items: Sequence[Item],
-    selected: Item | None,
-    width: int,
-    more: int = 0,
-) -> Section:
-    """Return a section with a mark at what is selected, which is always among what is shown."""
-    focus = items.index(selected) if selected in items else None
-    marked = []
-    for place, lines in enumerate(groups):
-        group = [Text.assemble(NO_MARK, *line) for line in lines]
-        if place == focus:
-            # Not its colours, which a terminal may show on themselves.
-            group[0] = Text(f"{MARK}{group[0].plain.removeprefix(NO_MARK)}", style="reverse")
-            group[0].pad_right(max(width - group[0].cell_len, 0))
-        marked.append(group)
-    return Section(
-        header=Text.assemble(NO_MARK, *header), groups=marked, focus=focus or 0, more=more
-    )
+def _tables(look: Look, selected: Item | None, width: int) -> tuple[list[Text], int]:
+    """Return the lines of models, requests and remarks, and the place of the selected row's last
+    one; 0 without a selection."""
+    (models_header,), *models = models_table(look.status, look.status["models"], width - len(MARK))
+    nothing: list[Line] = [[("no open requests", "dim")]]
+    listed, more = look.requests["requests"], look.requests["more"]
+    requests_header, *requests = request_lines(listed, width - len(MARK)) if listed else nothing
+    lines: list[Text] = []
+    focus, items = 0, iter(items_of(look))
+    for header, groups in ((models_header, models), (requests_header, [[one] for one in requests])):
+        lines.append(Text.assemble(NO_MARK, *header))
+        for group in groups:
+            marked = [Text.assemble(NO_MARK, *line) for line in group]
+            if next(items) == selected:
+                # Not its colours, which a terminal may show on themselves.
+                marked[0] = Text(f"{MARK}{marked[0].plain.removeprefix(NO_MARK)}", style="reverse")
+                marked[0].pad_right(max(width - marked[0].cell_len, 0))
+                focus = len(lines) + len(marked) - 1
+            lines += marked
+    if more:
+        lines.append(Text(f"{NO_MARK}and {more} more"))
+    said = [line for remark in remarks(look.status) for line in wrapped(remark, width)]
+    return lines + [Text(for_terminal(line), style="dim") for line in said], focus

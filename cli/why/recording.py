@@ -14,7 +14,6 @@ from mlxsup.protocol.flight import (
     REQUESTS_FILE_NAME,
     DaemonEnded,
     DaemonStarted,
-    ModelChanged,
     Recorded,
     WorkerDied,
     read_line,
@@ -117,16 +116,6 @@ class Recording:
             for one in run.entries
             if isinstance(one.entry, WorkerDied) and one.entry.model == model
         ]
-
-    def processes_since(self, death: Death) -> int:
-        """Return how many processes of its model have been started after a death."""
-        count = 0
-        for run in self.runs[self.runs.index(death.run) :]:
-            changes = (one.entry for one in run.entries if isinstance(one.entry, ModelChanged))
-            generations = [one.generation for one in changes if one.model == death.died.model]
-            known = death.died.generation if run is death.run else 0
-            count += max(max(generations, default=0) - known, 0)
-        return count
 
     def runs_of_request(self, name: str) -> list[tuple[Run, int]]:
         """Return the requests with this id, number (`#12` or `12`) or `last`, oldest first: the run

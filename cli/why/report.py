@@ -103,9 +103,6 @@ def write_report(
         folder: for its logs.
         config: its configuration file; None if it has none.
         status: of the daemon; None if it does not answer.
-
-    Raises:
-        CliError: there is a file already, or it cannot be written.
     """
     parts = dict(_parts(recording, folder, config, status))
     try:

@@ -272,7 +272,9 @@ def of_model(recording: Recording, name: str, row: Mapping[str, Any] | None, now
             story.say(f"before that: {counted(len(earlier), 'death')}, the latest first")
             said = [f"{timestamp(one.recorded.at)} {explain(one.died).what}" for one in earlier]
             story.add_first(said, EARLIER_SHOWN)
-        advice = explain(latest.died, _log_options(recording, latest, now)).advice
+        # What its process wrote stands in the log above what later ones have.
+        minutes = math.ceil(max(now - latest.recorded.at, 0.0) / 60.0) + 1
+        advice = explain(latest.died, f"--since {minutes}m").advice
         is_well = row is not None and row["state"] in WELL
         if not is_well or now - latest.recorded.at < RECENT_S:
             story.advice += advice
@@ -390,16 +392,6 @@ def _what_followed(number: int, death: Death) -> str:
         if isinstance(entry, WorkerDied) and any(row.number == number for row in entry.rows):
             return "was started again and hit the next crash"
     return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
-
-
-def _log_options(recording: Recording, death: Death, now: float) -> str:
-    """Return with which options `mlxsup logs` shows what a process wrote before its death."""
-    match recording.processes_since(death):
-        case 0:
-            return ""
-        case 1:
-            return "--previous"
-    return f"--since {math.ceil(max(now - death.recorded.at, 0.0) / 60.0) + 1}m"
 
 
 # ---------------------------------------------------------------- a request

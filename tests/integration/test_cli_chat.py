@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.history import FileHistory
 
 from mlxsup.client import Client
 from mlxsup.protocol.client_messages import Cancel, Generate, Notice, Ping, StatusQuery
@@ -103,6 +104,11 @@ def chat(supervisor: ScriptedSupervisor, *lines: str, options: tuple[str, ...] =
     where = ("--endpoint", supervisor.endpoint, *options)
     done = run_cli("chat", "m", *where, stdin="".join(f"{line}\n" for line in lines), **variables)
     return done.returncode, done.stdout, done.stderr
+
+
+def kept(history: Path) -> list[str]:
+    """The turns of a history, the oldest first."""
+    return [*FileHistory(history).load_history_strings()][::-1]
 
 
 class Typing(Terminal):
@@ -314,8 +320,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
     assert "Traceback" not in seen
     assert said(supervisor) == [["endless"], ["endless", "answer 1", "endless"]]
     history = tmp_path / ".mlxsup" / "history"
-    typed = [json.loads(line) for line in history.read_text().splitlines()]
-    assert typed == ["endless", "/bye"], "the same turn is kept once"
+    assert kept(history) == ["endless", "/bye"], "the same turn is kept once"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
 
 
@@ -335,7 +340,7 @@ def test_turns_are_recalled_completed_and_have_lines(
 ) -> None:
     history = tmp_path / ".mlxsup" / "history"
     history.parent.mkdir()
-    history.write_text('"from long ago"\n')
+    history.write_text("+from long ago\n")
     with Typing(supervisor, tmp_path) as terminal:
         terminal.expect(PROMPT)
         terminal.type("\x1b[A")
@@ -352,7 +357,7 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.type("\x04")
         terminal.end()
         assert terminal.process.returncode == 0
-    assert [json.loads(line) for line in history.read_text().splitlines()] == [
+    assert kept(history) == [
         "from long ago", "```\ncode\n```", "pasted\\\ntogether\x07\n", "first\nsecond", "/help",
     ]  # fmt: skip
 

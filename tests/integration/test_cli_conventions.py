@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,9 +40,7 @@ from support.client.scripted_supervisor import (
     send_pieces,
 )
 from support.daemon.daemon import Daemon, fake, wait_for_state
-from support.daemon.downloads import FILES, REPO, hub_environment
 from support.daemon.hub_caches import write_folder
-from support.daemon.local_hub import local_hub
 from support.gateway.json_schemas import problems
 
 LONG = "a-model-with-a-very-long-name-that-no-column-of-a-table-can-hold"
@@ -453,15 +450,8 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
         assert usage.startswith("Usage: ")
         assert example.strip().startswith("Example: ")
         assert "mlxsup" in example
-        shown[" ".join(path)] = [" ".join(usage.split()), " ".join(example.split())]
+        shown[" ".join(path)] = " ".join([*usage.split(), "-", *example.split()])
     assert shown == snapshot
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A home folder with a short path, because sockets go there."""
-    with tempfile.TemporaryDirectory(prefix="mlxsup-t-", dir="/tmp") as name:
-        yield Path(name)
 
 
 def joined(peer: Peer, message: Message) -> None:
@@ -482,17 +472,3 @@ def test_attach_prints_the_answer_plain_and_as_published(path: Path) -> None:
         done = run_cli("attach", "r-1", "--json", *where)
         assert (done.returncode, done.stderr) == (0, "")
         assert problems(done.stdout, ["attach"]) == []
-
-
-@pytest.mark.parametrize("is_json", [False, True])
-def test_pull_and_rm_are_plain_and_as_published(home: Path, is_json: bool) -> None:
-    more = ["--json"] if is_json else []
-    with local_hub() as hub:
-        hub.add(REPO, FILES)
-        variables = hub_environment(hub, home, HOME=str(home))
-        for arguments in (["pull", REPO], ["rm", "--files", REPO, "--yes"]):
-            done = run_cli(*arguments, *more, **variables)
-            assert done.returncode == 0, done.stderr
-            check_plain(done.stdout + done.stderr)
-            if is_json:
-                assert (problems(done.stdout, arguments[:1]), done.stderr) == ([], "")

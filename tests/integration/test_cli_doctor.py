@@ -3,42 +3,85 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from support.cli.cli import run_cli
-from support.cli.doctor_ground import Ground
-from support.daemon.daemon import Daemon, fake, wait_for_state
+from support.cli.cli import TIME_LIMIT_S, environment, run_cli
+from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
+from support.daemon.hub_caches import write_folder
 from support.gateway.http_daemon import HttpDaemon
 from support.gateway.json_schemas import problems
 
-Plant = Callable[[Ground], object]
+
+class Ground:
+    """A folder that is a home and the current folder, with a sound `mlxsup.toml` in it.
+
+    Attributes:
+        folder: the home.
+        config: the configuration file.
+        variables: added to the environment of commands.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "mlxsup.toml"
+        program = folder / "tools" / "mlxsup"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m mlxsup.cli "$@"\n')
+        program.chmod(0o755)
+        write_folder(folder / "model")
+        self.variables = {
+            "HOME": str(folder),
+            "HF_HOME": str(folder / "hf"),
+            "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.write(fake(preload=False))  # no model is estimated, which takes seconds
+
+    def model(self) -> dict[str, Any]:
+        """The entry of a model with complete files."""
+        return {"path": str(self.folder / "model")}
+
+    def write(self, entry: dict[str, Any], **tables: dict[str, Any]) -> None:
+        """Writes the configuration, with the entry of the model m."""
+        top = {"runtime_dir": str(self.folder / "run"), "log_dir": str(self.folder / "logs")}
+        self.config.write_text(toml_of({"supervisor": top, **tables, "models.m": entry}))
+
+    def shell(self, lines: str) -> subprocess.CompletedProcess[str]:
+        """Runs lines of a shell."""
+        return subprocess.run(
+            ["/bin/sh", "-c", lines], cwd=self.folder, env=environment(**self.variables),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIME_LIMIT_S,
+        )  # fmt: skip
+
+    def doctor(self) -> tuple[int, list[dict[str, str]]]:
+        """The exit code of `mlxsup doctor` and its findings; the current folder must be this."""
+        done = run_cli("doctor", "--json", **self.variables)
+        assert done.stdout, (done.returncode, done.stderr)
+        return done.returncode, json.loads(done.stdout)["findings"]
 
 
 @pytest.fixture
 def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    with Ground() as ground:
-        monkeypatch.chdir(ground.folder)
-        yield ground
+    with tempfile.TemporaryDirectory(prefix="mlxsup-d-", dir="/tmp") as name:
+        monkeypatch.chdir(name)
+        yield Ground(Path(name))
 
 
 def open_runtime_folder(ground: Ground) -> None:
     (ground.folder / "run").mkdir(mode=0o755)
     (ground.folder / "run").chmod(0o755)
-
-
-def started(ground: Ground) -> int:
-    """Starts a daemon in the background; its pid."""
-    done = ground.shell("mlxsup start --detach")
-    assert done.returncode == 0, done.stderr
-    return int((ground.folder / "run" / "lock").read_text().split()[0])
 
 
 def unknown_key(ground: Ground) -> None:
@@ -62,9 +105,7 @@ def exposed(ground: Ground) -> None:
     ground.write(fake(preload=False), gateway={"listen": "0.0.0.0:0"})
 
 
-DEFECTS: dict[str, tuple[Plant, str, str, str]] = {
-    "a killed daemon has left its sockets": (
-        lambda ground: ground.end(started(ground)), "daemon", "note", "was killed and left"),
+DEFECTS: dict[str, tuple[Callable[[Ground], object], str, str, str]] = {
     "an unknown key": (
         unknown_key, "configuration", "problem", "did you mean preload?"),
     "weights are cut short": (cut_weights, "models", "problem", "is incomplete"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -261,7 +260,7 @@ def test_no_control_character_of_another_reaches_a_terminal_P31(
 
 def test_an_earlier_turn_that_is_recalled_steers_no_terminal_P31(ground: Ground) -> None:
     history = Path(ground.variables["HOME"]) / ".mlxsup" / "history"
-    history.write_text(json.dumps(EVIL) + "\n")
+    history.write_text(f"+{EVIL}\n")
     keys = ((PROMPT, UP), (WORD, f"{CLEAR}{CTRL_D}"))
     seen = ground.on_terminal(Try(arguments=("chat", "quick"), keys=keys))
     assert set(acting(seen)) <= set("\u200f\u061c"), repr(seen)

@@ -380,16 +380,6 @@ def test_budget_larger_than_the_machine_is_a_mistake(
         )
 
 
-def test_missing_configuration_is_named(tmp_path: Path) -> None:
-    done = run_cli("plan", "--config", str(tmp_path / "none.toml"))
-    assert (done.returncode, done.stdout) == (78, "")
-    missing = tmp_path / "none.toml"
-    assert done.stderr.splitlines() == [
-        f"error: {missing} does not exist",
-        f"hint: create it with `mlxsup init {missing}`, or choose another file",
-    ]
-
-
 @pytest.mark.mlx
 def test_plan_takes_measurements_of_a_model_that_was_loaded(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "tiny")

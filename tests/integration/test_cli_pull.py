@@ -56,6 +56,7 @@ from support.daemon.downloads import (
 from support.daemon.hub_caches import write_repository
 from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
+from support.gateway.json_schemas import problems
 from support.models.tiny_model import make_tiny_model
 
 OTHER = "org/other"
@@ -108,7 +109,7 @@ def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
     shown = mlxsup(hub, home, "show", REPO, "--json")
     assert json.loads(shown.stdout)["licence"] == "apache-2.0"
     again = mlxsup(hub, home, "pull", REPO, "--json")
-    assert (again.returncode, again.stderr) == (0, "")
+    assert (again.returncode, again.stderr, problems(again.stdout, ["pull"])) == (0, "", [])
     assert json.loads(again.stdout) == {
         "schema_version": 1,
         "repo": REPO,
@@ -135,6 +136,9 @@ def test_pull_downloads_once_and_rm_removes(hub: LocalHub, home: Path) -> None:
         f"deleted the files of {REPO}, which frees 4.1 MiB\n",
     )
     assert not repo_folder(home).exists()
+    write_repository(home / "hf" / "hub", REPO)
+    removed = mlxsup(hub, home, "rm", "--files", REPO, "--yes", "--json")
+    assert (removed.returncode, removed.stderr, problems(removed.stdout, ["rm"])) == (0, "", [])
     missing = mlxsup(hub, home, "rm", "--files", REPO, "--yes")
     assert missing.returncode == 1
     assert f"{REPO} is not in {home}/hf/hub" in missing.stderr

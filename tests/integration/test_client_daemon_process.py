@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxsup.client.daemon_process import daemon_pid, is_busy
+from mlxsup.client.connection import daemon_pid, is_daemon_busy
 from mlxsup.protocol.folders import LOCK_NAME
 
 from support.eventually import eventually
@@ -50,24 +50,24 @@ def test_a_process_that_computes_is_busy_until_it_is_stopped_or_gone(
     endpoint = f"ipc://{tmp_path}/client.sock"
     process = start(BURNS)
     assert daemon_pid(endpoint) == process.pid
-    assert is_busy(endpoint)
+    assert is_daemon_busy(endpoint)
     process.send_signal(signal.SIGSTOP)
     eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-    assert not is_busy(endpoint)
+    assert not is_daemon_busy(endpoint)
     process.kill()
     process.wait()
-    assert not is_busy(endpoint)
+    assert not is_daemon_busy(endpoint)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS calls a sleeping process running")
 def test_a_process_that_waits_is_idle(start: Start, tmp_path: Path) -> None:
     start(WAITS)
-    eventually(lambda: not is_busy(f"ipc://{tmp_path}/client.sock"))
+    eventually(lambda: not is_daemon_busy(f"ipc://{tmp_path}/client.sock"))
 
 
 @pytest.mark.parametrize("text", [None, "", "many words", "-1", "99999999999999999999"])
 def test_a_lock_that_names_no_process_means_idle(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / LOCK_NAME).write_text(text)
-    assert not is_busy(f"ipc://{tmp_path}/client.sock")
-    assert not is_busy("tcp://127.0.0.1:5555")
+    assert not is_daemon_busy(f"ipc://{tmp_path}/client.sock")
+    assert not is_daemon_busy("tcp://127.0.0.1:5555")

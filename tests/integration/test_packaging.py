@@ -6,6 +6,7 @@ the client alone has pyzmq, msgpack and psutil from a registry.
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -13,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.cli.installed_daemon import daemon_of
-from support.cli.typed_user import check_types
-from support.environments import Environment, need_registry, run
+from support.environments import Environment, need_registry, run, run_well
 from support.wheels import PROJECT, ROOT, Builder, Built, names_in
 
 pytestmark = pytest.mark.timeout(1200)
@@ -151,6 +151,17 @@ def test_a_daemon_serves_its_command_and_the_client_of_another_environment(
     assert done.stdout.splitlines() == said
 
 
+TYPED = """\
+from mlxsup import AsyncClient, Client, ConnectionLost, RequestError, __version__
+
+version: str = __version__
+with Client("ipc:///nowhere") as client:
+    text: str = client.complete("m", prompt="x").text
+    wrong: int = client.complete("m", prompt="x").text  # type: ignore[assignment]
+"""
+"""Code of a user: mypy complains of the comment if it does not know the types."""
+
+
 @pytest.mark.slow
 def test_type_checkers_know_an_editable_install(builder: Builder) -> None:
     """They look into py.typed, and not where an import hook of an editable install would lead."""
@@ -158,7 +169,10 @@ def test_type_checkers_know_an_editable_install(builder: Builder) -> None:
     how = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index")
     environment.pip_well("install", *how, "--editable", builder.source)
     environment.lend_libraries()
-    check_types(environment)
+    user = environment.elsewhere / "user.py"
+    user.write_text(TYPED)
+    options = ("--strict", "--cache-dir", os.devnull, "--python-executable", environment.python)
+    run_well(sys.executable, "-m", "mypy", *options, user, cwd=environment.elsewhere)
     where = environment.evaluates("import mlxsup.client; print(mlxsup.client.__file__)")
     assert Path(where).is_relative_to(builder.source)
 

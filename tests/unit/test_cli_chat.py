@@ -20,7 +20,7 @@ from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import below
 from mlxsup.cli.pictures import read_picture
-from mlxsup.cli.turn_reader import MAX_ENTRIES, Commands, History
+from mlxsup.cli.turn_reader import HISTORY_BYTES, Commands, History
 
 from support.gateway.pictures import PNG, PNG_BASE64
 
@@ -279,16 +279,16 @@ def test_turn_is_a_line_or_what_a_backslash_a_fence_or_quotes_hold_together(
 def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / ".mlxsup" / "history"
     assert list(History(path).load_history_strings()) == []
-    for entry in ("Hällo\nwörld", " ", "two"):
+    for entry in ("Hällo\nwörld", " ", "two\udc80"):
         History(path).store_string(entry)
-    assert list(History(path).load_history_strings()) == ["two", "Hällo\nwörld"]
+    assert list(History(path).load_history_strings()) == ["two?", "Hällo\nwörld"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    numbers = [f'"{number}"' for number in range(2 * MAX_ENTRIES)]
-    path.write_bytes("\n".join(["no json", "17", "[" * 100_000, *numbers]).encode() + b"\n\xff")
+    for number in range(20):
+        History(path).store_string(f"{number} {'x' * (HISTORY_BYTES // 16)}")
     entries = list(History(path).load_history_strings())
-    assert (len(entries), entries[0]) == (MAX_ENTRIES, str(2 * MAX_ENTRIES - 1))
-    assert len(path.read_text().splitlines()) == MAX_ENTRIES
+    assert [entry.split()[0] for entry in entries] == [str(number) for number in range(19, 12, -1)]
+    assert path.stat().st_size < HISTORY_BYTES
     History(path / "below a file").store_string("kept nowhere")
 
 

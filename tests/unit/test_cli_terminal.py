@@ -83,10 +83,8 @@ def test_a_text_is_cut_or_wrapped_by_the_columns_that_its_signs_take(
 def test_durations_and_sizes(snapshot: SnapshotAssertion) -> None:
     seconds = (None, -3, 0.4, 59.9, 125, 3725, 90000)
     sizes = (None, 0, 1, 2**20, 2**29, 3 * 2**30)
-    assert [
-        {value: format_duration(value) for value in seconds},
-        {value: format_bytes(value) for value in sizes},
-    ] == snapshot
+    shown = [f"{value} s: {format_duration(value)}" for value in seconds]
+    assert [*shown, *(f"{value} bytes: {format_bytes(value)}" for value in sizes)] == snapshot
 
 
 def row_that_reads(read: int, of: int | None, tokens_sent: int = 0) -> dict[str, int | None]:
@@ -99,7 +97,7 @@ NOTED: list[dict[str, Any]] = [
     {"state": "LOADING", "progress": {"phase": "weights", "fraction": 0.4}},
     {"state": "READY", "progress": None, "last_exit": KILLED},
     {"state": "BACKOFF", "retry_in_s": 4.2, "last_exit": KILLED},
-    {"state": "STOPPED", "last_exit": {"reason": "asked", "code": 0, "at": NOW}},
+    {"state": "STOPPED", "last_exit": {"reason": "asked"}},
     {"state": "PENDING", "progress": {"phase": "waiting for turn", "fraction": 0.0}},
     {"batching": {"mode": "together", "reason": ""}, "warnings": []},
     {"paused": ["a", "b"]},
@@ -125,18 +123,18 @@ NOTED: list[dict[str, Any]] = [
     {"unloads_in_s": 0.0, "running": [], "queued": 0, "last_exit": KILLED},
 ]
 
-EXITS: list[dict[str, Any] | None] = [
-    None,
-    {"reason": "crash", "code": 70, "signal": None, "detail": ""},
-    {"reason": "crash", "code": None, "signal": 11, "detail": ""},
-    {"reason": "stall", "signal": "SIGKILL", "detail": ""},
+EXITS: list[dict[str, Any]] = [
+    {"reason": "crash", "code": 70},
+    {"reason": "crash", "signal": "SIGSEGV"},
+    {"reason": "stall", "signal": "SIGKILL"},
     {"reason": "load_error", "code": 66, "detail": "no /m"},
 ]
 
 
 def test_the_note_and_the_cause_in_a_row(snapshot: SnapshotAssertion) -> None:
-    notes = [(values, note_of(model(**values), NOW)) for values in NOTED]
-    assert [*notes, *((exit, cause_of(exit, NOW)) for exit in EXITS)] == snapshot
+    notes = [f"{values} -> {note_of(model(**values), NOW)}" for values in NOTED]
+    rest = {"code": None, "signal": None, "detail": "", "at": None}
+    assert [*notes, *(f"{exit} -> {cause_of(rest | exit, NOW)}" for exit in EXITS)] == snapshot
 
 
 MODELS = [
@@ -305,7 +303,7 @@ def test_bar_is_full_at_the_end_alone(share: float, drawn: str) -> None:
 
 def test_the_sentence_of_each_notice(snapshot: SnapshotAssertion) -> None:
     assert [
-        (str(kind), detail, notice_text(Notice(kind=kind, detail=detail)))
+        f"{kind} {detail} -> {notice_text(Notice(kind=kind, detail=detail))}"
         for kind, detail in NOTICES
     ] == snapshot
 

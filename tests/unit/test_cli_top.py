@@ -121,7 +121,9 @@ class PlayedClient:
         return carry_out
 
 
-KILLED = {"reason": "crash", "signal": "SIGKILL", "detail": "out of memory", "at": AT}
+KILLED = {
+    "reason": "crash", "code": None, "signal": "SIGKILL", "detail": "out of memory", "at": AT,
+}  # fmt: skip
 MODELS = [
     model("alpha", running=["5f-1"], queued=1),
     model("a-model-with-quite-a-long-name", "BACKOFF", retry_in_s=4.0, last_exit=KILLED, pid=None),

@@ -216,7 +216,7 @@ def test_each_class_of_death_has_its_cause_and_what_to_do_after_the_daemon_was_k
     [told] = [line for line in story.sentences if line.startswith("it last died")]
     assert words in told
     assert "MODEL" not in text
-    advice = {one.replace(" --previous", "") for one in story.advice}
+    advice = {re.sub(r" --since \d+m", "", one) for one in story.advice}
     assert set(explain(death).advice) <= advice
     failed = of_model(recorder.read(tmp_path), "m", {"name": "m", "state": "FAILED"}, NOW).advice
     ways_back = [one for one in failed if re.search("mlxsup (restart|reload|start)\\b", one)]
@@ -274,6 +274,7 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     row = {"name": "m", "state": "READY", "loaded_for_s": 5.0}
     told = of_model(recording, "m", row, NOW)
     assert "  r1 (#1, a suspect), after 1 token: resumed at token 1 after 3.0 s" in told.sentences
+    assert "  then: restarted immediately, READY after 0.0 s; " in "".join(told.sentences)
     assert QUARANTINE in told.advice
     [(_, number)] = recording.runs_of_request("r1")
     for other in ("#1", "1", "last"):

@@ -14,9 +14,9 @@ import pytest
 import zmq
 
 from mlxsup.client import async_client as async_module
-from mlxsup.client import io_thread as thread_module
+from mlxsup.client import client as thread_module
 from mlxsup.client.async_client import AsyncClient
-from mlxsup.client.io_thread import IoThread
+from mlxsup.client.client import IoThread
 
 
 class Connection:
