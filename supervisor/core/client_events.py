@@ -67,9 +67,16 @@ from .loading import check_context, check_room, forecast, launch_asked_for, refu
 from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .pausing import Pausing
-from .request_status import cancelled_map, find_named, paused_map, request_map, requests_map
 from .serving import Serving
-from .status import Daemon, status_map
+from .status import (
+    Daemon,
+    cancelled_map,
+    find_named,
+    paused_map,
+    request_map,
+    requests_map,
+    status_map,
+)
 
 
 class ClientEvents:

@@ -56,7 +56,6 @@ from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
-from .metering import Meter
 from .outbox import Outbox
 from .pausing import Pausing
 from .prefill_slots import PrefillSlots
@@ -64,6 +63,7 @@ from .reload import changed_settings, differences, ends_process, foreseen, fores
 from .requests.ledger import Ledger, Stage
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
+from .sharing.accounting import Meter
 from .sharing.accounts import Terms
 from .status import Daemon
 from .warm_pool import WarmPool

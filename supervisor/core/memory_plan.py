@@ -24,6 +24,7 @@ from mlxsup.protocol.states import Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
+from .kv_budget import Part, divide
 from .lifecycle.states import Lack, Shortage, Urgency
 from .lifecycle.triggers import (
     Evicted,
@@ -52,7 +53,6 @@ from .load_verdict import (
 )
 from .memory.budget import Budget
 from .memory.fit import Fits, FitsWithout, fewest, find_room
-from .memory.row_budget import Part, divide
 from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing, SwapCause
 from .warm_pool import PrewarmedWorker
 

@@ -17,6 +17,8 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, Wanted, Why
 
 from .kv_budget import (
+    Claim,
+    Division,
     bytes_to_load,
     claim_of,
     fixed_bytes,
@@ -28,6 +30,7 @@ from .kv_budget import (
     may_leave,
     member_of,
     open_requests,
+    rows_need,
     spare_bytes,
     takes_part,
 )
@@ -44,7 +47,6 @@ from .lifecycle.states import (
     Urgency,
 )
 from .memory.budget import Budget
-from .memory.row_budget import Claim, Division, rows_need
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun

@@ -21,9 +21,9 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 from .events import Caller
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
+from .kv_budget import RowBudget
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
-from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun, Queue
 from .sharing.accounting import AlikeSteps

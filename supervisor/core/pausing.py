@@ -20,9 +20,8 @@ from .journal import request_paused
 from .kv_budget import is_leaving_short
 from .model import Model
 from .outbox import Outbox
-from .request_status import expected_s
 from .requests.ledger import Ledger, Request, Stage
-from .status import change_map
+from .status import change_map, expected_s
 
 WHY = {
     PauseReason.USER: "with `mlxsup pause`",

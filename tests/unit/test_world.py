@@ -21,7 +21,7 @@ from mlxsup.supervisor.core import (
     load_verdict,
     memory_plan,
     memory_view,
-    probation,
+    preemption,
     serving,
 )
 from mlxsup.supervisor.core.actions import EndDownload
@@ -34,12 +34,12 @@ from mlxsup.supervisor.core.lifecycle.states import Stopping
 from mlxsup.supervisor.core.loading import forecast
 from mlxsup.supervisor.core.memory.budget import Pressure
 from mlxsup.supervisor.core.memory_view import LoadedModel, Row, Rows, Standing
-from mlxsup.supervisor.core.metering import Meter
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
 from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request, Stage
 from mlxsup.supervisor.core.requests.queue import Queue
+from mlxsup.supervisor.core.sharing.accounting import Meter
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
@@ -234,7 +234,7 @@ def rows_that_leave_count_as_staying(patch: pytest.MonkeyPatch) -> None:
 
 def newcomers_have_one_chance(patch: pytest.MonkeyPatch) -> None:
     def wrong(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
-        return probation.end_intake(model, ledger, had_room=True)
+        return preemption.end_intake(model, ledger, had_room=True)
 
     patch.setattr(serving, "end_intake", wrong)
 
