@@ -44,8 +44,6 @@ from .actions import (
     ReadConfiguration,
     RequestRefused,
 )
-from .attaching import Attaching
-from .endings import Endings
 from .errors import (
     duplicate_id,
     shutting_down,
@@ -66,8 +64,6 @@ from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
 from .loading import check_context, check_room, forecast, launch_asked_for, refuse_dry
 from .model import Model, check_keep_alive
 from .outbox import Outbox
-from .pausing import Pausing
-from .serving import Serving
 from .status import (
     Daemon,
     cancelled_map,
@@ -83,36 +79,16 @@ class ClientEvents:
     """Handles every event of a client.
 
     Args:
-        fleet: the models.
-        serving: queues their requests.
-        endings: ends their requests.
-        pausing: pauses and resumes them.
-        attaching: lets others join them.
-        outbox: takes what they are sent.
+        fleet: the models and the requests.
+        outbox: takes what clients are sent.
         daemon: what the status says about the daemon itself.
-
-    Attributes:
-        readers: those who wait for files that the shell reads.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        serving: Serving,
-        endings: Endings,
-        pausing: Pausing,
-        attaching: Attaching,
-        outbox: Outbox,
-        daemon: Daemon,
-    ) -> None:
+    def __init__(self, fleet: Fleet, outbox: Outbox, daemon: Daemon) -> None:
         self._fleet = fleet
-        self._serving = serving
-        self._endings = endings
-        self._pausing = pausing
-        self._attaching = attaching
         self._outbox = outbox
         self._daemon = daemon
-        self.readers: list[Caller] = []
+        self._readers: list[Caller] = []  # who waits for files that the shell reads
 
     def said(self, event: ClientSaid) -> None:
         """Handle a message; if it cannot be done, answers with an error and changes nothing."""
@@ -131,18 +107,19 @@ class ClientEvents:
         In this order, because it may listen to a request of its own.
         """
         self._forget_callers(event.connection)
-        for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.drop(self._fleet.touched_by(request), request, event.now)
+        for request in self._fleet.ledger.of_connection(event.connection):
+            self._fleet.endings.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: all that it has open fails."""
         error = slow_consumer()
-        for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.fail(self._fleet.touched_by(request), request, error, event.now)
+        for request in self._fleet.ledger.of_connection(event.connection):
+            self._fleet.endings.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
     def _obey(self, caller: Caller, message: ClientMessage, now: float, process: str) -> None:
+        fleet, drain_s = self._fleet, self._fleet.settings.drain_timeout_s
         match message:
             case Generate():
                 self._on_generate(caller, message, now, process)
@@ -153,20 +130,35 @@ class ClientEvents:
             case Load():
                 self._on_load(caller, message, now)
             case Unload():
-                self._on_unload(caller, message, now)
-            case Restart():
-                self._on_restart(caller, message, now)
+                model = self._model(message.model)
+                model.down_callers.append(caller)
+                self._fleet.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), now)
+            case Restart(now=is_immediate):
+                model = self._model(message.model)
+                model.up_callers.append(caller)
+                model.blame.lift()
+                restart = WantRestart(is_immediate=is_immediate, drain_s=drain_s)
+                self._fleet.trigger(model, restart, now)
             case PauseRequest():
-                self._on_pause(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                fleet.pausing.pause(fleet.touched_by(request), request, now)
+                self._outbox.reply(caller, paused_map(request))
             case ResumeRequest():
-                self._on_resume(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                fleet.pausing.resume(fleet.touched_by(request), request, now)
+                self._outbox.reply(caller, paused_map(request))
             case Attach():
-                self._on_attach(caller, message)
+                if fleet.ledger.find(caller.connection, caller.id) is not None:
+                    raise duplicate_id(caller.id)
+                request = find_named(fleet.ledger, message.request)
+                fleet.attaching.attach(fleet.by_name[request.model], request, caller)
             case CancelRequest():
-                self._on_cancel_request(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                self._outbox.reply(caller, cancelled_map(request))
+                fleet.endings.cancel(fleet.touched_by(request), request, now)
             case RequestsQuery():
-                ledger = self._serving.ledger
-                self._outbox.reply(caller, requests_map(self._fleet, ledger, message.client, now))
+                value = requests_map(fleet, fleet.ledger, message.client, now)
+                self._outbox.reply(caller, value)
             case ChangeLogLevel():
                 self._fleet.change_log_level(message.level)
                 self._outbox.reply(caller, {"level": message.level})
@@ -180,7 +172,10 @@ class ClientEvents:
             case Ping():
                 self._outbox.reply(caller, {})
             case StatusQuery():
-                self._on_status(caller, message, now)
+                value = self.status(now)
+                if message.debug:
+                    value["flight"] = self._outbox.journal.entries(now)
+                self._outbox.reply(caller, value)
             case Subscribe():
                 self._on_subscribe(caller)
             case _:
@@ -198,12 +193,12 @@ class ClientEvents:
                     detail={"parameter": name},
                 )
         check_keep_alive(message.keep_alive)
-        if self._attaching.listens(caller):
+        if self._fleet.attaching.listens(caller):
             raise duplicate_id(caller.id)
         if self._fleet.is_shutting_down:
             raise shutting_down()
         model, adapter = self._fleet.find_adapted(message.model)
-        refusal = self._serving.admit(
+        refusal = self._fleet.serving.admit(
             model,
             message,
             caller.connection,
@@ -223,39 +218,20 @@ class ClientEvents:
     def _on_cancel(self, caller: Caller, message: Cancel, now: float) -> None:
         if self._outbox.subscriptions.get(caller.connection) == message.id:
             del self._outbox.subscriptions[caller.connection]
-        if self._attaching.detach(caller):
+        if self._fleet.attaching.detach(caller):
             return
-        request = self._serving.ledger.find(caller.connection, message.id)
+        request = self._fleet.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._endings.cancel(self._fleet.touched_by(request), request, now)
+            self._fleet.endings.cancel(self._fleet.touched_by(request), request, now)
 
     def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
+        request = find_named(self._fleet.ledger, message.request)
         before = request.priority
-        self._serving.prioritize(self._fleet.touched_by(request), request, message.priority, now)
+        self._fleet.serving.prioritize(
+            self._fleet.touched_by(request), request, message.priority, now
+        )
         value = {"model": request.model, "before": before.value, **request_map(request, now)}
         self._outbox.reply(caller, {**value, "is_running": request.has_row})
-
-    def _on_pause(self, caller: Caller, message: PauseRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._pausing.pause(self._fleet.touched_by(request), request, now)
-        self._outbox.reply(caller, paused_map(request))
-
-    def _on_resume(self, caller: Caller, message: ResumeRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._pausing.resume(self._fleet.touched_by(request), request, now)
-        self._outbox.reply(caller, paused_map(request))
-
-    def _on_attach(self, caller: Caller, message: Attach) -> None:
-        if self._serving.ledger.find(caller.connection, caller.id) is not None:
-            raise duplicate_id(caller.id)
-        request = find_named(self._serving.ledger, message.request)
-        self._attaching.attach(self._fleet.by_name[request.model], request, caller)
-
-    def _on_cancel_request(self, caller: Caller, message: CancelRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._outbox.reply(caller, cancelled_map(request))
-        self._endings.cancel(self._fleet.touched_by(request), request, now)
 
     # ------------------------------------------------------------ commands
 
@@ -271,7 +247,7 @@ class ClientEvents:
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
         if launch != model.life.settings.launch:
-            self.readers.append(caller)
+            self._readers.append(caller)
             self._outbox.add(AppraiseLaunch(model=model.name, launch=launch, caller=caller))
         else:
             self._load(caller, model, now)
@@ -305,23 +281,10 @@ class ClientEvents:
             model.blame.lift()
         self._fleet.trigger(model, WantUp(why=Why.USER), now)
 
-    def _on_unload(self, caller: Caller, message: Unload, now: float) -> None:
-        model = self._model(message.model)
-        model.down_callers.append(caller)
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), now)
-
-    def _on_restart(self, caller: Caller, message: Restart, now: float) -> None:
-        model = self._model(message.model)
-        model.up_callers.append(caller)
-        model.blame.lift()
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
-
     def _on_reload(self, caller: Caller, message: Reload | FileMessage) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        self.readers.append(caller)
+        self._readers.append(caller)
         if isinstance(message, Reload):
             self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
         else:
@@ -349,16 +312,16 @@ class ClientEvents:
 
     def has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
-        is_waiting = caller in self.readers
+        is_waiting = caller in self._readers
         if is_waiting:
-            self.readers.remove(caller)
+            self._readers.remove(caller)
         return is_waiting
 
     def refuse_readers(self) -> None:
         """Tell those who wait for files that the daemon ends; a disk may not answer before."""
-        for caller in self.readers:
+        for caller in self._readers:
             self._outbox.fail(caller, shutting_down())
-        self.readers.clear()
+        self._readers.clear()
 
     # ------------------------------------------------------------ questions
 
@@ -366,22 +329,15 @@ class ClientEvents:
         """Return what `status --json` prints."""
         settings = self._fleet.settings
         warm_pool = self._fleet.warm_pool.status(settings, now)
-        ledger = self._serving.ledger
         return status_map(
             self._fleet,
-            ledger,
+            self._fleet.ledger,
             self._daemon,
             settings.budget,
             now,
             warm_pool=warm_pool,
             is_ending=self._fleet.is_shutting_down,
         )
-
-    def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
-        value = self.status(now)
-        if message.debug:
-            value["flight"] = self._outbox.journal.entries(now)
-        self._outbox.reply(caller, value)
 
     def _on_subscribe(self, caller: Caller) -> None:
         subscriptions = self._outbox.subscriptions
@@ -407,7 +363,7 @@ class ClientEvents:
         """Ends the subscription of a connection, what it listens to and its waiting commands; the
         latter two are returned."""
         self._outbox.subscriptions.pop(connection, None)
-        forgotten = self._attaching.forget(connection)
+        forgotten = self._fleet.attaching.forget(connection)
         for model in self._fleet:
             for callers in (model.up_callers, model.down_callers):
                 forgotten += [c for c in callers if c.connection == connection]

@@ -15,11 +15,10 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import State
 
+from . import worker_events
 from .actions import Action, BudgetChanged, Finish, WakeAt
-from .attaching import Attaching
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
-from .endings import Endings
 from .events import (
     Appraised,
     ClientGone,
@@ -57,17 +56,10 @@ from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .outbox import Outbox
-from .pausing import Pausing
-from .prefill_slots import PrefillSlots
 from .reload import changed_settings, differences, ends_process, foreseen, foreseen_memory
-from .requests.ledger import Ledger, Stage
-from .serving import Serving
+from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
-from .sharing.accounting import Meter
-from .sharing.accounts import Terms
 from .status import Daemon
-from .warm_pool import WarmPool
-from .worker_events import WorkerEvents
 
 POOL_EVENTS = (
     PrewarmedEnded,
@@ -96,16 +88,6 @@ class Outline:
     states: tuple[tuple[ModelName, State], ...]
     is_busy: bool
     is_ending: bool
-
-
-def outline_of(fleet: Fleet, ledger: Ledger) -> Outline:
-    """The daemon now."""
-    return Outline(
-        states=tuple((model.name, model.life.state) for model in fleet),
-        is_busy=any(request.stage is not Stage.PAUSED for request in ledger)
-        or any(_is_coming_up(model.life.phase) for model in fleet),
-        is_ending=fleet.is_shutting_down,
-    )
 
 
 def _is_coming_up(phase: Phase) -> bool:
@@ -144,38 +126,18 @@ class Core:
     ) -> None:
         self.outbox = Outbox()
         self._deadlines = Deadlines()
-        self.ledger = Ledger(Terms(settings))
         self._gateway = Gateway(gateway, self._deadlines, self.outbox)
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
-        meter = Meter()
-        pausing = Pausing(self.ledger, self._deadlines, self.outbox)
-        self._attaching = Attaching(self.outbox)
-        self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
-        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
-        prefill_slots = PrefillSlots(self.outbox, meter)
-        self._warm_pool = WarmPool(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
-            warm_pool=self._warm_pool,
-            serving=serving,
-            prefill_slots=prefill_slots,
-            endings=self._endings,
             deadlines=self._deadlines,
             outbox=self.outbox,
             random=random,
             is_strict=is_strict,
         )
-        self._clients = ClientEvents(
-            self.fleet,
-            serving,
-            self._endings,
-            pausing,
-            self._attaching,
-            self.outbox,
-            self._daemon,
-        )
-        self._workers = WorkerEvents(self.fleet, serving, prefill_slots, self._attaching)
+        self.ledger = self.fleet.ledger
+        self._clients = ClientEvents(self.fleet, self.outbox, self._daemon)
         self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
@@ -189,7 +151,7 @@ class Core:
         self.outbox.take()  # what was left by an event that raised an error
         self._take(event)
         if isinstance(event, POOL_EVENTS):
-            self._warm_pool.settle(
+            self.fleet.warm_pool.settle(
                 self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
             )
         self.fleet.run_policies(event.now)
@@ -216,7 +178,12 @@ class Core:
 
     def outline(self) -> Outline:
         """Return what the machine around the daemon wants to know of it."""
-        return outline_of(self.fleet, self.ledger)
+        return Outline(
+            states=tuple((model.name, model.life.state) for model in self.fleet),
+            is_busy=any(request.stage is not Stage.PAUSED for request in self.ledger)
+            or any(_is_coming_up(model.life.phase) for model in self.fleet),
+            is_ending=self.fleet.is_shutting_down,
+        )
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
@@ -226,7 +193,7 @@ class Core:
         """Raise AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
-        self._attaching.check_invariants([request.key for request in self.ledger])
+        self.fleet.attaching.check_invariants([request.key for request in self.ledger])
         for request in self.ledger:
             assert self._deadlines.of(request.key) == request.next_deadline
 
@@ -244,7 +211,7 @@ class Core:
                 | WorkerUnlinked()
                 | Exited()
             ):
-                self._workers.take(event)
+                worker_events.take(self.fleet, event)
             case ClientSaid():
                 self._clients.said(event)
             case ClientGone():
@@ -254,9 +221,9 @@ class Core:
             case Tick():
                 self._on_tick(event.now)
             case PrewarmedReady(number=number, pid=pid):
-                self._warm_pool.is_ready(number, pid, event.now)
+                self.fleet.warm_pool.is_ready(number, pid, event.now)
             case PrewarmedEnded(number=number):
-                self._warm_pool.ended(number, event.now)
+                self.fleet.warm_pool.ended(number, event.now)
                 self.fleet.memory_changed()
                 self.fleet.look_at_all()
             case DownloadSaid():
@@ -307,7 +274,7 @@ class Core:
     def _request_due(self, key: RequestKey, now: float) -> None:
         request = self.ledger.get(key)
         if request is not None:
-            self._endings.due(self.fleet.touched_by(request), request, now)
+            self.fleet.endings.due(self.fleet.touched_by(request), request, now)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes
@@ -326,7 +293,7 @@ class Core:
                 self.fleet.touch(model)
         self.fleet.memory_changed(is_measured=True)
         self._squeeze(event.reading, event.now)
-        if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
+        if self.fleet.warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()
 
     def _squeeze(self, reading: Reading | None, now: float) -> None:

@@ -124,7 +124,7 @@ def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
         "model": life.name,
         "generation": life.generation,
         "pid": life.pid,
-        "ended_by": stopping.cause.name.lower() if stopping else "",
+        "ended_by": stopping.cause.value if stopping else "",
         "doing": doing,
         "steps": model.process.steps,
         "footprint_bytes": life.footprint_bytes,

@@ -29,22 +29,12 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim:
-    """There is room as soon as the others have given back what they do not need now; none goes.
-
-    Attributes:
-        reason: a phrase that follows the name of the model that is to be loaded.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evict:
     """There is room once these have gone; all of them are idle.
 
     Attributes:
-        models: which must go, the least recently used first.
+        models: which must go, the least recently used first; none if it is enough that the others
+            give back.
         reason: a phrase that follows the name of the model that is to be loaded.
         reclaims: whether the others must also give back what they do not need now.
     """
@@ -101,7 +91,7 @@ class Refuse:
     blockers: tuple[ModelName, ...]
 
 
-Verdict = Admit | Reclaim | Evict | Swap | Wait | Refuse
+Verdict = Admit | Evict | Swap | Wait | Refuse
 """What follows for one model that is to be loaded."""
 
 
@@ -143,7 +133,7 @@ def _never(request: LoadRequest, fixed: list[LoadedModel], budget_bytes: int) ->
         )
         reason = f"{size} of {budget}: {held}"
         blockers = tuple(one.name for one in fixed)
-    if request.urgency is Urgency.NOBODY:
+    if request.urgency is Urgency.NONE:
         return Wait(reason=reason)
     return Refuse(reason=reason, blockers=blockers)
 
@@ -178,7 +168,8 @@ class _Displacing:
         if isinstance(room, Fits):
             reclaims = room.spare_bytes < spare_bytes
             if reclaims and sum(late_bytes.values()) <= room.spare_bytes:
-                return Reclaim(reason=f"{short}; other models release memory they do not need")
+                reason = f"{short}; other models release memory they do not need"
+                return Evict(models=(), reason=reason, reclaims=True)
             reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
             return Wait(reason=reason, is_under_way=True, reclaims=reclaims)
         if isinstance(room, FitsWithout):
@@ -188,7 +179,7 @@ class _Displacing:
                 reason=f"{short}: {is_or_are(room.models)} idle",
                 reclaims=room.spare_bytes < spare_bytes,
             )
-        if request.urgency is Urgency.NOBODY:
+        if request.urgency is Urgency.NONE:
             return Wait(reason=f"{short}; other models are unloaded once it gets a request")
         return self._later(idle)
 

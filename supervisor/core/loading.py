@@ -20,7 +20,7 @@ from mlxsup.protocol.states import Priority, State
 from .errors import does_not_fit, load_failed
 from .kv_budget import bytes_to_load
 from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
-from .load_verdict import Admit, Evict, Reclaim, Refuse, Swap, Verdict, Wait, needs, verdict_on
+from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, Wait, needs, verdict_on
 from .memory.need import Need
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
@@ -169,7 +169,7 @@ def forecast(
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
             short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
-        case Reclaim(reason=reason):
+        case Evict(models=(), reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
         case Evict(models=names, reason=reason):
             return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}

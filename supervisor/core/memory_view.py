@@ -51,7 +51,7 @@ from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun
 from .settings import CoreSettings
-from .warm_pool import ENGINE, PrewarmedWorker, WarmPool
+from .warm_pool import ENGINE, Prewarmed, WarmPool
 
 CLASSES = tuple(Priority)
 
@@ -259,12 +259,12 @@ class LoadRequest:
         """Return what sorts the waiting models: those that crashed first, then the one that others
         are swapped out for, then those with a request or a command, the longest wait first; of two
         that came at the same moment, the one that has been found to lack memory."""
-        is_for_nobody = self.urgency is Urgency.NOBODY
+        is_unasked = self.urgency is Urgency.NONE
         has_not_lacked = self.lack is None
         return (
             not self.is_after_crash,
             not self.is_promised,
-            is_for_nobody,
+            is_unasked,
             self.since,
             has_not_lacked,
         )
@@ -313,7 +313,7 @@ class MemoryView:
     now: float
     loaded: Mapping[ModelName, LoadedModel]
     waiting: tuple[LoadRequest, ...] = ()
-    prewarmed: tuple[PrewarmedWorker, ...] = ()
+    prewarmed: tuple[Prewarmed, ...] = ()
     free_turns: int = 1
     free_turns_after_crash: int = 1
     swaps: bool = True
@@ -409,7 +409,7 @@ def _division(
         others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
         whole_bytes=budget.whole_bytes if budget else None,
         size_bytes=size_bytes,
-        is_awaited=any(one.lack and one.urgency is not Urgency.NOBODY for one in models),
+        is_awaited=any(one.lack and one.urgency is not Urgency.NONE for one in models),
         tried_again=frozenset(one.name for one in models if is_tried_again(one)),
     )
 
@@ -543,7 +543,7 @@ def _load_request(
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
     wants = _wanted_class(model, may_run)
-    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    is_unasked = model.urgency is Urgency.NONE and not model.paused
     return LoadRequest(
         name=model.name,
         needed_bytes=life.needed_bytes,
@@ -556,7 +556,7 @@ def _load_request(
         lack=phase.lack,
         place=_place_in_line(model, models, settings, may_run, now) if settings.swap else None,
         is_after_crash=phase.is_after_crash,
-        is_unwanted=life.why is Why.SWAP and is_for_nobody,
+        is_unwanted=life.why is Why.SWAP and is_unasked,
         takes_prewarmed=life.settings.launch.engine == ENGINE,
     )
 

@@ -401,7 +401,7 @@ class Model:
         """Who waits for it to be loaded."""
         if self.up_callers:
             return Urgency.COMMAND
-        return Urgency.REQUEST if self.queue else Urgency.NOBODY
+        return Urgency.REQUEST if self.queue else Urgency.NONE
 
     @property
     def measured_bytes(self) -> int:

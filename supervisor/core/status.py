@@ -15,13 +15,12 @@ from typing import Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST
-from mlxsup.protocol.pooling import Task, capabilities
+from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
 from .memory.budget import Budget
 from .memory_view import overshoot_bytes
@@ -121,9 +120,22 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         model.process.heartbeat,
         model.process.doing,
     )
-    task = _task(model)
+    settings, need, ready, running = (
+        life.settings,
+        life.need,
+        model.process.ready,
+        model.batch.running,
+    )
+    known = ready or need  # what its worker has said counts before what its files say
+    again = model.queue.again
     return {
-        **_names_map(model),
+        "name": model.name,
+        "aliases": list(settings.aliases),
+        "presets": {name: dict(given) for name, given in settings.presets.items()},
+        "adapters": dict(settings.launch.adapters),
+        "repo": settings.repo or None,
+        "revision": settings.revision or None,
+        "folder": life.launch.path or None,
         "state": life.state.value,
         "wanted": life.wanted.value,
         "why": life.why.value,
@@ -134,18 +146,26 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "pid": life.pid,
         "restarts": life.crash_restarts,
         "last_exit": asdict(life.last_exit) if life.last_exit else None,
-        "exits": _exits_map(life),
-        "cause": _cause(life),
+        "exits": [
+            {"reason": reason.value, "cause": cause.value, "count": count}
+            for (reason, cause), count in life.exits.items()
+        ],
+        "cause": life.download_cause or life.failure or None,
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
         "queued": len(model.queue),
         "queued_per_class": per_class_map(model),
-        "line": line_map(model, now),
-        "running": [request.id for request in model.batch.running.values()],
-        "rows": rows_map(model, now),
+        "line": [request_map(request, now) for request in islice(model.queue, MOST_LISTED)],
+        "running": [request.id for request in running.values()],
+        "rows": [request_map(request, now) for request in running.values()],
         "paused": [request.id for request in model.paused.values()],
-        "yielded": yielded_ids(model),
-        "paused_rows": paused_rows_map(model, now),
+        # Those whose rows have left for others return by themselves.
+        "yielded": [
+            one.id
+            for one in again
+            if one.pauses.is_paused and one.pauses.reason is not PauseReason.USER
+        ],
+        "paused_rows": [request_map(request, now) for request in model.paused.values()],
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
         "suspects": model.blame.suspects,
@@ -155,8 +175,11 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "steps": model.process.steps,
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
-        "pinned": life.settings.pinned,
-        **_planned_map(model),
+        "pinned": settings.pinned,
+        "needed_bytes": bytes_to_load(model),
+        "raised_bytes": need.raise_for(longest_stream(model)) if need else 0,
+        "reserved_bytes": life.reserved_bytes,
+        "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
         "memory_wait": memory_wait(model, now),
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
@@ -170,11 +193,13 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "prefill_chunk": beat.prefill_chunk if beat else None,
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
-        "backend": model.process.ready.backend if model.process.ready else None,
-        "context_length": _context_length(model),
-        "task": task.value if task else None,
-        "capabilities": _capabilities(model),
-        "dimensions": (model.process.ready.dimensions or None) if model.process.ready else None,
+        "backend": ready.backend if ready else None,
+        "context_length": ready.context_length if ready else need.context_tokens if need else None,
+        "task": known.task.value if known else None,
+        "capabilities": capabilities(known.task, takes_pictures=known.takes_pictures)
+        if known
+        else [],
+        "dimensions": (ready.dimensions or None) if ready else None,
         "batching": batching_map(model),
         "drafts": _drafts_map(model),
         "warnings": warnings_of(model),
@@ -212,69 +237,6 @@ def _drafts_map(model: Model) -> dict[str, Any] | None:
         "tokens": model.process.ready.draft_tokens if model.process.ready else None,
         "drafted": model.totals.drafted,
         "accepted": model.totals.draft_accepted,
-    }
-
-
-def _exits_map(life: Life) -> list[dict[str, Any]]:
-    """Return how many of its processes have ended each way."""
-    return [
-        {"reason": reason.value, "cause": cause.value, "count": count}
-        for (reason, cause), count in life.exits.items()
-    ]
-
-
-def _cause(life: Life) -> str | None:
-    """Why it is FAILED, or why its download is tried again."""
-    return life.download_cause or life.failure or None
-
-
-def _names_map(model: Model) -> dict[str, Any]:
-    """Return what the model may be called, and where its files are."""
-    settings = model.life.settings
-    presets = {name: dict(given) for name, given in settings.presets.items()}
-    return {
-        "name": model.name,
-        "aliases": list(settings.aliases),
-        "presets": presets,
-        "adapters": dict(settings.launch.adapters),
-        "repo": settings.repo or None,
-        "revision": settings.revision or None,
-        "folder": model.life.launch.path or None,
-    }
-
-
-def _context_length(model: Model) -> int | None:
-    """Tokens of prompt and answer: what its worker has said, or else what its files say; None if
-    they cannot be read."""
-    if model.process.ready is not None:
-        return model.process.ready.context_length
-    return model.life.need.context_tokens if model.life.need else None
-
-
-def _task(model: Model) -> Task | None:
-    """What it is for: what its worker has said, or else what its files say; None if they cannot be
-    read."""
-    if model.process.ready is not None:
-        return model.process.ready.task
-    return model.life.need.task if model.life.need else None
-
-
-def _capabilities(model: Model) -> list[str]:
-    """Return what it can do, as its worker has said, or else its files; empty if that is not
-    known."""
-    known = model.process.ready or model.life.need
-    return capabilities(known.task, takes_pictures=known.takes_pictures) if known else []
-
-
-def _planned_map(model: Model) -> dict[str, int | None]:
-    """What is planned for the model, and how much of what it needs is there because processes of
-    it ran out of memory."""
-    life = model.life
-    return {
-        "needed_bytes": bytes_to_load(model),
-        "raised_bytes": life.need.raise_for(longest_stream(model)) if life.need else 0,
-        "reserved_bytes": life.reserved_bytes,
-        "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
     }
 
 
@@ -443,27 +405,6 @@ def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
 def per_class_map(model: Model) -> dict[str, int]:
     """Return how many requests of a model wait in each class, as they stand in the line now."""
     return {priority.value: count for priority, count in model.queue.per_class.items()}
-
-
-def line_map(model: Model, now: float) -> list[dict[str, Any]]:
-    """The next requests of a model, in order."""
-    return [request_map(request, now) for request in islice(model.queue, MOST_LISTED)]
-
-
-def rows_map(model: Model, now: float) -> list[dict[str, Any]]:
-    """The running requests of a model."""
-    return [request_map(request, now) for request in model.batch.running.values()]
-
-
-def yielded_ids(model: Model) -> list[str]:
-    """The waiting requests whose rows have left for others, so that they return by themselves."""
-    again = model.queue.again
-    return [r.id for r in again if r.pauses.is_paused and r.pauses.reason is not PauseReason.USER]
-
-
-def paused_rows_map(model: Model, now: float) -> list[dict[str, Any]]:
-    """The requests of a model that a person has paused."""
-    return [request_map(request, now) for request in model.paused.values()]
 
 
 def paused_map(request: Request) -> dict[str, Any]:

@@ -126,17 +126,17 @@ def test_any_verdict_keeps_the_rules_H9_I2(
             assert everything - leaving - freed + needed <= size
             for one in gone:
                 assert everything - leaving - freed + one.reserved_bytes + needed > size
-            assert urgency is not Urgency.NOBODY
+            assert urgency is not Urgency.NONE
             if urgency is Urgency.REQUEST:
                 assert all(resident.ripe_at <= NOW for resident in gone)
         case Wait(until=until, is_under_way=is_under_way):
             assert everything + needed > size
             assert until is None or until > NOW
             assert is_under_way == (everything - leaving + needed <= size)
-            assert never + needed <= size or urgency is Urgency.NOBODY
+            assert never + needed <= size or urgency is Urgency.NONE
         case Refuse():
             assert never + needed > size
-            assert urgency is not Urgency.NOBODY
+            assert urgency is not Urgency.NONE
 
 
 # Which models fit together

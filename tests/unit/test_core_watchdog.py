@@ -641,7 +641,7 @@ def test_a_worker_that_counts_its_steps_wrongly_is_killed(step: int) -> None:
     driver.worker(Step(step=step))
     assert driver.signals() == [WorkerSignal.KILL]
     driver.exit(signal="SIGKILL")
-    assert f"(counted step {step} after step 1)" in "\n".join(driver.model().life.story)
+    assert f"counted step {step} after step 1)" in "\n".join(driver.model().life.story)
 
 
 def messages(key: RequestKey) -> list[WorkerMessage]:

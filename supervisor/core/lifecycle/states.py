@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import ClassVar
 
 from mlxsup.protocol.ids import ModelName
@@ -13,7 +13,7 @@ KEPT_BACKOFF_S = 5.0
 """A model that crashed keeps the memory that is reserved for it if its next start is nearer."""
 
 
-class StopCause(Enum):
+class StopCause(StrEnum):
     """Why a worker is being ended; decides what follows its exit."""
 
     ASKED = auto()
@@ -69,7 +69,7 @@ class Stopped(_Phase):
 class Urgency(Enum):
     """Who waits for a load; decides which models it may evict."""
 
-    NOBODY = auto()
+    NONE = auto()
     """It takes what is free, such as a preload."""
     REQUEST = auto()
     """It evicts models that are idle and had their time."""

@@ -35,7 +35,6 @@ from .states import (
 )
 from .triggers import (
     BecameReady,
-    Broke,
     Changed,
     Died,
     DownWaitersEnd,
@@ -43,11 +42,11 @@ from .triggers import (
     Due,
     Erased,
     Evicted,
+    Faulted,
     FilesCompared,
     FilesDoubted,
     GivenUp,
     Greeted,
-    GreetedByOtherVersion,
     HasFiles,
     HasMemory,
     HasPid,
@@ -55,7 +54,6 @@ from .triggers import (
     Hurry,
     LacksFiles,
     LacksMemory,
-    LoadedTooLarge,
     NoFiles,
     NoMemory,
     Outcome,
@@ -66,8 +64,6 @@ from .triggers import (
     RowsGiveWay,
     RowsLeave,
     RunningEnds,
-    Stalled,
-    Suspended,
     SwapCalledOff,
     SwappedOut,
     Trigger,
@@ -85,6 +81,15 @@ DOING = {
     LoadPhase.MATERIALISE: "its weights were read",
     LoadPhase.WARMUP: "it was warmed up",
 }
+
+FIRST_STAGE = {
+    StopCause.STALL: StopStage.DUMP,
+    StopCause.SUSPENDED: StopStage.KILL,
+    StopCause.BROKEN: StopStage.KILL,
+    StopCause.VERSION: StopStage.TERM,
+    StopCause.TOO_LARGE: StopStage.TERM,
+}
+"""How a process with this fault is ended at first."""
 
 
 class ImpossibleTransitionError(Exception):
@@ -250,8 +255,6 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             _advance(life, phase, LoadPhase.IMPORT, 0.0, now)
         case Progressed(phase=load_phase, progress=progress):
             _advance(life, phase, load_phase, progress, now)
-        case LoadedTooLarge(detail=detail):
-            life.stop(StopCause.TOO_LARGE, now, stage=StopStage.TERM, detail=detail)
         case BecameReady():
             life.has_been_ready = True
             if life.why is Why.RESTART:
@@ -443,15 +446,7 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
             exits.given_up(life, trigger, now)
         case Died():
             exits.died(life, trigger, now)
-        case (
-            Greeted()
-            | GreetedByOtherVersion()
-            | Progressed()
-            | LoadedTooLarge()
-            | BecameReady()
-            | Broke()
-            | FilesCompared()
-        ):
+        case Greeted() | Progressed() | BecameReady() | FilesCompared() | Faulted():
             pass
         case _:
             raise _impossible(life, trigger)
@@ -460,16 +455,8 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
 def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
     """It loads, serves or drains, and its process does what it must not do, or has ended."""
     match trigger:
-        case GreetedByOtherVersion(version=version):
-            detail = f"mlxsup was upgraded to {version}; restart the daemon"
-            life.stop(StopCause.VERSION, now, stage=StopStage.TERM, detail=detail)
-        case Broke(detail=detail):
-            life.stop(StopCause.BROKEN, now, stage=StopStage.KILL, detail=detail)
-        case Stalled(detail=detail) if not isinstance(life.phase, Loading):
-            life.stop(StopCause.STALL, now, stage=StopStage.DUMP, detail=detail)
-        case Suspended():
-            detail = "another program stopped its process (SIGSTOP)"
-            life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
+        case Faulted(cause=cause, detail=detail):
+            life.stop(cause, now, stage=FIRST_STAGE[cause], detail=detail)
         case HitBug(detail=detail):
             life.stop(StopCause.INTERNAL, now, stage=StopStage.KILL, detail=detail)
         case Died():
@@ -482,7 +469,6 @@ def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
 
 
 def _impossible(life: Life, trigger: Trigger) -> ImpossibleTransitionError:
-    """HELLO and READY after READY are `Broke`."""
     name = type(trigger).__name__
     return ImpossibleTransitionError(f"{life.name}: no rule for {name} in {life.state}")
 

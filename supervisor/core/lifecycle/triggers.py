@@ -18,7 +18,7 @@ from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.death_cause import Cause
 from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
-from .states import Fetching, Shortage
+from .states import Fetching, Shortage, StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,25 +244,11 @@ class Greeted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GreetedByOtherVersion:
-    """HELLO, from a worker of another version."""
-
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
     """The load has progressed."""
 
     phase: LoadPhase
     progress: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTooLarge:
-    """READY, but the `memory` of its entry leaves no room for a request."""
-
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,22 +262,19 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broke:
-    """The worker sent something that it must not send."""
+class Faulted:
+    """The process does what it must not do, or nothing.
 
+    Attributes:
+        cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
+            end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
+            VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
+            its entry leaves no room for a request.
+        detail: what is wrong, a phrase for people.
+    """
+
+    cause: StopCause
     detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stalled:
-    """A step does not end, or the process runs without a sign of life (F5, F6)."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspended:
-    """The process was stopped from outside (F7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,14 +369,10 @@ Trigger = (
     | FilesCompared
     | HasPid
     | Greeted
-    | GreetedByOtherVersion
     | Progressed
-    | LoadedTooLarge
     | BecameReady
     | Drained
-    | Broke
-    | Stalled
-    | Suspended
+    | Faulted
     | HitBug
     | Due
     | Hurry
