@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from mlxsup.protocol.client_messages import (
     AddModel,
@@ -23,7 +23,7 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
     Unload,
 )
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import RemoteError, unfit
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.log_level import ChangeLogLevel
@@ -172,7 +172,7 @@ class ClientEvents:
             case Ping():
                 self._outbox.reply(caller, {})
             case StatusQuery():
-                value = self.status(now)
+                value = status_map(fleet, self._daemon, now)
                 if message.debug:
                     value["flight"] = self._outbox.journal.entries(now)
                 self._outbox.reply(caller, value)
@@ -187,11 +187,7 @@ class ClientEvents:
         for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):
             value = getattr(message, name)
             if value is not None and value < 0:
-                raise RemoteError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"{name} must be 0 seconds or more, not {value:g}",
-                    detail={"parameter": name},
-                )
+                raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
         check_keep_alive(message.keep_alive)
         if self._fleet.attaching.listens(caller):
             raise duplicate_id(caller.id)
@@ -292,11 +288,7 @@ class ClientEvents:
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
-                "timeout_s must be 0 seconds or more",
-                detail={"parameter": "timeout_s"},
-            )
+            raise unfit("timeout_s", "timeout_s must be 0 seconds or more")
         limit_s = message.timeout_s
         if limit_s is None:
             limit_s = self._fleet.settings.drain_timeout_s
@@ -324,20 +316,6 @@ class ClientEvents:
         self._readers.clear()
 
     # ------------------------------------------------------------ questions
-
-    def status(self, now: float) -> dict[str, Any]:
-        """Return what `status --json` prints."""
-        settings = self._fleet.settings
-        warm_pool = self._fleet.warm_pool.status(settings, now)
-        return status_map(
-            self._fleet,
-            self._fleet.ledger,
-            self._daemon,
-            settings.budget,
-            now,
-            warm_pool=warm_pool,
-            is_ending=self._fleet.is_shutting_down,
-        )
 
     def _on_subscribe(self, caller: Caller) -> None:
         subscriptions = self._outbox.subscriptions

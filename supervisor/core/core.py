@@ -56,10 +56,10 @@ from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .outbox import Outbox
-from .reload import changed_settings, differences, ends_process, foreseen, foreseen_memory
+from .reload import changed_settings, differences, ends_process, foreseen
 from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
-from .status import Daemon
+from .status import Daemon, status_map
 
 POOL_EVENTS = (
     PrewarmedEnded,
@@ -161,7 +161,7 @@ class Core:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return what `status --json` prints."""
-        return self._clients.status(now)
+        return status_map(self.fleet, self._daemon, now)
 
     def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
         """Return how many requests run, and how many seconds a shutdown gives them.
@@ -308,8 +308,6 @@ class Core:
             self.fleet.look_at_all()
         if budget.size_bytes != before.size_bytes:
             self.outbox.add(BudgetChanged(budget=budget))
-        if overshoot_bytes(self.fleet, budget):
-            self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
         if self.fleet.is_shutting_down:
@@ -326,7 +324,7 @@ class Core:
         settings = replace(event.settings, budget=budget)
         self.fleet.reload(settings, event.models, event.now)
         self.fleet.appraised(event.needs)
-        over_bytes = overshoot_bytes(self.fleet, settings.budget)
+        over_bytes = overshoot_bytes(self.fleet, settings, event.now)
         if event.caller is not None:
             answer = {
                 **changes,
@@ -338,13 +336,10 @@ class Core:
             self.outbox.reply(event.caller, answer)
 
     def _foreseen(self, event: Reloaded) -> dict[str, Any]:
-        drain_s = event.settings.drain_timeout_s
-        memory = foreseen_memory(self.fleet, event.settings, event.models, event.needs, event.now)
         return {
             "later": list(event.later),
             "unread": dict(event.unread),
-            "foreseen": foreseen(self.fleet, event.models, drain_s, event.now),
-            **memory,
+            **foreseen(self.fleet, event.settings, event.models, event.needs, event.now),
         }
 
     # ------------------------------------------------------------ after every event

@@ -8,7 +8,7 @@ the memory budget through rows. The core plans with what a worker computes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
 from .lifecycle.states import Ready, Stopping
+from .memory.fit import equal_shares
 from .requests.ledger import Request, Stage
 
 if TYPE_CHECKING:
@@ -575,23 +576,9 @@ def _shares(division: Division) -> dict[ModelName, int]:
         return {one.name: one.size_bytes or 0 for one in members}
     least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
     free_bytes = division.size_bytes - division.others_bytes - least_bytes
-    extras = equal_shares(free_bytes, {one.name: one.claim for one in members})
+    extras = equal_shares(
+        free_bytes, {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
+    )
     return {
         one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
     }
-
-
-def equal_shares(free_bytes: int, claims: Mapping[ModelName, Claim]) -> dict[ModelName, int]:
-    """Return what each model gets beyond its least: equal shares, and none more than it can use.
-
-    Args:
-        free_bytes: what is left once each has its least; if that is nothing, none gets any.
-        claims: of the models.
-    """
-    extras = {name: max(0, c.wanted_bytes - c.least_bytes) for name, c in claims.items()}
-    left_bytes, shares = max(0, free_bytes), {}
-    order = sorted(extras, key=lambda name: (extras[name], name))
-    for place, name in enumerate(order):
-        shares[name] = min(extras[name], left_bytes // (len(order) - place))
-        left_bytes -= shares[name]
-    return shares

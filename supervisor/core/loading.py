@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import Load
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State
 
@@ -36,12 +36,8 @@ def launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Laun
     if context_length is None:
         return launch
     if not 0 <= context_length <= MAX_CONTEXT_LENGTH:
-        raise RemoteError(
-            ErrorCode.INVALID_REQUEST,
-            f"context_length must be an integer from 0 to {MAX_CONTEXT_LENGTH},"
-            f" not {context_length}",
-            detail={"parameter": "context_length"},
-        )
+        limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
+        raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
     return replace(launch, context_length=context_length)
 
 
@@ -54,11 +50,7 @@ def refuse_dry(load: Load) -> None:
     if load.context_length is None and load.keep_alive is None:
         return
     name = "keep_alive" if load.context_length is None else "context_length"
-    raise RemoteError(
-        ErrorCode.INVALID_REQUEST,
-        f"a dry run uses the configured settings; remove {name}",
-        detail={"parameter": name},
-    )
+    raise unfit(name, f"a dry run uses the configured settings; remove {name}")
 
 
 def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> None:
@@ -73,12 +65,8 @@ def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> No
         RemoteError: `invalid_request`.
     """
     if need is not None and launch.context_length > need.context_tokens:
-        raise RemoteError(
-            ErrorCode.INVALID_REQUEST,
-            f"{model.name} has a context of {need.context_tokens} tokens, not of"
-            f" {launch.context_length}",
-            detail={"parameter": "context_length"},
-        )
+        has = f"{model.name} has a context of {need.context_tokens} tokens"
+        raise unfit("context_length", f"{has}, not of {launch.context_length}")
 
 
 def check_room(

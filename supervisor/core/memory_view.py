@@ -299,7 +299,6 @@ class MemoryView:
             that a model that was serving comes back without waiting for one that never was.
         swaps: whether busy models may be swapped out.
         leave_s: how long rows of a model that is swapped out may take to leave.
-        overshoot_bytes: how much of what is reserved must still go, of any model that may.
         caches: what workers keep for reuse.
         is_reclaiming: whether workers may still be giving back what they were asked for.
         is_measured: whether the memory of the processes has just been measured.
@@ -318,13 +317,20 @@ class MemoryView:
     free_turns_after_crash: int = 1
     swaps: bool = True
     leave_s: float = 0.0
-    overshoot_bytes: int = 0
     caches: tuple[Cache, ...] = ()
     is_reclaiming: bool = False
     is_measured: bool = False
     ran_out: ModelName | None = None
     division: Division | None = None
     are_rows_leaving: bool = False
+
+    @property
+    def overshoot_bytes(self) -> int:
+        """Return how much of what is reserved must still go, of any model that may."""
+        if self.budget is None:
+            return 0
+        staying = (one for one in self.loaded.values() if not one.is_leaving)
+        return max(0, sum(one.reserved_bytes for one in staying) - self.budget.kept_bytes)
 
     def beside(self, name: ModelName) -> list[LoadedModel]:
         """Return the other models that hold memory."""
@@ -375,7 +381,6 @@ def view_of(
         - sum(life.is_after_crash for life in loading),
         swaps=settings.swap,
         leave_s=settings.drain_timeout_s,
-        overshoot_bytes=overshoot_bytes(everybody, settings.budget),
         caches=tuple(
             Cache(
                 model.name,
@@ -436,12 +441,10 @@ def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -
     return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
 
 
-def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
+def overshoot_bytes(models: Iterable[Model], settings: CoreSettings, now: float) -> int:
     """Return how much of what is reserved must still go, of any model that may."""
-    if budget is None:
-        return 0
-    staying = (one for one in models if _standing(one) is not Standing.LEAVING)
-    return max(0, sum(model.life.reserved_bytes for model in staying) - budget.kept_bytes)
+    loaded = {one.name: one for one in loaded_models(models, settings, now)}
+    return MemoryView(budget=settings.budget, now=now, loaded=loaded).overshoot_bytes
 
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:

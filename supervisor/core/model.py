@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
@@ -46,23 +46,8 @@ def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
     if value is None or value == FOR_EVER or least_s <= value < math.inf:
         return
     least = "above 0" if least_s else "of 0 or more"
-    raise RemoteError(
-        ErrorCode.INVALID_REQUEST,
-        f"keep_alive must be seconds {least}, or -1 to keep the model loaded, not {value:g}",
-        detail={"parameter": "keep_alive"},
-    )
-
-
-def stays_s(keep_alive_s: float | None, configured_s: float) -> float | None:
-    """Return how long a model stays after it has become idle, in seconds; None: for ever.
-
-    Args:
-        keep_alive_s: of its latest request or load; None: that said nothing.
-        configured_s: the key `idle_unload_s`, in which 0 means for ever.
-    """
-    if keep_alive_s is None:
-        return configured_s or None
-    return None if keep_alive_s == FOR_EVER else keep_alive_s
+    allowed = f"seconds {least}, or -1 to keep the model loaded"
+    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")
 
 
 MACHINE_SHARE = 0.9
@@ -454,7 +439,9 @@ class Model:
     @property
     def idle_limit_s(self) -> float | None:
         """Return the seconds that it stays after it has become idle; None: for ever."""
-        return stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
+        if self.keep_alive_s is None:
+            return self.life.settings.idle_unload_s or None
+        return None if self.keep_alive_s == FOR_EVER else self.keep_alive_s
 
     def unloads_in_s(self, now: float) -> float | None:
         """In how many seconds it goes as idle, if nothing is asked of it; None: it does not."""

@@ -16,7 +16,7 @@ from .kv_budget import longest_stream
 from .lifecycle.life import Life
 from .lifecycle.states import Urgency
 from .lifecycle.transitions import apply
-from .lifecycle.triggers import Erased, Reconfigured, Removed
+from .lifecycle.triggers import Erased, Outcome, Reconfigured, Removed
 from .load_verdict import Refuse, verdict_on
 from .memory.need import Need, bounded
 from .memory_plan import idle_to_evict
@@ -90,65 +90,16 @@ def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> b
 
 
 def foreseen(
-    models: Iterable[Model], entries: Sequence[ModelSettings], drain_s: float, now: float
-) -> list[dict[str, Any]]:
-    """Return what a reload would do to each model that it concerns, for `reload --dry-run`.
-
-    The table of transitions is asked with copies of the lives, so it cannot differ from a reload.
-
-    Returns:
-        For each: `model`, `change` (`added`, `changed` or `removed`), `state` (None if it is new),
-        `becomes` (None if nothing is left of it at once) and how many requests are `running`.
-    """
-    by_name = {entry.name: entry for entry in entries}
-    there = {m.name: m for m in models if m.life.wanted is not Wanted.GONE}
-    found: list[dict[str, Any]] = []
-    for model in there.values():
-        trigger = reload_trigger(model, by_name, drain_s)
-        is_removed = isinstance(trigger, Removed)
-        if isinstance(trigger, Reconfigured) and trigger.settings == model.life.settings:
-            continue
-        life = deepcopy(model.life)
-        outcomes = apply(life, trigger, now)
-        is_erased = any(isinstance(outcome, Erased) for outcome in outcomes)
-        found.append(
-            {
-                "model": model.name,
-                "change": "removed" if is_removed else "changed",
-                "state": model.life.state.value,
-                "becomes": None if is_erased else life.state.value,
-                "running": len(model.batch.running),
-            }
-        )
-    for entry in entries:
-        if entry.name not in there:
-            state = State.PENDING if entry.preload else State.STOPPED
-            found.append(
-                {
-                    "model": entry.name,
-                    "change": "added",
-                    "state": None,
-                    "becomes": state.value,
-                    "running": 0,
-                }
-            )
-    return found
-
-
-# ---------------------------------------------------------------- memory
-
-
-def foreseen_memory(
     models: Iterable[Model],
     settings: CoreSettings,
     entries: Sequence[ModelSettings],
     needs: Mapping[ModelName, Need],
     now: float,
 ) -> dict[str, Any]:
-    """Return how much more than the budget would be reserved, and what follows for whom; nothing
-    changes.
+    """Return what a reload would do, for `reload --dry-run`; nothing changes.
 
-    The table of transitions and the memory plan are asked with copies of the lives.
+    The table of transitions and the memory plan are asked with copies of the lives, so it cannot
+    differ from a reload.
 
     Args:
         models: those that there are.
@@ -158,51 +109,67 @@ def foreseen_memory(
         now: monotonic seconds.
 
     Returns:
-        `over_budget_bytes`; `evicts`, the names of the idle models that would be evicted at once;
+        `foreseen`: for each model that it concerns `model`, `change` (`added`, `changed` or
+        `removed`), `state` (None if it is new), `becomes` (None if nothing is left of it at once)
+        and how many requests are `running`. `over_budget_bytes`, how much more than the budget
+        would be reserved; `evicts`, the names of the idle models that would be evicted at once;
         `still_over_bytes`, what only busy models could free; and `refuses`: a `model` and a
         `reason`, a phrase, for each that could not be loaded with all others gone.
     """
+    by_name = {entry.name: entry for entry in entries}
+    known = {model.name for model in models if model.life.wanted is not Wanted.GONE}
+    if settings.budget is not None:
+        pinned = {entry.name for entry in entries if entry.pinned}
+        needs = bounded(needs, pinned, settings.budget.whole_bytes)
+    changes: list[dict[str, Any]] = []
+    there: list[Model] = []
+    for model in models:
+        life = deepcopy(model.life)
+        life.stream_tokens = longest_stream(model)
+        trigger = reload_trigger(model, by_name, settings.drain_timeout_s)
+        outcomes: list[Outcome] = []
+        if life.name in by_name or life.name in known:
+            outcomes = apply(life, trigger, now)
+        is_erased = any(isinstance(outcome, Erased) for outcome in outcomes)
+        if life.name in known and by_name.get(life.name) != model.life.settings:
+            change = {
+                "model": life.name,
+                "change": "removed" if isinstance(trigger, Removed) else "changed",
+                "state": model.life.state.value,
+                "becomes": None if is_erased else life.state.value,
+                "running": len(model.batch.running),
+            }
+            changes.append(change)
+        if not is_erased:
+            life.appraise(needs.get(life.name))
+            there.append(replace(model, life=life))
+    for entry in entries:
+        if entry.name not in known:
+            state = State.PENDING if entry.preload else State.STOPPED
+            change = {"model": entry.name, "change": "added", "state": None}
+            changes.append({**change, "becomes": state.value, "running": 0})
+    added = list(_added(there, entries, needs))
+    return {"foreseen": changes, **_memory(there, added, settings, now)}
+
+
+def _memory(
+    there: list[Model], added: list[Life], settings: CoreSettings, now: float
+) -> dict[str, Any]:
     budget = settings.budget
     if budget is None:
         return {"over_budget_bytes": 0, "evicts": [], "still_over_bytes": 0, "refuses": []}
-    pinned = {entry.name for entry in entries if entry.pinned}
-    known = bounded(needs, pinned, budget.whole_bytes)
-    there = list(_after(models, settings, entries, known, now))
-    added = list(_added(there, entries, known))
     loaded = [*loaded_models(there, settings, now), *_pinned(added)]
-    staying = [one for one in loaded if one.standing is not Standing.LEAVING]
     view = MemoryView(budget=budget, now=now, loaded={one.name: one for one in loaded})
     evicts = idle_to_evict(view)
-    reserved_bytes = sum(one.reserved_bytes for one in staying)
-    busy = [one for one in staying if one.name not in evicts]
-    least_bytes = sum(one.reserved_bytes - one.spare_bytes for one in busy)
+    busy = [one for one in loaded if not one.is_leaving and one.name not in evicts]
+    least_bytes = sum(one.least_bytes for one in busy)
     lives = [model.life for model in there if model.life.wanted is not Wanted.GONE] + added
     return {
-        "over_budget_bytes": max(0, reserved_bytes - budget.kept_bytes),
+        "over_budget_bytes": view.overshoot_bytes,
         "evicts": list(evicts),
         "still_over_bytes": max(0, least_bytes - budget.kept_bytes),
         "refuses": list(_refused(lives, replace(view, budget=budget.whole()))),
     }
-
-
-def _after(
-    models: Iterable[Model],
-    settings: CoreSettings,
-    entries: Sequence[ModelSettings],
-    needs: Mapping[ModelName, Need],
-    now: float,
-) -> Iterator[Model]:
-    """The models that there are, as they would be right after the reload."""
-    by_name = {entry.name: entry for entry in entries}
-    for model in models:
-        life = deepcopy(model.life)
-        life.stream_tokens = longest_stream(model)
-        if life.name in by_name or life.wanted is not Wanted.GONE:
-            outcomes = apply(life, reload_trigger(model, by_name, settings.drain_timeout_s), now)
-            if any(isinstance(outcome, Erased) for outcome in outcomes):
-                continue
-        life.appraise(needs.get(life.name))
-        yield replace(model, life=life)
 
 
 def _added(

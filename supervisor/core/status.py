@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST
@@ -22,12 +22,14 @@ from mlxsup.protocol.worker_messages import Heartbeat
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
-from .memory.budget import Budget
 from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .requests.ledger import Ledger, Request, Stage
 from .requests.queue import URGENT
 from .sharing.accounts import Account
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 SCHEMA_VERSION = 1
 
@@ -49,21 +51,12 @@ class Daemon:
     machine_bytes: int = 0
 
 
-def status_map(
-    models: Iterable[Model],
-    ledger: Ledger,
-    daemon: Daemon,
-    budget: Budget | None,
-    now: float,
-    *,
-    warm_pool: dict[str, Any],
-    is_ending: bool,
-) -> dict[str, Any]:
+def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
-    fleet = list(models)
+    budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.totals.engine_s for model in fleet)
-    over_bytes = overshoot_bytes(fleet, budget)
+    over_bytes = overshoot_bytes(fleet, fleet.settings, now)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
@@ -71,7 +64,7 @@ def status_map(
         "schema_version": SCHEMA_VERSION,
         **daemon.facts,
         "uptime_s": now - daemon.started_at,
-        "stopping": _stopping_map(fleet, now) if is_ending else None,
+        "stopping": _stopping_map(fleet, now) if fleet.is_shutting_down else None,
         "memory": {
             **_amounts_map(rows),
             "budget_bytes": budget.whole_bytes if budget else None,
@@ -85,7 +78,7 @@ def status_map(
         },
         "warm_pool": warm_pool,
         "gateway": daemon.gateway.status(now) if daemon.gateway else None,
-        "queue": queue_map(fleet, ledger),
+        "queue": queue_map(fleet, fleet.ledger),
         "models": rows,
     }
 

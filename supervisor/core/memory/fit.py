@@ -270,15 +270,22 @@ def _share_out(
         {name: need.whole_row_bytes for name, need in needs.items()},
         {name: need.wanted_bytes for name, need in needs.items()},
     ):
-        spare = budget_bytes - sum(granted.values())
-        # The one that lacks least comes first: what it leaves of its part is for the others.
-        waiting = sorted(granted, key=lambda name: wanted[name] - granted[name])
-        for place, name in enumerate(waiting):
-            part = spare // (len(waiting) - place)
-            more = max(0, min(part, wanted[name] - granted[name]))
-            granted[name] += more
-            spare -= more
+        lacking = {name: wanted[name] - size for name, size in granted.items()}
+        shares = equal_shares(budget_bytes - sum(granted.values()), lacking)
+        granted = {name: size + shares[name] for name, size in granted.items()}
     return granted
+
+
+def equal_shares(free_bytes: int, wanted: Mapping[ModelName, int]) -> dict[ModelName, int]:
+    """Return what each model gets of what is free: equal shares, and none more than it can use."""
+    left_bytes, shares = max(0, free_bytes), {}
+    # The one that can use least comes first: what it leaves of its share is for the others.
+    order = sorted(wanted, key=lambda name: (wanted[name], name))
+    for place, name in enumerate(order):
+        part_bytes = left_bytes // (len(order) - place)
+        shares[name] = max(0, min(wanted[name], part_bytes))
+        left_bytes -= shares[name]
+    return shares
 
 
 def required_bytes(candidates: Sequence[Candidate]) -> int:
