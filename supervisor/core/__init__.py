@@ -1,5 +1,7 @@
 """The pure part of the supervisor: events in, actions out; no clock, no sockets, no processes.
 
+`now` is in monotonic seconds, wherever it is passed.
+
 The shell (`supervisor/app.py`) calls `Core.handle(event)` and carries out the actions that it
 returns, in order. One turn:
 

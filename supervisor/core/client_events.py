@@ -76,13 +76,7 @@ from .status import (
 
 
 class ClientEvents:
-    """Handles every event of a client.
-
-    Args:
-        fleet: the models and the requests.
-        outbox: takes what clients are sent.
-        daemon: what the status says about the daemon itself.
-    """
+    """Handles every event of a client."""
 
     def __init__(self, fleet: Fleet, outbox: Outbox, daemon: Daemon) -> None:
         self._fleet = fleet

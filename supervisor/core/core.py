@@ -101,7 +101,6 @@ class Core:
     """The pure core.
 
     Args:
-        settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
         facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
@@ -109,8 +108,6 @@ class Core:
         gateway: where the gateway listens; None: there is none.
 
     Attributes:
-        fleet: the models.
-        ledger: the open requests.
         outbox: the actions of the event being handled.
     """
 

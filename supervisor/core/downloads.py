@@ -44,10 +44,6 @@ class Downloads:
     Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
     given another entry no longer waits, and the download of which no model waits is ended. What has
     arrived is kept on the disk.
-
-    Args:
-        outbox: takes the actions.
-        trigger: puts a trigger to the life of a model.
     """
 
     def __init__(self, outbox: Outbox, trigger: Callable[[Model, Trigger, float], None]) -> None:

@@ -120,16 +120,12 @@ class Fleet:
     """The models by name; the only place in which a trigger meets a life.
 
     Args:
-        settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
-        deadlines: where the times of models and requests are kept.
-        outbox: takes the actions.
         random: draws the jitter of restarts.
         is_strict: raise at an impossible transition.
 
     Attributes:
         settings: the `[supervisor]` table as it was last read.
-        by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         ledger: the open requests, which `serving`, `pausing`, `attaching` and `endings` move.
@@ -281,7 +277,6 @@ class Fleet:
         """End every process, and start none again.
 
         Args:
-            now: monotonic seconds.
             is_immediate: without letting running requests finish.
             drain_s: otherwise, how long they may take; None for the configured limit.
         """
@@ -330,6 +325,7 @@ class Fleet:
         model = self.by_name.get(name)
         if model is None:
             return
+        self.touch(model)
         self.look_after(model, now)
         when = model.state_deadline()
         if when is None or now < when:
@@ -343,7 +339,6 @@ class Fleet:
 
     def look_after(self, model: Model, now: float) -> None:
         """Act on what the process's signs of life mean."""
-        self.touch(model)
         life, watch = model.life, model.process.watch
         if watch is None or life.state not in WATCHED:
             return
@@ -359,6 +354,10 @@ class Fleet:
                 self.fault(model, StopCause.BROKEN, watch.describe(now), now)
             case Alarm.NONE:
                 pass
+        if model.queue:
+            self.touch(model)
+        else:  # nothing can start: a beat moves the deadline, and nothing else
+            self._deadlines.set(model.name, self.prefill_slots.deadline(model))
 
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judge what the end of a process says about its requests, and apply it; the story, the

@@ -352,12 +352,7 @@ def was_measured(model: Model, now: float) -> bool:
 
 
 def takes_part(model: Model, *, has_budget: bool) -> bool:
-    """True if what is free is divided among this model, too.
-
-    Args:
-        model: which.
-        has_budget: whether there is a memory budget.
-    """
+    """True if what is free is divided among this model, too."""
     if model.life.state not in SERVES or not has_row_budget(model):
         return False
     return has_budget or is_given(model) or model.batch.budget is not None
@@ -408,13 +403,10 @@ class Member:
     """A model that serves and whose rows have a budget, at one moment.
 
     Attributes:
-        name: its name.
         claim: what its rows need and can use.
         bare_bytes: what it takes without any row.
         raise_bytes: what is reserved besides because processes before this one ran out of memory.
         rows_bytes: what its rows hold, and need to grow by one step.
-        reserved_bytes: what is reserved for it.
-        measured_bytes: what its process was measured at.
         kept_bytes: what stays reserved however few rows there are: it is pinned, or was given it.
         size_bytes: what its rows were told to take; None: they have not been told yet.
         most_bytes: the largest budget that its worker may still keep to.
@@ -451,7 +443,6 @@ class Division:
     """What is divided.
 
     Attributes:
-        members: the models.
         others_bytes: what is reserved for all other models.
         whole_bytes: the memory budget while memory is not short; None: there is none.
         size_bytes: what models may take now, less what prewarmed workers hold or will; None as
@@ -473,7 +464,6 @@ class Part:
     """What one model gets of the division.
 
     Attributes:
-        name: of the model.
         could_bytes: what its rows could take if all others gave back what they may.
         raise_bytes: what stays reserved because processes before this one ran out of memory.
         size_bytes: what its worker is told now; None: nothing.
@@ -491,7 +481,6 @@ def divide(division: Division, *, is_short: bool) -> list[Part]:
     """Divide the memory that is free for rows.
 
     Args:
-        division: the facts.
         is_short: whether every model must give back what it does not need now.
 
     Returns:

@@ -139,14 +139,7 @@ def _never(request: LoadRequest, fixed: list[LoadedModel], budget_bytes: int) ->
 
 
 class _Displacing:
-    """A load that has no room next to what is there.
-
-    Args:
-        request: the load.
-        view: the models.
-        budget: what they may take.
-        short: how a sentence about the load begins.
-    """
+    """A load that has no room next to what is there."""
 
     def __init__(self, request: LoadRequest, view: MemoryView, budget: Budget, short: str) -> None:
         self._request = request

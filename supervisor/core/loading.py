@@ -57,9 +57,7 @@ def check_context(model: Model, need: Need | None, launch: LaunchSettings) -> No
     """Refuse another launch with a longer context than the model has, before its process ends.
 
     Args:
-        model: which.
         need: what it needs with that launch; None: its files cannot be read.
-        launch: what is asked for.
 
     Raises:
         RemoteError: `invalid_request`.
@@ -76,11 +74,7 @@ def check_room(
     what it needs must fit into the whole budget next to what never goes, as at a reload.
 
     Args:
-        model: which.
         need: what it needs then; None: its files cannot be read, which its load will say.
-        models: all of them.
-        settings: the budget.
-        now: monotonic seconds.
 
     Raises:
         RemoteError: `insufficient_memory`.

@@ -137,7 +137,6 @@ class LoadedModel:
     """A model that holds a part of the budget.
 
     Attributes:
-        name: its name.
         reserved_bytes: how much it holds.
         standing: what can be done about it.
         needed_bytes: what it would need to be loaded again.
@@ -219,7 +218,6 @@ class LoadRequest:
     """A model that waits to be loaded.
 
     Attributes:
-        name: its name.
         needed_bytes: what it needs.
         urgency: who waits for it.
         wants: the class of the request that waits first, as it was asked for; a load command
@@ -274,7 +272,6 @@ class Cache(NamedTuple):
     """What the worker of a model that is READY keeps for reuse.
 
     Attributes:
-        name: of the model.
         size_bytes: how much it could give back.
         may_be_asked: whether it was last asked to long ago.
     """
@@ -290,7 +287,6 @@ class MemoryView:
 
     Attributes:
         budget: what they may take together; None: any amount.
-        now: monotonic seconds.
         loaded: the models that hold a part of the budget, by name.
         waiting: the models that wait for a load, and not for their files.
         prewarmed: the prewarmed workers, which go before any model does.
@@ -354,11 +350,7 @@ def view_of(
     """Return the memory of these models now.
 
     Args:
-        models: every model.
-        warm_pool: the prewarmed workers.
-        settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
-        now: monotonic seconds.
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory; None: there is none.
         is_division_due: whether anything has changed that the division depends on.

@@ -102,9 +102,7 @@ class Residency:
         """Rows were dispatched, have gained tokens or have ended.
 
         Args:
-            running: the rows of the model.
             tokens: how many tokens the model has delivered, in all of its turns.
-            now: monotonic seconds.
 
         Returns:
             Whether the time that the model may stay has begun with that.
@@ -132,7 +130,6 @@ class Residency:
         """From when on a swap may end the turn; infinite while its time has not begun.
 
         Args:
-            load_s: how long the load took.
             min_residency_s: how long every turn may last.
         """
         if self.began_at is None:
@@ -147,11 +144,9 @@ class Process:
 
     Attributes:
         ready: what it announced with READY; None before.
-        heartbeat: the latest one.
         watch: what its signs of life say.
         residency: its turn, from READY to its end; None while there is none.
         dying: its message before an exit that was not asked for.
-        steps: its engine steps.
         asked_back_at: when it was last asked to give back what it keeps for reuse.
         machine_bytes: memory of the machine; 0 before it was measured.
         rates: how many tokens there were at which times.
@@ -253,7 +248,6 @@ class Totals:
     """What a model has done since the supervisor's start.
 
     Attributes:
-        tokens: tokens generated.
         engine_s: engine seconds charged to requests.
         repeated_s: engine seconds for what had been computed before and was lost.
         drafted, draft_accepted: how many tokens its rows have guessed, and how many of them they
@@ -274,13 +268,7 @@ class Model:
     """One model.
 
     Attributes:
-        life: its worker's life.
-        queue: the waiting requests.
         paused: requests that a person has paused; they wait outside the queue.
-        process: what is known of its live process.
-        batch: the rows of that.
-        totals: what it has done.
-        blame: what it remembers about crashes.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
             for ever; None: as configured.

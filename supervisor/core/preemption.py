@@ -234,8 +234,6 @@ def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]
     another one after it.
 
     Args:
-        model: whose turns these are.
-        ledger: knows who may run.
         had_room: whether a row was free before any was given away.
 
     Returns:

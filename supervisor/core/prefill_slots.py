@@ -68,9 +68,6 @@ GPUS = frozenset({"cuda", "metal"})
 class Device:
     """The leases of one device, which the models of a backend share.
 
-    Args:
-        backend: as the workers' READY says.
-
     Attributes:
         members: the models whose workers serve on it, and whether each was last told that leases
             are needed.
@@ -153,7 +150,6 @@ class Device:
         Args:
             limit: how many there may be; None: any number.
             rank: of a model's turn; lower ones are first, and equal ones in the order of asking.
-            now: monotonic seconds.
 
         Returns:
             The models that have one from now on, in order.
@@ -180,12 +176,7 @@ class Device:
 
 
 class PrefillSlots:
-    """Grants leases for chunks of long prompts.
-
-    Args:
-        outbox: takes what workers are sent.
-        meter: hears of engines that are back at work.
-    """
+    """Grants leases for chunks of long prompts."""
 
     def __init__(self, outbox: Outbox, meter: Meter) -> None:
         self._outbox = outbox
@@ -231,10 +222,7 @@ class PrefillSlots:
         """Free the leases of models that no longer take part, and grant those that are free.
 
         Args:
-            models: all of them.
             touched: those that anything has happened to.
-            settings: the limits.
-            now: monotonic seconds.
 
         Returns:
             The models whose deadline may have changed.

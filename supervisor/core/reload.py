@@ -40,12 +40,7 @@ def _size_of(settings: CoreSettings) -> int | None:
 
 
 def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> dict[str, list[str]]:
-    """The names of the models that a reload adds, changes and removes.
-
-    Args:
-        models: those that there are.
-        entries: of the configuration that was read.
-    """
+    """The names of the models that a reload adds, changes and removes."""
     old = {m.name: m.life.settings for m in models if m.life.wanted is not Wanted.GONE}
     new = {entry.name: entry for entry in entries}
     return {
@@ -61,7 +56,6 @@ def reload_trigger(
     """Return what a reload puts to the life of a model that there is.
 
     Args:
-        model: which.
         entries: of the configuration that was read, by name.
         drain_s: how long running requests may take if the process must end.
     """
@@ -72,12 +66,7 @@ def reload_trigger(
 
 
 def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> bool:
-    """True if a reload would end, now or once it is idle, the process of a model.
-
-    Args:
-        models: those that there are.
-        entries: of the configuration that was read.
-    """
+    """True if a reload would end, now or once it is idle, the process of a model."""
     by_name = {entry.name: entry for entry in entries}
     return any(
         model.life.has_process
@@ -102,11 +91,7 @@ def foreseen(
     differ from a reload.
 
     Args:
-        models: those that there are.
-        settings: of the configuration that was read, with its budget.
-        entries: of that configuration.
         needs: what its models were appraised at.
-        now: monotonic seconds.
 
     Returns:
         `foreseen`: for each model that it concerns `model`, `change` (`added`, `changed` or

@@ -55,16 +55,7 @@ from .status import expected_s, load_progress, wait_reason, waiting_news
 
 
 class Serving:
-    """Moves requests between the ledger, the queues and the workers.
-
-    Args:
-        ledger: the open requests.
-        endings: ends them.
-        deadlines: where their times are kept.
-        outbox: takes what their clients and workers are sent.
-        pausing: makes rows leave that have not ended.
-        meter: charges steps.
-    """
+    """Moves requests between the ledger, the queues and the workers."""
 
     def __init__(
         self,
@@ -99,12 +90,9 @@ class Serving:
         """Queue a request, or say why not.
 
         Args:
-            model: the model that must answer.
             message, connection, process: who asks for what, as in `ClientSaid`.
             adapter: of the model; empty: none is named.
-            settings: the limits.
             models: how many models share the queue.
-            now: monotonic seconds.
         """
         if self.ledger.find(connection, message.id) is not None:
             return duplicate_id(message.id)

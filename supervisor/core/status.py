@@ -480,10 +480,7 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
     request costs on average. For a request of the highest class a row may be freed earlier.
 
     Args:
-        model: whose row it waits for.
-        request: in its queue.
         place: in the line, from 1.
-        now: monotonic seconds.
     """
     if wait_reason(model) is not WaitReason.ROWS:
         return None
@@ -516,11 +513,8 @@ def requests_map(
     of the line; and `more`, how many were left out.
 
     Args:
-        models: all.
-        ledger: the open requests.
         client: only those of this account, or of the process or terminal with this number; None
             for all.
-        now: monotonic seconds.
     """
     listed: list[dict[str, Any]] = []
     more = 0

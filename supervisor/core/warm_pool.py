@@ -79,12 +79,7 @@ class Prewarmed:
 
 
 class WarmPool:
-    """All prewarmed workers.
-
-    Args:
-        deadlines: where the time of the next attempt is kept.
-        outbox: takes the actions.
-    """
+    """All prewarmed workers."""
 
     def __init__(self, deadlines: Deadlines, outbox: Outbox) -> None:
         self._deadlines = deadlines

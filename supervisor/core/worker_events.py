@@ -95,6 +95,7 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
         case WorkerUnlinked():
             if watch is not None:
                 watch.unlinked(now)
+                fleet.touch(model)
                 fleet.look_after(model, now)
         case Exited():
             _exited(fleet, model, event)

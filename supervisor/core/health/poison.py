@@ -95,7 +95,6 @@ class Held:
     """A request that a worker holds.
 
     Attributes:
-        digest: identifies the request.
         tokens: how many tokens of its answer have been delivered.
         shortages: how many workers have run out of memory with it alone.
     """
@@ -146,9 +145,7 @@ class Blame:
         """A process has ended.
 
         Args:
-            evidence: what its end says.
             held: the requests that it held, dispatched and not ended.
-            now: monotonic seconds.
         """
         self.expire(now)
         for suspect in self._suspects.values():

@@ -205,7 +205,6 @@ def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
 
     Args:
         life: still in the state in which the process ended.
-        died: how it ended.
         is_over_memory: whether it had reported more memory than its limit.
     """
     if isinstance(life.phase, Abandoned):

@@ -182,7 +182,6 @@ class Life:
     """One model's worker, over all its generations.
 
     Attributes:
-        settings: the model's entry.
         exit_grace_s: seconds from asking to SIGTERM, and from there to SIGKILL.
         phase: the state, with what belongs to it.
         wanted, why: what commands, requests and timers want.
@@ -341,7 +340,6 @@ class Life:
         """Correct what is reserved by what the process was measured at.
 
         Args:
-            measured_bytes: all that it holds.
             may_shrink: whether it may have given back what it was not started with.
 
         Returns:

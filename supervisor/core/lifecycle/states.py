@@ -163,7 +163,6 @@ class Loading(_Phase):
 
     Attributes:
         stalls_at: when the load has stalled if there is no progress until then.
-        load_phase: what the load is doing.
         progress: from 0 to 1 over all phases.
         is_restart: whether a restart command caused it; further ones join it.
     """
@@ -247,7 +246,6 @@ class Stopping(_Phase):
     """Asked to exit, or being killed, until the exit is seen.
 
     Attributes:
-        cause: why it is being ended.
         stage: how hard it is being ended.
         escalates_at: when the next, harder stage begins; after the last one, when it is given up.
         is_restart: whether a restart was asked for: it then comes up with a clean window.
@@ -280,7 +278,6 @@ class Backoff(_Phase):
     """Crashed, or not downloaded; the next attempt is at `retry_at`.
 
     Attributes:
-        retry_at: when that is.
         download_cause: why its download failed; empty after a crash.
     """
 

@@ -33,7 +33,6 @@ class WantDown:
     """An unload command, idleness, or the shutdown.
 
     Attributes:
-        why: which of them.
         drain_s: how long running requests may take to finish.
     """
 
@@ -72,7 +71,6 @@ class Reconfigured:
     """The configuration was read again and names the model.
 
     Attributes:
-        settings: its entry.
         drain_s: how long running requests may take to finish if the process must be replaced.
     """
 
@@ -130,11 +128,7 @@ class NoMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacksFiles:
-    """Files of the model are being downloaded.
-
-    Attributes:
-        fetching: how far that has come.
-    """
+    """Files of the model are being downloaded."""
 
     fetching: Fetching
 
@@ -184,7 +178,6 @@ class RowsGiveWay:
     """Some of its rows have to leave because memory is short.
 
     Attributes:
-        keys: whose.
         reason: how many, and what for.
     """
 

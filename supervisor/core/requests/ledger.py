@@ -183,10 +183,8 @@ class Request:
 
     Attributes:
         key: the supervisor's name for it.
-        connection: who asked.
         id: the client's name for it.
         account: on whose behalf, for limits and fairness.
-        model: the model that must answer.
         adapter: one of its adapters; empty: the model itself.
         priority: its class, as it was asked for.
         body: the body frame, until the worker has accepted it.
@@ -196,10 +194,7 @@ class Request:
         wants_notices: whether to notify its client of what it is waiting for.
         limits: until when it must have come how far.
         acceptance: what the worker made of it; None before.
-        stage: where it is.
         waiting, run, pauses, crashes: how it came there.
-        sent: what its client was sent.
-        cost: what it has cost.
     """
 
     key: RequestKey
@@ -318,11 +313,7 @@ class Request:
 class Ledger:
     """Every open request, by key or by who asked; counts what is bounded (H5).
 
-    Args:
-        terms: what each account is granted.
-
     Attributes:
-        terms: what each account is granted.
         waiting: requests that are queued and have not begun, over all models.
     """
 

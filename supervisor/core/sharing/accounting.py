@@ -58,8 +58,6 @@ class DeviceTime:
         their duration, of which each moment counts as much as the engine was given of it.
 
         Args:
-            engine: has made the steps.
-            took_s: seconds that they took.
             at: when the last of them was heard of, in monotonic seconds; since then no engine has
                 begun or rested.
         """
@@ -86,7 +84,6 @@ class AlikeSteps:
     while the same engines worked; not frozen, because each step is added to it.
 
     Attributes:
-        device: of the engine.
         payers: the requests of the rows that have not ended.
         keys: of the rows that each step decoded, in order, those of ended requests included.
         took_s: seconds of all of them.
@@ -131,7 +128,6 @@ def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], floa
     nobody read, the others pay for everything.
 
     Args:
-        step: what the worker said about it.
         engine_s: what it cost, in engine seconds, not negative: its duration, or less if several
             engines shared the device.
         read_before: how many tokens of a request's prompt and answer had been computed before
