@@ -188,7 +188,7 @@ class ClientEvents:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         model, adapter = self._fleet.find_adapted(message.model)
-        refusal = self._fleet.serving.admit(
+        self._fleet.serving.admit(
             model,
             message,
             caller.connection,
@@ -198,8 +198,6 @@ class ClientEvents:
             models=len(self._fleet.by_name),
             now=now,
         )
-        if refusal is not None:
-            raise refusal
         model.keep_alive_s = message.keep_alive
         self._fleet.touch(model)
         if model.life.wanted is not Wanted.UP:

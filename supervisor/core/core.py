@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 
 from . import worker_events
@@ -264,14 +264,11 @@ class Core:
             if isinstance(subject, str):
                 self.fleet.due(subject, now)
             elif isinstance(subject, int):
-                self._request_due(subject, now)
+                request = self.ledger.get(subject)
+                if request is not None:
+                    self.fleet.endings.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
-
-    def _request_due(self, key: RequestKey, now: float) -> None:
-        request = self.ledger.get(key)
-        if request is not None:
-            self.fleet.endings.due(self.fleet.touched_by(request), request, now)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes
@@ -283,7 +280,7 @@ class Core:
                 model.process.watch.measured(model.life.footprint_bytes)
                 if model.process.watch.grows_silently(event.now):
                     self.fleet.look_after(model, event.now)
-            model.sample_rate(event.now)
+            model.process.rates.append((event.now, model.totals.tokens))
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
             if was_measured(model, event.now):
@@ -314,7 +311,13 @@ class Core:
         changes = differences(self.fleet, event.models)
         changes["settings"] = changed_settings(self.fleet.settings, event.settings)
         if event.is_dry and event.caller is not None:
-            self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
+            answer = {
+                **changes,
+                "later": list(event.later),
+                "unread": dict(event.unread),
+                **foreseen(self.fleet, event.settings, event.models, event.needs, event.now),
+            }
+            self.outbox.reply(event.caller, answer)
             return
         before = self.fleet.settings.budget
         budget = self._pressure.after_reload(before, event.settings.budget)
@@ -331,13 +334,6 @@ class Core:
                 **event.answer,
             }
             self.outbox.reply(event.caller, answer)
-
-    def _foreseen(self, event: Reloaded) -> dict[str, Any]:
-        return {
-            "later": list(event.later),
-            "unread": dict(event.unread),
-            **foreseen(self.fleet, event.settings, event.models, event.needs, event.now),
-        }
 
     # ------------------------------------------------------------ after every event
 

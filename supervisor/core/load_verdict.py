@@ -156,7 +156,9 @@ class _Displacing:
         spare_bytes = sum(r.spare_bytes for n, r in self._others.items() if n not in late_bytes)
         idle = [one for one in self._staying if one.standing is Standing.IDLE]
         room = self._room_without(
-            one for one in sorted(idle, key=last_used) if _may_go(one, request.urgency, self._now)
+            one
+            for one in sorted(idle, key=lambda one: one.used_at)
+            if _may_go(one, request.urgency, self._now)
         )
         if isinstance(room, Fits):
             reclaims = room.spare_bytes < spare_bytes
@@ -179,7 +181,7 @@ class _Displacing:
     def _later(self, idle: list[LoadedModel]) -> Swap | Wait:
         """Wait for models that were just used, if that is enough, and otherwise for busy ones, or
         for what rows of pinned ones take."""
-        room = self._room_without(sorted(idle, key=_ripens))
+        room = self._room_without(sorted(idle, key=lambda one: one.ripe_at))
         if isinstance(room, FitsWithout):
             until = max(self._others[name].ripe_at for name in room.models)
             names = is_or_are(room.models)
@@ -238,14 +240,6 @@ def _may_go(one: LoadedModel, urgency: Urgency, now: float) -> bool:
     if urgency is Urgency.COMMAND:
         return True
     return urgency is Urgency.REQUEST and one.ripe_at <= now
-
-
-def last_used(one: LoadedModel) -> float:
-    return one.used_at
-
-
-def _ripens(one: LoadedModel) -> float:
-    return one.ripe_at
 
 
 def _idle_first(one: LoadedModel) -> tuple[bool, float]:

@@ -46,7 +46,6 @@ from .load_verdict import (
     Swap,
     Verdict,
     Wait,
-    last_used,
     needs,
     verdict_on,
 )
@@ -74,7 +73,9 @@ def idle_to_evict(view: MemoryView) -> tuple[ModelName, ...]:
     if view.budget is None:
         return ()
     staying = [one for one in view.loaded.values() if not one.is_leaving]
-    idle = sorted((one for one in staying if one.standing is Standing.IDLE), key=last_used)
+    idle = sorted(
+        (one for one in staying if one.standing is Standing.IDLE), key=lambda one: one.used_at
+    )
     may_go = tuple(one.name for one in idle)
     room = find_room(
         0,

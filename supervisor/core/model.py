@@ -489,10 +489,6 @@ class Model:
         if self.life.pid is None:
             self.life.footprint_bytes = 0
 
-    def sample_rate(self, now: float) -> None:
-        """Record how many tokens there are now."""
-        self.process.rates.append((now, self.totals.tokens))
-
     def check_invariants(self) -> None:
         """Raise AssertionError if the parts disagree."""
         state = self.life.state

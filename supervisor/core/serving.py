@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -39,10 +39,9 @@ from .errors import (
     quarantined,
 )
 from .events import ConnectionId
-from .health.poison import Blame, Digest, digest_of
+from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
-from .lifecycle.life import Life
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
@@ -50,7 +49,7 @@ from .preemption import end_intake, next_for_row, who_yields
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
 from .sharing.accounting import Meter
-from .sharing.accounts import Account, Terms
+from .sharing.accounts import Account
 from .status import expected_s, load_progress, wait_reason, waiting_news
 
 
@@ -86,35 +85,24 @@ class Serving:
         settings: CoreSettings,
         models: int,
         now: float,
-    ) -> RemoteError | None:
-        """Queue a request, or say why not.
+    ) -> None:
+        """Queue a request.
 
         Args:
             message, connection, process: who asks for what, as in `ClientSaid`.
             adapter: of the model; empty: none is named.
             models: how many models share the queue.
+
+        Raises:
+            RemoteError: why it may not wait.
         """
         if self.ledger.find(connection, message.id) is not None:
-            return duplicate_id(message.id)
+            raise duplicate_id(message.id)
         account = self.ledger.terms.account(message.client, process, connection)
         priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body, adapter)
         model.blame.expire(now)
-        refusal = (
-            _refuse_for_priority(self.ledger.terms, account, priority)
-            or _refuse_for_state(model.life)
-            or _refuse_for_quarantine(model.name, model.blame, digest, now)
-            or _refuse_for_room(
-                model,
-                account=account,
-                body_bytes=len(message.body),
-                ledger=self.ledger,
-                models=models,
-                settings=settings,
-            )
-        )
-        if refusal is not None:
-            return refusal
+        self._check(model, account, priority, digest, len(message.body), settings, models, now)
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -133,7 +121,69 @@ class Serving:
         self.ledger.add(request)
         model.line_up(request, now)
         self._deadlines.set(request.key, request.next_deadline)
-        return None
+
+    def _check(
+        self,
+        model: Model,
+        account: Account,
+        priority: Priority,
+        digest: Digest,
+        body_bytes: int,
+        settings: CoreSettings,
+        models: int,
+        now: float,
+    ) -> None:
+        """Raise RemoteError if a request may not wait."""
+        terms, life = self.ledger.terms, model.life
+        highest = terms.of(account).max_priority
+        if priority.is_above(highest):
+            raise priority_too_high(priority, highest, terms.table_of(account))
+        if life.state is State.FAILED:
+            raise model_failed(life.name, life.failure)
+        is_going = life.state in (State.DRAINING, State.STOPPING)
+        if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
+            raise cut_off(life.name, life.why)
+        lifted_in_s = model.blame.quarantined_for_s(digest, now)
+        if lifted_in_s is not None:
+            raise quarantined(model.name, 0, lifted_in_s)
+        full = self._what_is_full(model, account, body_bytes, settings, models)
+        if full is not None:
+            limit, sentence = full
+            raise overloaded(
+                model.name,
+                limit,
+                sentence,
+                queue_depth=self.ledger.waiting,
+                running=[request.id for request in model.batch.running.values()],
+                retry_after_s=model.next_free_s(),
+            )
+
+    def _what_is_full(
+        self, model: Model, account: Account, body_bytes: int, settings: CoreSettings, models: int
+    ) -> tuple[str, str] | None:
+        """Return the setting that leaves no room for one more request, and how near it is; None if
+        there is room (H3, H5).
+
+        A request that can start at once does not wait, so no queue refuses it; its bytes still
+        count. Beyond `max_queue` overall, each model still has an equal share of it, so that the
+        queue of a loading or slow model does not block the others: at most twice `max_queue` wait.
+        """
+        ledger, queued = self.ledger, len(model.queue)
+        if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
+            sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
+            return "max_queue_bytes", sentence
+        if model.can_start(account, ledger.may_run):
+            return None
+        if ledger.waiting >= settings.max_queue and queued >= max(1, settings.max_queue // models):
+            waiting = f"{ledger.waiting} requests are waiting, {queued} of them for this model"
+            return "max_queue", f"{waiting}, which is the limit"
+        own = ledger.waiting_by_account[account]
+        if own < ledger.terms.most_waiting(account, settings):
+            return None
+        has_table = ledger.terms.of(account).max_queue
+        table = f"{ledger.terms.table_of(account)} max_queue"
+        sentence = f"{own} requests of this client are waiting, which is the limit"
+        return table if has_table else "max_queue_per_client", sentence
 
     def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
         """Give a request another class; a person may go beyond its client's `max_priority`."""
@@ -413,98 +463,3 @@ def _limits_of(message: Generate, settings: CoreSettings, now: float) -> Limits:
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:
     limit_s = default_s if asked_s is None else asked_s
     return now + limit_s if limit_s > 0 else None
-
-
-# ---------------------------------------------------------------- whether it may wait
-
-
-def _refuse_for_state(life: Life) -> RemoteError | None:
-    """Why the model's state does not let a request wait; None if it does."""
-    if life.state is State.FAILED:
-        return model_failed(life.name, life.failure)
-    is_going = life.state in (State.DRAINING, State.STOPPING)
-    if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
-        return cut_off(life.name, life.why)
-    return None
-
-
-def _refuse_for_quarantine(
-    name: ModelName, blame: Blame, digest: Digest, now: float
-) -> RemoteError | None:
-    """Why this particular request may not run again yet; None if it may (F10)."""
-    lifted_in_s = blame.quarantined_for_s(digest, now)
-    return None if lifted_in_s is None else quarantined(name, 0, lifted_in_s)
-
-
-def _refuse_for_priority(terms: Terms, account: Account, priority: Priority) -> RemoteError | None:
-    """Why an account must not have a request of this class; None if it may."""
-    highest = terms.of(account).max_priority
-    if not priority.is_above(highest):
-        return None
-    return priority_too_high(priority, highest, terms.table_of(account))
-
-
-def _refuse_for_room(
-    model: Model,
-    *,
-    account: Account,
-    body_bytes: int,
-    ledger: Ledger,
-    models: int,
-    settings: CoreSettings,
-) -> RemoteError | None:
-    """Why the queues have no room for one more request; None if they have (H3, H5).
-
-    A request that can start at once does not wait, so no queue refuses it; its bytes still count.
-    """
-    reason = _refuse_for_bytes(body_bytes, ledger, settings)
-    if reason is None and not model.can_start(account, ledger.may_run):
-        reason = _refuse_for_place(model, ledger, models, settings) or _refuse_for_account(
-            account, ledger, settings
-        )
-    if reason is None:
-        return None
-    limit, sentence = reason
-    return overloaded(
-        model.name,
-        limit,
-        sentence,
-        queue_depth=ledger.waiting,
-        running=[request.id for request in model.batch.running.values()],
-        retry_after_s=model.next_free_s(),
-    )
-
-
-Reason = tuple[str, str]
-"""The setting that is the limit, and how near it is."""
-
-
-def _refuse_for_bytes(body_bytes: int, ledger: Ledger, settings: CoreSettings) -> Reason | None:
-    if ledger.held_bytes + body_bytes <= settings.max_queue_bytes:
-        return None
-    return "max_queue_bytes", f"open requests hold {ledger.held_bytes} bytes, close to the limit"
-
-
-def _refuse_for_place(
-    model: Model, ledger: Ledger, models: int, settings: CoreSettings
-) -> Reason | None:
-    """Beyond `max_queue` overall, each model still has an equal share of it, so that the queue of a
-    loading or slow model does not block the others. At most twice `max_queue` wait."""
-    share = max(1, settings.max_queue // models)
-    if ledger.waiting < settings.max_queue or len(model.queue) < share:
-        return None
-    sentence = (
-        f"{ledger.waiting} requests are waiting, {len(model.queue)} of them for this model, "
-        "which is the limit"
-    )
-    return "max_queue", sentence
-
-
-def _refuse_for_account(account: Account, ledger: Ledger, settings: CoreSettings) -> Reason | None:
-    terms = ledger.terms
-    own = terms.of(account).max_queue
-    waiting = ledger.waiting_of(account)
-    if waiting < terms.most_waiting(account, settings):
-        return None
-    limit = f"{terms.table_of(account)} max_queue" if own else "max_queue_per_client"
-    return limit, f"{waiting} requests of this client are waiting, which is the limit"

@@ -66,7 +66,12 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
         "uptime_s": now - daemon.started_at,
         "stopping": _stopping_map(fleet, now) if fleet.is_shutting_down else None,
         "memory": {
-            **_amounts_map(rows),
+            # The one place where either is added up. Prewarmed workers are in neither: they go
+            # before any model does.
+            "used_bytes": sum(row["footprint_bytes"] for row in rows),
+            "may_grow_to_bytes": sum(
+                max(row["reserved_bytes"], row["footprint_bytes"]) for row in rows
+            ),
             "budget_bytes": budget.whole_bytes if budget else None,
             "effective_budget_bytes": budget.size_bytes if budget else None,
             "shortage": budget.shortage if budget else "",
@@ -81,16 +86,6 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
         "queue": queue_map(fleet, fleet.ledger),
         "models": rows,
     }
-
-
-def _amounts_map(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What the processes of models take, and what they may grow to: the one place where either is
-    added up. Prewarmed workers are in neither: they go before any model does."""
-    used_bytes = reserved_bytes = 0
-    for row in rows:
-        used_bytes += row["footprint_bytes"]
-        reserved_bytes += max(row["reserved_bytes"], row["footprint_bytes"])
-    return {"used_bytes": used_bytes, "may_grow_to_bytes": reserved_bytes}
 
 
 def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
@@ -378,7 +373,7 @@ def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
     per_class: Counter[str] = Counter()
     for model in models:
         per_class.update(per_class_map(model))
-    waiting, running = ledger.waiting_by_account, ledger.running_by_account
+    waiting, running = dict(ledger.waiting_by_account), ledger.running_by_account
     clients = {
         account: {
             "waiting": waiting.get(account, 0),
@@ -485,16 +480,13 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
     if wait_reason(model) is not WaitReason.ROWS:
         return None
     if request.priority is URGENT:
-        if any(_gives_way(one) for one in model.batch.running.values()):
+        rows = (one for one in model.batch.running.values() if one.stage is Stage.YIELDING)
+        if any(one.pauses.reason is PauseReason.CLASS for one in rows):
             return 0.0
         if model.batch.yields_at is not None:
             return max(model.batch.yields_at - now, 0.0)
     cost_s = model.queue.counters.cost_s
     return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
-
-
-def _gives_way(request: Request) -> bool:
-    return request.stage is Stage.YIELDING and request.pauses.reason is PauseReason.CLASS
 
 
 # ---------------------------------------------------------------- all open requests
@@ -550,6 +542,7 @@ def _map(
 ) -> dict[str, Any]:
     prefill = _read_share(request)
     is_limited = model.serves_queue and not ledger.may_run(request.account)
+    reason = WaitReason.LIMIT if is_limited else wait_reason(model)
     wait_s = _reading_s(request, prefill, now)
     if place is not None and not is_limited:
         wait_s = expected_s(model, request, place, now)
@@ -558,7 +551,7 @@ def _map(
         "model": request.model,
         "state": _state(request),
         "place": place,
-        "reason": _reason(model, is_limited).value if place is not None else None,
+        "reason": reason.value if place is not None else None,
         "prefill": prefill,
         "expected_s": wait_s,
         "tokens_per_s": _tokens_per_s(request, now),
@@ -584,10 +577,6 @@ def _state(request: Request) -> str:
             return request.stage.name.lower()
         case _:
             return "reading" if request.run.gains_since is None else "answering"
-
-
-def _reason(model: Model, is_limited: bool) -> WaitReason:
-    return WaitReason.LIMIT if is_limited else wait_reason(model)
 
 
 def _read_share(request: Request) -> float | None:
