@@ -4,9 +4,9 @@ Not every death accuses: a kill from outside says nothing about the requests. On
 suspects of all requests that the engine held, and they resume together, because many faults are
 transient. After a second such crash of some of the same suspects, all suspects are on probation:
 each runs alone in the engine in turn (`preemption.py`), until it has got a few tokens past the
-place where the engine died. The suspect that runs alone when the engine dies again is the culprit. So a
-request that always kills its engine costs three crashes and nobody else's answer, and a fault that
-has passed costs each suspect a few steps.
+place where the engine died. The suspect that runs alone when the engine dies again is the culprit.
+So a request that always kills its engine costs three crashes and nobody else's answer, and a fault
+that has passed costs each suspect a few steps.
 """
 
 from __future__ import annotations
