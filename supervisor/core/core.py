@@ -224,7 +224,8 @@ class Core:
                 self.fleet.memory_changed()
                 self.fleet.look_at_all()
             case DownloadSaid():
-                self.fleet.downloads.said(event, self.fleet)
+                for model, trigger in self.fleet.downloads.said(event, self.fleet):
+                    self.fleet.trigger(model, trigger, event.now)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
                 self.ledger.terms.gateway_pid = pid

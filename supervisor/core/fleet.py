@@ -157,7 +157,7 @@ class Fleet:
         self.serving = Serving(self.ledger, self.endings, deadlines, outbox, self.pausing, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
-        self.downloads = Downloads(outbox, self.trigger)
+        self.downloads = Downloads(outbox)
         self._deadlines = deadlines
         self._outbox = outbox
         self._random = random
@@ -486,7 +486,8 @@ class Fleet:
             if model is not None and model.life.state is State.PENDING:
                 model.life.stream_tokens = longest_stream(model)
         models = self.by_name.values()
-        self.downloads.settle(models, now)
+        for model, trigger in self.downloads.settle(models):
+            self.trigger(model, trigger, now)
         for _ in range(MOST_PASSES):
             if not self._is_division_due and at_rest(models, self.warm_pool, self.settings.budget):
                 break

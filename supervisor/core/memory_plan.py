@@ -346,15 +346,20 @@ class _Planner:
         is_asked_for = request.urgency is not Urgency.NONE
         if request.is_promised and is_asked_for:
             is_promised = wait.is_under_way
-        trigger = LacksMemory(
+        before = request.lack
+        asked_since = self._now
+        if before is not None and before.asked_since is not None:
+            asked_since = before.asked_since
+        lack = Lack(
+            since=self._now if before is None else before.since,
             reason=wait.reason,
             looks_again_at=wait.until,
-            is_asked_for=is_asked_for,
+            asked_since=asked_since if is_asked_for else None,
             is_promised=is_promised,
             reclaims=wait.reclaims,
         )
-        if request.lack is None or trigger != _as_trigger(request.lack):
-            self.steps.append((request.name, trigger))
+        if lack != before:
+            self.steps.append((request.name, LacksMemory(lack=lack)))
         if wait.is_under_way:  # what is being freed is for this model
             self._may_evict = False
             self._hold(request)
@@ -531,17 +536,6 @@ class _Planner:
 def _for(request: LoadRequest) -> str:
     """Return what the others go for, a phrase."""
     return f" for {request.name}, which needs {size_text(request.needed_bytes)}"
-
-
-def _as_trigger(lack: Lack) -> LacksMemory:
-    """Return what a model was last told that it lacks."""
-    return LacksMemory(
-        reason=lack.reason,
-        looks_again_at=lack.looks_again_at,
-        is_asked_for=lack.asked_since is not None,
-        is_promised=lack.is_promised,
-        reclaims=lack.reclaims,
-    )
 
 
 def _is_still_wanted(target: LoadRequest, ran: Priority | None) -> bool:

@@ -154,7 +154,7 @@ def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> No
     if is_restart:  # asked for meanwhile
         life.restarts.clean()
     life.reserved_bytes = 0
-    lack = Lack(since=now, reason=f"was {text}", looks_again_at=None)
+    lack = Lack(since=now, reason=f"was {text}")
     life.enter_after_exit(Pending(since=now, lack=lack), text)
 
 

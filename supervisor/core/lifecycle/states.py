@@ -93,7 +93,7 @@ class Lack:
 
     since: float
     reason: str
-    looks_again_at: float | None
+    looks_again_at: float | None = None
     asked_since: float | None = None
     is_promised: bool = False
     reclaims: bool = False

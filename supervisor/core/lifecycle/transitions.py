@@ -172,8 +172,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             life.adopt(settings)
         case Turn():
             _spawn(life, phase, trigger, now)
-        case LacksMemory():
-            _wait_for_memory(life, phase, trigger, now)
+        case LacksMemory(lack=lack):
+            _wait_for_memory(life, phase, lack)
         case HasMemory():
             life.phase = replace(phase, lack=None)
         case NoMemory(error=error, reason=reason):
@@ -181,8 +181,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             # a reload may make room; what came up for those who are answered does not.
             life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
             if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
-                lacks = LacksMemory(reason=reason, looks_again_at=None)
-                _wait_for_memory(life, phase, lacks, now)
+                since = phase.lack.since if phase.lack else now
+                _wait_for_memory(life, phase, Lack(since=since, reason=reason))
             else:
                 life.want(Wanted.DOWN, Why.MEMORY)
                 life.enter(Stopped(since=now), error.message)
@@ -497,23 +497,11 @@ def _erase(life: Life, trigger: Removed) -> None:
     )
 
 
-def _wait_for_memory(life: Life, phase: Pending, trigger: LacksMemory, now: float) -> None:
-    before = phase.lack
-    asked_since = before.asked_since if before else None
-    if asked_since is None or not trigger.is_asked_for:
-        asked_since = now if trigger.is_asked_for else None
-    lack = Lack(
-        since=before.since if before else now,
-        reason=trigger.reason,
-        looks_again_at=trigger.looks_again_at,
-        asked_since=asked_since,
-        is_promised=trigger.is_promised,
-        reclaims=trigger.reclaims,
-    )
+def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
     life.phase = replace(phase, lack=lack)
     life.release_memory()
-    if before is None:
-        life.do(Changed(note=f"waiting for memory: {trigger.reason}"))
+    if phase.lack is None:
+        life.do(Changed(note=f"waiting for memory: {lack.reason}"))
 
 
 def _not_downloaded(life: Life, trigger: NoFiles, now: float) -> None:

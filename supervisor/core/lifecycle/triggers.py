@@ -18,7 +18,7 @@ from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.death_cause import Cause
 from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
-from .states import Fetching, Shortage, StopCause
+from .states import Fetching, Lack, Shortage, StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +91,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacksMemory:
-    """There is no memory for it yet.
+    """There is no memory for it yet."""
 
-    Attributes:
-        reason: what it needs and what is in the way.
-        looks_again_at: when a model that is in the way may go; None if nothing is known of that.
-        is_asked_for: whether a request or a command waits for it.
-        is_promised: whether others are being swapped out for it.
-        reclaims: whether others must give back what they do not need now.
-    """
-
-    reason: str
-    looks_again_at: float | None
-    is_asked_for: bool = False
-    is_promised: bool = False
-    reclaims: bool = False
+    lack: Lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,6 +470,8 @@ def _facts(trigger: Trigger) -> Iterator[str]:
                 yield value.message
             case str():
                 yield value
+            case Lack():
+                yield value.reason
             case tuple():
                 yield f"{len(value)} {name}"
             case int() | float():
