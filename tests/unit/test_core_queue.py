@@ -430,20 +430,6 @@ def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
 A, B = ModelName("a"), ModelName("b")
 
 
-def test_subjects_are_due_at_their_time_and_not_before() -> None:
-    deadlines = Deadlines()
-    assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
-    deadlines.set(A, 3.0)
-    deadlines.set(RequestKey(7), 1.0)
-    deadlines.set(B, 2.0)
-    assert (deadlines.earliest(), len(deadlines)) == (1.0, 3)
-    assert deadlines.take_due(0.9) == []
-    assert deadlines.take_due(2.0) == [7, B]
-    assert (deadlines.earliest(), len(deadlines)) == (3.0, 1)
-    assert deadlines.take_due(3.0) == [A]
-    assert (deadlines.take_due(1e9), len(deadlines)) == ([], 0)
-
-
 def test_the_latest_time_of_a_subject_counts_whether_earlier_later_or_none() -> None:
     deadlines = Deadlines()
     deadlines.set(A, 2.0)
