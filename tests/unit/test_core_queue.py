@@ -443,7 +443,9 @@ def test_the_latest_time_of_a_subject_counts_whether_earlier_later_or_none() -> 
     deadlines.set(B, None)
     assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
     deadlines.set(A, 10.0)
-    assert deadlines.take_due(10.0) == [A], "set anew, to the same time as before"
+    for _ in range(2):
+        assert deadlines.take_due(10.0) == [A], "set anew, to the same time as before"
+        deadlines.set(A, 10.0)
 
 
 def test_times_that_are_put_off_again_and_again_are_forgotten() -> None:
