@@ -23,9 +23,11 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
     Unload,
 )
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import RemoteError, unfit
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.request_messages import (
     Attach,
@@ -60,8 +62,8 @@ from .events import (
     LaunchAppraised,
 )
 from .fleet import Fleet
+from .forecasts import check_launch, forecast
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .loading import check_context, check_room, forecast, launch_asked_for, refuse_dry
 from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .status import (
@@ -226,12 +228,12 @@ class ClientEvents:
     def _on_load(self, caller: Caller, message: Load, now: float) -> None:
         model = self._model(message.model)
         if message.dry_run:
-            refuse_dry(message)
+            _refuse_dry(message)
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
         check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
-        launch = launch_asked_for(model.life.settings.launch, message.context_length)
+        launch = _launch_asked_for(model.life.settings.launch, message.context_length)
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
         if launch != model.life.settings.launch:
@@ -248,8 +250,8 @@ class ClientEvents:
             model = self._model(event.model)
             if event.launch.path != model.life.settings.launch.path:
                 raise superseded(model.name, "a reload")
-            check_context(model, event.need, event.launch)
-            check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
+            settings = self._fleet.settings
+            check_launch(model, event.launch, event.need, self._fleet, settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)
             return
@@ -258,9 +260,9 @@ class ClientEvents:
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)
-        settings = replace(entry, launch=launch)
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, Reconfigured(settings=settings, drain_s=drain_s), event.now)
+        changed = replace(entry, launch=launch)
+        reconfigured = Reconfigured(settings=changed, drain_s=settings.drain_timeout_s)
+        self._fleet.trigger(model, reconfigured, event.now)
         self._load(event.caller, model, event.now)
 
     def _load(self, caller: Caller, model: Model, now: float) -> None:
@@ -307,8 +309,6 @@ class ClientEvents:
             self._outbox.fail(caller, shutting_down())
         self._readers.clear()
 
-    # ------------------------------------------------------------ questions
-
     def _on_subscribe(self, caller: Caller) -> None:
         subscriptions = self._outbox.subscriptions
         earlier = subscriptions.get(caller.connection)
@@ -339,3 +339,29 @@ class ClientEvents:
                 forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
+
+
+def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:
+    """The launch of the configuration, or another one if the load asks for that.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if context_length is None:
+        return launch
+    if not 0 <= context_length <= MAX_CONTEXT_LENGTH:
+        limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
+        raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
+    return replace(launch, context_length=context_length)
+
+
+def _refuse_dry(load: Load) -> None:
+    """Refuse a dry run of a load that differs from what is configured.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if load.context_length is None and load.keep_alive is None:
+        return
+    name = "keep_alive" if load.context_length is None else "context_length"
+    raise unfit(name, f"a dry run uses the configured settings; remove {name}")

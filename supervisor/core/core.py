@@ -49,6 +49,7 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
+from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
 from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
@@ -56,7 +57,6 @@ from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
 from .outbox import Outbox
-from .reload import changed_settings, differences, ends_process, foreseen
 from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
 from .status import Daemon, status_map

@@ -32,6 +32,7 @@ from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
+from .forecasts import reload_trigger
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes
@@ -69,7 +70,6 @@ from .model import WATCHED, Model
 from .outbox import Outbox
 from .pausing import Pausing
 from .prefill_slots import PrefillSlots
-from .reload import reload_trigger
 from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
