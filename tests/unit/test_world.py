@@ -275,7 +275,7 @@ PLANTED: dict[str, Plant] = {
     "nothing gives way to other programs": others_take_no_memory,
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),
-    "files are not fetched": does_nothing(Downloads, "settle"),
+    "files are not fetched": returns(Downloads, "settle", []),
     "downloads run on for nothing": downloads_run_on,
     "no limit of time is due": returns(serving, "_after", None),
 }  # fmt: skip
