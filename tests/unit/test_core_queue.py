@@ -283,10 +283,6 @@ def waiting_driver() -> Driver:
     return driver
 
 
-def test_a_number_names_a_request_as_well() -> None:
-    play(waiting_driver(), "prioritize #3 interactive -> line=[b, a]")
-
-
 def test_of_several_with_one_id_only_the_number_names_one() -> None:
     driver = waiting_driver()
     driver.ask("a", connection=BOB)
@@ -413,16 +409,6 @@ def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D
     }
     assert [message.key for message in driver.told(CancelRow)] == [running]
     assert list(seen(driver)) == ["other"]
-
-
-def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
-    driver = ready_models()
-    driver.serve("twin")
-    driver.serve("twin", connection=BOB)
-    for id in ("nobody", "twin"):
-        driver.say(CancelRequest(id=ASKING, request=RequestId(id)), BOB)
-        assert driver.errors(BOB) == {"q": "invalid_request"}
-    assert len(requests(driver)["requests"]) == 2
 
 
 # Deadlines
