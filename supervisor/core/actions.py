@@ -60,12 +60,7 @@ class EndPrewarmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDownload:
-    """Start a download; answered by `DownloadSaid`, at last when it is complete or has failed.
-
-    Attributes:
-        number: of this download.
-        repository: what to download.
-    """
+    """Start a download; answered by `DownloadSaid`, at last when it is complete or has failed."""
 
     number: int
     repository: Repository
@@ -169,7 +164,6 @@ class RequestRefused(Record):
     """A request was refused when it came: log it, but record nothing, because a flood may come.
 
     Attributes:
-        id, model: as the client named them.
         outcome: the code of its error.
     """
 
@@ -209,7 +203,6 @@ class ChangeConfiguration:
 
     Attributes:
         caller: who asked; handed back with the answer.
-        change: what was asked for.
     """
 
     caller: Caller
@@ -221,8 +214,6 @@ class AppraiseLaunch:
     """Find out what a model needs with another launch; answered by `LaunchAppraised`.
 
     Attributes:
-        model: its name.
-        launch: as it is asked for.
         caller: who asked for the load; handed back with the answer.
     """
 
@@ -242,7 +233,6 @@ class AdoptLaunch:
     """A model is loaded with a launch that it was appraised for: that one counts from now on.
 
     Attributes:
-        model: its name.
         launch: it stands for that of the configuration, until that is read again.
         need: what it needs then; None: its files cannot be read.
     """
@@ -290,7 +280,6 @@ class NeedRaised:
     it is appraised at is reserved for its loads.
 
     Attributes:
-        model: its model.
         launch: what it was started with.
         raised_bytes: how much more; it replaces what was remembered before.
     """

@@ -58,11 +58,7 @@ class _Reader:
 
 
 class Attaching:
-    """Sends streams to those who have joined them.
-
-    Args:
-        outbox: takes what they, and workers, are sent.
-    """
+    """Sends streams to those who have joined them."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

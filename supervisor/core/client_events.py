@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from mlxsup.protocol.client_messages import (
     AddModel,
@@ -23,9 +23,11 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
     Unload,
 )
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
+from mlxsup.protocol.errors import RemoteError, unfit
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
+from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.request_messages import (
     Attach,
@@ -44,8 +46,6 @@ from .actions import (
     ReadConfiguration,
     RequestRefused,
 )
-from .attaching import Attaching
-from .endings import Endings
 from .errors import (
     duplicate_id,
     shutting_down,
@@ -62,50 +62,29 @@ from .events import (
     LaunchAppraised,
 )
 from .fleet import Fleet
+from .forecasts import check_launch, forecast
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
-from .loading import check_context, check_room, forecast, launch_asked_for, refuse_dry
 from .model import Model, check_keep_alive
 from .outbox import Outbox
-from .pausing import Pausing
-from .request_status import cancelled_map, find_named, paused_map, request_map, requests_map
-from .serving import Serving
-from .status import Daemon, status_map
+from .status import (
+    Daemon,
+    cancelled_map,
+    find_named,
+    paused_map,
+    request_map,
+    requests_map,
+    status_map,
+)
 
 
 class ClientEvents:
-    """Handles every event of a client.
+    """Handles every event of a client."""
 
-    Args:
-        fleet: the models.
-        serving: queues their requests.
-        endings: ends their requests.
-        pausing: pauses and resumes them.
-        attaching: lets others join them.
-        outbox: takes what they are sent.
-        daemon: what the status says about the daemon itself.
-
-    Attributes:
-        readers: those who wait for files that the shell reads.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        serving: Serving,
-        endings: Endings,
-        pausing: Pausing,
-        attaching: Attaching,
-        outbox: Outbox,
-        daemon: Daemon,
-    ) -> None:
+    def __init__(self, fleet: Fleet, outbox: Outbox, daemon: Daemon) -> None:
         self._fleet = fleet
-        self._serving = serving
-        self._endings = endings
-        self._pausing = pausing
-        self._attaching = attaching
         self._outbox = outbox
         self._daemon = daemon
-        self.readers: list[Caller] = []
+        self._readers: list[Caller] = []  # who waits for files that the shell reads
 
     def said(self, event: ClientSaid) -> None:
         """Handle a message; if it cannot be done, answers with an error and changes nothing."""
@@ -124,18 +103,19 @@ class ClientEvents:
         In this order, because it may listen to a request of its own.
         """
         self._forget_callers(event.connection)
-        for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.drop(self._fleet.touched_by(request), request, event.now)
+        for request in self._fleet.ledger.of_connection(event.connection):
+            self._fleet.endings.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: all that it has open fails."""
         error = slow_consumer()
-        for request in self._serving.ledger.of_connection(event.connection):
-            self._endings.fail(self._fleet.touched_by(request), request, error, event.now)
+        for request in self._fleet.ledger.of_connection(event.connection):
+            self._fleet.endings.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
     def _obey(self, caller: Caller, message: ClientMessage, now: float, process: str) -> None:
+        fleet, drain_s = self._fleet, self._fleet.settings.drain_timeout_s
         match message:
             case Generate():
                 self._on_generate(caller, message, now, process)
@@ -146,20 +126,35 @@ class ClientEvents:
             case Load():
                 self._on_load(caller, message, now)
             case Unload():
-                self._on_unload(caller, message, now)
-            case Restart():
-                self._on_restart(caller, message, now)
+                model = self._model(message.model)
+                model.down_callers.append(caller)
+                self._fleet.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), now)
+            case Restart(now=is_immediate):
+                model = self._model(message.model)
+                model.up_callers.append(caller)
+                model.blame.lift()
+                restart = WantRestart(is_immediate=is_immediate, drain_s=drain_s)
+                self._fleet.trigger(model, restart, now)
             case PauseRequest():
-                self._on_pause(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                fleet.pausing.pause(fleet.touched_by(request), request, now)
+                self._outbox.reply(caller, paused_map(request))
             case ResumeRequest():
-                self._on_resume(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                fleet.pausing.resume(fleet.touched_by(request), request, now)
+                self._outbox.reply(caller, paused_map(request))
             case Attach():
-                self._on_attach(caller, message)
+                if fleet.ledger.find(caller.connection, caller.id) is not None:
+                    raise duplicate_id(caller.id)
+                request = find_named(fleet.ledger, message.request)
+                fleet.attaching.attach(fleet.by_name[request.model], request, caller)
             case CancelRequest():
-                self._on_cancel_request(caller, message, now)
+                request = find_named(fleet.ledger, message.request)
+                self._outbox.reply(caller, cancelled_map(request))
+                fleet.endings.cancel(fleet.touched_by(request), request, now)
             case RequestsQuery():
-                ledger = self._serving.ledger
-                self._outbox.reply(caller, requests_map(self._fleet, ledger, message.client, now))
+                value = requests_map(fleet, fleet.ledger, message.client, now)
+                self._outbox.reply(caller, value)
             case ChangeLogLevel():
                 self._fleet.change_log_level(message.level)
                 self._outbox.reply(caller, {"level": message.level})
@@ -173,7 +168,10 @@ class ClientEvents:
             case Ping():
                 self._outbox.reply(caller, {})
             case StatusQuery():
-                self._on_status(caller, message, now)
+                value = status_map(fleet, self._daemon, now)
+                if message.debug:
+                    value["flight"] = self._outbox.journal.entries(now)
+                self._outbox.reply(caller, value)
             case Subscribe():
                 self._on_subscribe(caller)
             case _:
@@ -185,18 +183,14 @@ class ClientEvents:
         for name in ("queue_timeout_s", "first_token_timeout_s", "timeout_s"):
             value = getattr(message, name)
             if value is not None and value < 0:
-                raise RemoteError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"{name} must be 0 seconds or more, not {value:g}",
-                    detail={"parameter": name},
-                )
+                raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
         check_keep_alive(message.keep_alive)
-        if self._attaching.listens(caller):
+        if self._fleet.attaching.listens(caller):
             raise duplicate_id(caller.id)
         if self._fleet.is_shutting_down:
             raise shutting_down()
         model, adapter = self._fleet.find_adapted(message.model)
-        refusal = self._serving.admit(
+        self._fleet.serving.admit(
             model,
             message,
             caller.connection,
@@ -206,8 +200,6 @@ class ClientEvents:
             models=len(self._fleet.by_name),
             now=now,
         )
-        if refusal is not None:
-            raise refusal
         model.keep_alive_s = message.keep_alive
         self._fleet.touch(model)
         if model.life.wanted is not Wanted.UP:
@@ -216,55 +208,36 @@ class ClientEvents:
     def _on_cancel(self, caller: Caller, message: Cancel, now: float) -> None:
         if self._outbox.subscriptions.get(caller.connection) == message.id:
             del self._outbox.subscriptions[caller.connection]
-        if self._attaching.detach(caller):
+        if self._fleet.attaching.detach(caller):
             return
-        request = self._serving.ledger.find(caller.connection, message.id)
+        request = self._fleet.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._endings.cancel(self._fleet.touched_by(request), request, now)
+            self._fleet.endings.cancel(self._fleet.touched_by(request), request, now)
 
     def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
+        request = find_named(self._fleet.ledger, message.request)
         before = request.priority
-        self._serving.prioritize(self._fleet.touched_by(request), request, message.priority, now)
+        self._fleet.serving.prioritize(
+            self._fleet.touched_by(request), request, message.priority, now
+        )
         value = {"model": request.model, "before": before.value, **request_map(request, now)}
         self._outbox.reply(caller, {**value, "is_running": request.has_row})
-
-    def _on_pause(self, caller: Caller, message: PauseRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._pausing.pause(self._fleet.touched_by(request), request, now)
-        self._outbox.reply(caller, paused_map(request))
-
-    def _on_resume(self, caller: Caller, message: ResumeRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._pausing.resume(self._fleet.touched_by(request), request, now)
-        self._outbox.reply(caller, paused_map(request))
-
-    def _on_attach(self, caller: Caller, message: Attach) -> None:
-        if self._serving.ledger.find(caller.connection, caller.id) is not None:
-            raise duplicate_id(caller.id)
-        request = find_named(self._serving.ledger, message.request)
-        self._attaching.attach(self._fleet.by_name[request.model], request, caller)
-
-    def _on_cancel_request(self, caller: Caller, message: CancelRequest, now: float) -> None:
-        request = find_named(self._serving.ledger, message.request)
-        self._outbox.reply(caller, cancelled_map(request))
-        self._endings.cancel(self._fleet.touched_by(request), request, now)
 
     # ------------------------------------------------------------ commands
 
     def _on_load(self, caller: Caller, message: Load, now: float) -> None:
         model = self._model(message.model)
         if message.dry_run:
-            refuse_dry(message)
+            _refuse_dry(message)
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
         check_keep_alive(message.keep_alive, least_s=SHORTEST_LOAD_S)
-        launch = launch_asked_for(model.life.settings.launch, message.context_length)
+        launch = _launch_asked_for(model.life.settings.launch, message.context_length)
         model.keep_alive_s = message.keep_alive
         model.idle_since = now  # however long it has been idle, it stays so long from now on
         if launch != model.life.settings.launch:
-            self.readers.append(caller)
+            self._readers.append(caller)
             self._outbox.add(AppraiseLaunch(model=model.name, launch=launch, caller=caller))
         else:
             self._load(caller, model, now)
@@ -277,8 +250,8 @@ class ClientEvents:
             model = self._model(event.model)
             if event.launch.path != model.life.settings.launch.path:
                 raise superseded(model.name, "a reload")
-            check_context(model, event.need, event.launch)
-            check_room(model, event.need, self._fleet, self._fleet.settings, event.now)
+            settings = self._fleet.settings
+            check_launch(model, event.launch, event.need, self._fleet, settings, event.now)
         except RemoteError as error:
             self._outbox.fail(event.caller, error)
             return
@@ -287,9 +260,9 @@ class ClientEvents:
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)
-        settings = replace(entry, launch=launch)
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, Reconfigured(settings=settings, drain_s=drain_s), event.now)
+        changed = replace(entry, launch=launch)
+        reconfigured = Reconfigured(settings=changed, drain_s=settings.drain_timeout_s)
+        self._fleet.trigger(model, reconfigured, event.now)
         self._load(event.caller, model, event.now)
 
     def _load(self, caller: Caller, model: Model, now: float) -> None:
@@ -298,23 +271,10 @@ class ClientEvents:
             model.blame.lift()
         self._fleet.trigger(model, WantUp(why=Why.USER), now)
 
-    def _on_unload(self, caller: Caller, message: Unload, now: float) -> None:
-        model = self._model(message.model)
-        model.down_callers.append(caller)
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, WantDown(why=Why.USER, drain_s=drain_s), now)
-
-    def _on_restart(self, caller: Caller, message: Restart, now: float) -> None:
-        model = self._model(message.model)
-        model.up_callers.append(caller)
-        model.blame.lift()
-        drain_s = self._fleet.settings.drain_timeout_s
-        self._fleet.trigger(model, WantRestart(is_immediate=message.now, drain_s=drain_s), now)
-
     def _on_reload(self, caller: Caller, message: Reload | FileMessage) -> None:
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        self.readers.append(caller)
+        self._readers.append(caller)
         if isinstance(message, Reload):
             self._outbox.add(ReadConfiguration(caller=caller, is_dry=message.dry_run))
         else:
@@ -322,11 +282,7 @@ class ClientEvents:
 
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
-                "timeout_s must be 0 seconds or more",
-                detail={"parameter": "timeout_s"},
-            )
+            raise unfit("timeout_s", "timeout_s must be 0 seconds or more")
         limit_s = message.timeout_s
         if limit_s is None:
             limit_s = self._fleet.settings.drain_timeout_s
@@ -342,39 +298,16 @@ class ClientEvents:
 
     def has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
-        is_waiting = caller in self.readers
+        is_waiting = caller in self._readers
         if is_waiting:
-            self.readers.remove(caller)
+            self._readers.remove(caller)
         return is_waiting
 
     def refuse_readers(self) -> None:
         """Tell those who wait for files that the daemon ends; a disk may not answer before."""
-        for caller in self.readers:
+        for caller in self._readers:
             self._outbox.fail(caller, shutting_down())
-        self.readers.clear()
-
-    # ------------------------------------------------------------ questions
-
-    def status(self, now: float) -> dict[str, Any]:
-        """Return what `status --json` prints."""
-        settings = self._fleet.settings
-        warm_pool = self._fleet.warm_pool.status(settings, now)
-        ledger = self._serving.ledger
-        return status_map(
-            self._fleet,
-            ledger,
-            self._daemon,
-            settings.budget,
-            now,
-            warm_pool=warm_pool,
-            is_ending=self._fleet.is_shutting_down,
-        )
-
-    def _on_status(self, caller: Caller, message: StatusQuery, now: float) -> None:
-        value = self.status(now)
-        if message.debug:
-            value["flight"] = self._outbox.journal.entries(now)
-        self._outbox.reply(caller, value)
+        self._readers.clear()
 
     def _on_subscribe(self, caller: Caller) -> None:
         subscriptions = self._outbox.subscriptions
@@ -400,9 +333,35 @@ class ClientEvents:
         """Ends the subscription of a connection, what it listens to and its waiting commands; the
         latter two are returned."""
         self._outbox.subscriptions.pop(connection, None)
-        forgotten = self._attaching.forget(connection)
+        forgotten = self._fleet.attaching.forget(connection)
         for model in self._fleet:
             for callers in (model.up_callers, model.down_callers):
                 forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
+
+
+def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:
+    """The launch of the configuration, or another one if the load asks for that.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if context_length is None:
+        return launch
+    if not 0 <= context_length <= MAX_CONTEXT_LENGTH:
+        limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
+        raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
+    return replace(launch, context_length=context_length)
+
+
+def _refuse_dry(load: Load) -> None:
+    """Refuse a dry run of a load that differs from what is configured.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    if load.context_length is None and load.keep_alive is None:
+        return
+    name = "keep_alive" if load.context_length is None else "context_length"
+    raise unfit(name, f"a dry run uses the configured settings; remove {name}")

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 
+from . import worker_events
 from .actions import Action, BudgetChanged, Finish, WakeAt
-from .attaching import Attaching
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
-from .endings import Endings
 from .events import (
     Appraised,
     ClientGone,
@@ -50,24 +49,17 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
+from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
 from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
 from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
 from .memory_view import may_have_been_restored, overshoot_bytes
-from .metering import Meter
 from .outbox import Outbox
-from .pausing import Pausing
-from .prefill_slots import PrefillSlots
-from .reload import changed_settings, differences, ends_process, foreseen, foreseen_memory
-from .requests.ledger import Ledger, Stage
-from .serving import Serving
+from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
-from .sharing.accounts import Terms
-from .status import Daemon
-from .warm_pool import WarmPool
-from .worker_events import WorkerEvents
+from .status import Daemon, status_map
 
 POOL_EVENTS = (
     PrewarmedEnded,
@@ -98,16 +90,6 @@ class Outline:
     is_ending: bool
 
 
-def outline_of(fleet: Fleet, ledger: Ledger) -> Outline:
-    """The daemon now."""
-    return Outline(
-        states=tuple((model.name, model.life.state) for model in fleet),
-        is_busy=any(request.stage is not Stage.PAUSED for request in ledger)
-        or any(_is_coming_up(model.life.phase) for model in fleet),
-        is_ending=fleet.is_shutting_down,
-    )
-
-
 def _is_coming_up(phase: Phase) -> bool:
     """True if its process loads, or its files arrive; it may wait for memory for ever."""
     if isinstance(phase, Pending):
@@ -119,7 +101,6 @@ class Core:
     """The pure core.
 
     Args:
-        settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
         facts: what the status reply shows besides the core's own facts (version, pid, endpoint, …).
         random: draws the jitter of restarts.
@@ -127,8 +108,6 @@ class Core:
         gateway: where the gateway listens; None: there is none.
 
     Attributes:
-        fleet: the models.
-        ledger: the open requests.
         outbox: the actions of the event being handled.
     """
 
@@ -144,38 +123,18 @@ class Core:
     ) -> None:
         self.outbox = Outbox()
         self._deadlines = Deadlines()
-        self.ledger = Ledger(Terms(settings))
         self._gateway = Gateway(gateway, self._deadlines, self.outbox)
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
-        meter = Meter()
-        pausing = Pausing(self.ledger, self._deadlines, self.outbox)
-        self._attaching = Attaching(self.outbox)
-        self._endings = Endings(self.ledger, self._deadlines, self.outbox, pausing, self._attaching)
-        serving = Serving(self.ledger, self._endings, self._deadlines, self.outbox, pausing, meter)
-        prefill_slots = PrefillSlots(self.outbox, meter)
-        self._warm_pool = WarmPool(self._deadlines, self.outbox)
         self.fleet = Fleet(
             settings,
             models,
-            warm_pool=self._warm_pool,
-            serving=serving,
-            prefill_slots=prefill_slots,
-            endings=self._endings,
             deadlines=self._deadlines,
             outbox=self.outbox,
             random=random,
             is_strict=is_strict,
         )
-        self._clients = ClientEvents(
-            self.fleet,
-            serving,
-            self._endings,
-            pausing,
-            self._attaching,
-            self.outbox,
-            self._daemon,
-        )
-        self._workers = WorkerEvents(self.fleet, serving, prefill_slots, self._attaching)
+        self.ledger = self.fleet.ledger
+        self._clients = ClientEvents(self.fleet, self.outbox, self._daemon)
         self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
@@ -189,7 +148,7 @@ class Core:
         self.outbox.take()  # what was left by an event that raised an error
         self._take(event)
         if isinstance(event, POOL_EVENTS):
-            self._warm_pool.settle(
+            self.fleet.warm_pool.settle(
                 self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
             )
         self.fleet.run_policies(event.now)
@@ -199,7 +158,7 @@ class Core:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return what `status --json` prints."""
-        return self._clients.status(now)
+        return status_map(self.fleet, self._daemon, now)
 
     def left_to_finish(self, is_immediate: bool) -> tuple[int, float]:
         """Return how many requests run, and how many seconds a shutdown gives them.
@@ -216,7 +175,12 @@ class Core:
 
     def outline(self) -> Outline:
         """Return what the machine around the daemon wants to know of it."""
-        return outline_of(self.fleet, self.ledger)
+        return Outline(
+            states=tuple((model.name, model.life.state) for model in self.fleet),
+            is_busy=any(request.stage is not Stage.PAUSED for request in self.ledger)
+            or any(_is_coming_up(model.life.phase) for model in self.fleet),
+            is_ending=self.fleet.is_shutting_down,
+        )
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """The latest events of each model's life and what they led to."""
@@ -226,7 +190,7 @@ class Core:
         """Raise AssertionError if the state contradicts itself; for tests, after each event."""
         self.ledger.check_invariants()
         self.fleet.check_invariants()
-        self._attaching.check_invariants([request.key for request in self.ledger])
+        self.fleet.attaching.check_invariants([request.key for request in self.ledger])
         for request in self.ledger:
             assert self._deadlines.of(request.key) == request.next_deadline
 
@@ -244,7 +208,7 @@ class Core:
                 | WorkerUnlinked()
                 | Exited()
             ):
-                self._workers.take(event)
+                worker_events.take(self.fleet, event)
             case ClientSaid():
                 self._clients.said(event)
             case ClientGone():
@@ -254,13 +218,14 @@ class Core:
             case Tick():
                 self._on_tick(event.now)
             case PrewarmedReady(number=number, pid=pid):
-                self._warm_pool.is_ready(number, pid, event.now)
+                self.fleet.warm_pool.is_ready(number, pid, event.now)
             case PrewarmedEnded(number=number):
-                self._warm_pool.ended(number, event.now)
+                self.fleet.warm_pool.ended(number, event.now)
                 self.fleet.memory_changed()
                 self.fleet.look_at_all()
             case DownloadSaid():
-                self.fleet.downloads.said(event, self.fleet)
+                for model, trigger in self.fleet.downloads.said(event, self.fleet):
+                    self.fleet.trigger(model, trigger, event.now)
             case GatewayListening(number=number, pid=pid, address=address):
                 self._gateway.listening(number, pid, address, event.now)
                 self.ledger.terms.gateway_pid = pid
@@ -300,14 +265,11 @@ class Core:
             if isinstance(subject, str):
                 self.fleet.due(subject, now)
             elif isinstance(subject, int):
-                self._request_due(subject, now)
+                request = self.ledger.get(subject)
+                if request is not None:
+                    self.fleet.endings.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
-
-    def _request_due(self, key: RequestKey, now: float) -> None:
-        request = self.ledger.get(key)
-        if request is not None:
-            self._endings.due(self.fleet.touched_by(request), request, now)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes
@@ -319,14 +281,14 @@ class Core:
                 model.process.watch.measured(model.life.footprint_bytes)
                 if model.process.watch.grows_silently(event.now):
                     self.fleet.look_after(model, event.now)
-            model.sample_rate(event.now)
+            model.process.rates.append((event.now, model.totals.tokens))
             if may_have_been_restored(model, event.now):
                 self.fleet.trigger(model, FilesDoubted(), event.now)
             if was_measured(model, event.now):
                 self.fleet.touch(model)
         self.fleet.memory_changed(is_measured=True)
         self._squeeze(event.reading, event.now)
-        if self._warm_pool.measured(event.footprint_bytes, self.fleet.settings):
+        if self.fleet.warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()
 
     def _squeeze(self, reading: Reading | None, now: float) -> None:
@@ -341,8 +303,6 @@ class Core:
             self.fleet.look_at_all()
         if budget.size_bytes != before.size_bytes:
             self.outbox.add(BudgetChanged(budget=budget))
-        if overshoot_bytes(self.fleet, budget):
-            self.fleet.look_at_all()
 
     def _on_reloaded(self, event: Reloaded) -> None:
         if self.fleet.is_shutting_down:
@@ -352,14 +312,20 @@ class Core:
         changes = differences(self.fleet, event.models)
         changes["settings"] = changed_settings(self.fleet.settings, event.settings)
         if event.is_dry and event.caller is not None:
-            self.outbox.reply(event.caller, {**changes, **self._foreseen(event)})
+            answer = {
+                **changes,
+                "later": list(event.later),
+                "unread": dict(event.unread),
+                **foreseen(self.fleet, event.settings, event.models, event.needs, event.now),
+            }
+            self.outbox.reply(event.caller, answer)
             return
         before = self.fleet.settings.budget
         budget = self._pressure.after_reload(before, event.settings.budget)
         settings = replace(event.settings, budget=budget)
         self.fleet.reload(settings, event.models, event.now)
         self.fleet.appraised(event.needs)
-        over_bytes = overshoot_bytes(self.fleet, settings.budget)
+        over_bytes = overshoot_bytes(self.fleet, settings, event.now)
         if event.caller is not None:
             answer = {
                 **changes,
@@ -369,16 +335,6 @@ class Core:
                 **event.answer,
             }
             self.outbox.reply(event.caller, answer)
-
-    def _foreseen(self, event: Reloaded) -> dict[str, Any]:
-        drain_s = event.settings.drain_timeout_s
-        memory = foreseen_memory(self.fleet, event.settings, event.models, event.needs, event.now)
-        return {
-            "later": list(event.later),
-            "unread": dict(event.unread),
-            "foreseen": foreseen(self.fleet, event.models, drain_s, event.now),
-            **memory,
-        }
 
     # ------------------------------------------------------------ after every event
 

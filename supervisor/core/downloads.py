@@ -7,7 +7,7 @@ long as it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlxsup.protocol.download import (
@@ -44,21 +44,18 @@ class Downloads:
     Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
     given another entry no longer waits, and the download of which no model waits is ended. What has
     arrived is kept on the disk.
-
-    Args:
-        outbox: takes the actions.
-        trigger: puts a trigger to the life of a model.
     """
 
-    def __init__(self, outbox: Outbox, trigger: Callable[[Model, Trigger, float], None]) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._trigger = trigger
         # Bounded by the configuration: one entry at most for each model.
         self._running: dict[Repository, _Running] = {}
         self._started = 0
 
-    def settle(self, models: Iterable[Model], now: float) -> None:
-        """Start what models wait for, and end what none does; whenever any state changed."""
+    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+        """Start what models wait for, and end what none does; whenever any state changed. Return
+        what that means for the lives of models."""
+        triggers: list[tuple[Model, Trigger]] = []
         waiting: list[tuple[Model, Pending, Repository]] = []
         for model in models:
             phase, repository = model.life.phase, model.life.settings.download
@@ -67,7 +64,7 @@ class Downloads:
             if repository is not None:
                 waiting.append((model, phase, repository))
             elif phase.fetching is not None:  # a reload has given it another entry
-                self._trigger(model, HasFiles(folder=None), now)
+                triggers.append((model, HasFiles(folder=None)))
         wanted = {repository: None for _, _, repository in waiting}
         for repository in [one for one in self._running if one not in wanted]:
             self._outbox.add(EndDownload(number=self._running.pop(repository).number))
@@ -77,20 +74,22 @@ class Downloads:
         for model, phase, repository in waiting:
             fetching = self._running[repository].fetching
             if phase.fetching != fetching:
-                self._trigger(model, LacksFiles(fetching=fetching), now)
+                triggers.append((model, LacksFiles(fetching=fetching)))
+        return triggers
 
-    def said(self, event: DownloadSaid, models: Iterable[Model]) -> None:
-        """A download has reported; one that was ended meanwhile is not listened to."""
+    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+        """Return what the report of a download means for the lives of models; one that was ended
+        meanwhile is not listened to."""
         found = [one for one, run in self._running.items() if run.number == event.number]
         if not found:
-            return
+            return []
         (repository,) = found
         trigger: Trigger
         match event.report:
             case DownloadProgress(done_bytes=done, total_bytes=total, is_waiting=is_waiting):
                 fetching = Fetching(done_bytes=done, total_bytes=total, is_waiting=is_waiting)
                 if not fetching.is_news_after(self._running[repository].fetching):
-                    return
+                    return []
                 self._running[repository].fetching = fetching
                 trigger = LacksFiles(fetching=fetching)
             case DownloadDone(folder=folder):
@@ -104,8 +103,11 @@ class Downloads:
                     is_passing=failed.is_passing,
                     retry_after_s=failed.retry_after_s,
                 )
-        for model in list(_waiting_for(repository, models)):
-            self._trigger(model, trigger, event.now)
+        return [
+            (model, trigger)
+            for model in models
+            if isinstance(model.life.phase, Pending) and model.life.settings.download == repository
+        ]
 
     def check_invariants(self, models: Iterable[Model]) -> None:
         """Raise AssertionError unless exactly what a model waits for is being downloaded."""
@@ -120,9 +122,3 @@ class Downloads:
         self._started += 1
         self._running[repository] = _Running(number=self._started, fetching=Fetching())
         self._outbox.add(StartDownload(number=self._started, repository=repository))
-
-
-def _waiting_for(repository: Repository, models: Iterable[Model]) -> Iterator[Model]:
-    for model in models:
-        if isinstance(model.life.phase, Pending) and model.life.settings.download == repository:
-            yield model

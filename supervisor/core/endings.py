@@ -34,15 +34,7 @@ GONE = "gone"
 
 
 class Endings:
-    """Ends requests, and puts those that continue back into the queue.
-
-    Args:
-        ledger: the open requests.
-        deadlines: where their times are kept.
-        outbox: takes what their clients and workers are sent.
-        pausing: knows which of them are paused.
-        attaching: has those who have joined one.
-    """
+    """Ends requests, and puts those that continue back into the queue."""
 
     def __init__(
         self,

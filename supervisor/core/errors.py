@@ -100,10 +100,8 @@ def row_does_not_fit(
     """A request whose row needs more memory than there is for it, even if it runs alone.
 
     Args:
-        name: its model.
         needed_bytes: what the row needs, with what there is of its answer.
         available_bytes: what there could be at most.
-        tokens_sent: of its answer.
     """
     available_bytes = max(0, available_bytes)
     return RemoteError(
@@ -131,9 +129,7 @@ def does_not_fit(
     """A load for which there is no memory, even if all others are evicted (I4).
 
     Args:
-        name: the model.
         reason: what it needs and what is in the way, a phrase that follows its name.
-        needed_bytes: what it needs.
         budget_bytes: what all models may take together.
         blockers: the models that would have to go.
     """
@@ -276,8 +272,6 @@ def queue_timeout(name: ModelName, waited_s: float, cause: str = "") -> RemoteEr
     """A request that waited too long to be dispatched.
 
     Args:
-        name: its model.
-        waited_s: for how long.
         cause: what kept the model from being loaded; empty if nothing is known of that.
     """
     why = f": {name} {cause}" if cause else ""

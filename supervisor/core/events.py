@@ -56,8 +56,6 @@ class ClientSaid(_Event):
     """A client sent a message.
 
     Attributes:
-        connection: over which it came.
-        message: what the client said.
         process: the process behind the connection, under a name that no other process has; empty
             if it could not be found.
     """
@@ -251,7 +249,6 @@ class Sampled(_Event):
 
     Attributes:
         footprint_bytes: resident bytes of each worker's process, by pid; some may be gone by now.
-        machine_bytes: memory of the machine.
         reading: what is available of it, measured after the footprints; None: not known.
     """
 
@@ -276,8 +273,6 @@ class LaunchAppraised(_Event):
     """A model was appraised for a load with another launch, which a client has asked for.
 
     Attributes:
-        caller: who asked for the load.
-        launch: as it was asked for.
         need: what the model needs then; None: its files cannot be read.
     """
 
@@ -303,7 +298,6 @@ class Reloaded(_Event):
     """The configuration was read again and is valid.
 
     Attributes:
-        settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
         caller: who asked for it; None for a signal.
         later: keys that have changed but only take effect at the next start.
@@ -329,7 +323,6 @@ class ReloadRefused(_Event):
 
     Attributes:
         error: what is wrong with it, or with the change of it that was asked for.
-        caller: who asked for it.
     """
 
     error: RemoteError
@@ -338,12 +331,7 @@ class ReloadRefused(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsRead(_Event):
-    """The settings of a model were read from the configuration file.
-
-    Attributes:
-        answer: what the caller is told.
-        caller: who asked for them.
-    """
+    """The settings of a model were read from the configuration file."""
 
     answer: Mapping[str, Any]
     caller: Caller

@@ -26,26 +26,28 @@ from .actions import (
     SignalWorker,
     Spawn,
 )
+from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
+from .forecasts import reload_trigger
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes
 from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
-from .lifecycle.states import Stopping
+from .lifecycle.states import StopCause, Stopping
 from .lifecycle.transitions import ImpossibleTransitionError, apply
 from .lifecycle.triggers import (
-    Broke,
     Changed,
     Died,
     DownWaitersEnd,
     Drained,
     Due,
     Erased,
+    Faulted,
     GivenUp,
     HitBug,
     Hurry,
@@ -54,8 +56,6 @@ from .lifecycle.triggers import (
     RowsLeave,
     RunningEnds,
     RunningLost,
-    Stalled,
-    Suspended,
     Trigger,
     Turn,
     UpWaitersEnd,
@@ -68,13 +68,14 @@ from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .pausing import Pausing
 from .prefill_slots import PrefillSlots
-from .reload import reload_trigger
 from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .sharing.accounts import Counters
+from .sharing.accounting import Meter
+from .sharing.accounts import Counters, Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
 
@@ -119,23 +120,18 @@ class Fleet:
     """The models by name; the only place in which a trigger meets a life.
 
     Args:
-        settings: the `[supervisor]` table.
         models: every entry, in the order of the file.
-        warm_pool: processes that wait for a load.
-        serving: dispatches their requests.
-        prefill_slots: has them read long prompts in turns.
-        endings: ends their requests.
-        deadlines: where the times of models are kept.
-        outbox: takes the actions.
         random: draws the jitter of restarts.
         is_strict: raise at an impossible transition.
 
     Attributes:
         settings: the `[supervisor]` table as it was last read.
-        by_name: the models.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        downloads: of what they lack.
+        ledger: the open requests, which `serving`, `pausing`, `attaching` and `endings` move.
+        prefill_slots: has models read long prompts in turns.
+        warm_pool: processes that wait for a load.
+        downloads: of what the models lack.
     """
 
     def __init__(
@@ -143,10 +139,6 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
-        warm_pool: WarmPool,
-        serving: Serving,
-        prefill_slots: PrefillSlots,
-        endings: Endings,
         deadlines: Deadlines,
         outbox: Outbox,
         random: random.Random,
@@ -157,16 +149,20 @@ class Fleet:
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        self.warm_pool = warm_pool
-        self._serving = serving
-        self._prefill_slots = prefill_slots
-        self._endings = endings
+        meter = Meter()
+        self.ledger = Ledger(Terms(settings))
+        self.pausing = Pausing(self.ledger, deadlines, outbox)
+        self.attaching = Attaching(outbox)
+        self.endings = Endings(self.ledger, deadlines, outbox, self.pausing, self.attaching)
+        self.serving = Serving(self.ledger, self.endings, deadlines, outbox, self.pausing, meter)
+        self.prefill_slots = PrefillSlots(outbox, meter)
+        self.warm_pool = WarmPool(deadlines, outbox)
+        self.downloads = Downloads(outbox)
         self._deadlines = deadlines
         self._outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
-        self.downloads = Downloads(outbox, self.trigger)
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
@@ -258,7 +254,7 @@ class Fleet:
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """The configuration was read again: removes, adds and changes models."""
         self.settings = settings
-        self._serving.ledger.terms.change(settings)
+        self.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
         for model in self:
@@ -281,7 +277,6 @@ class Fleet:
         """End every process, and start none again.
 
         Args:
-            now: monotonic seconds.
             is_immediate: without letting running requests finish.
             drain_s: otherwise, how long they may take; None for the configured limit.
         """
@@ -321,11 +316,16 @@ class Fleet:
             self._carry_out(model, outcome, before, now)
         model.has_left(before)
 
+    def fault(self, model: Model, cause: StopCause, detail: str, now: float) -> None:
+        """End the process of a model for what it did, or did not do."""
+        self.trigger(model, Faulted(cause=cause, detail=detail), now)
+
     def due(self, name: ModelName, now: float) -> None:
         """A deadline of this model may have come."""
         model = self.by_name.get(name)
         if model is None:
             return
+        self.touch(model)
         self.look_after(model, now)
         when = model.state_deadline()
         if when is None or now < when:
@@ -339,7 +339,6 @@ class Fleet:
 
     def look_after(self, model: Model, now: float) -> None:
         """Act on what the process's signs of life mean."""
-        self.touch(model)
         life, watch = model.life, model.process.watch
         if watch is None or life.state not in WATCHED:
             return
@@ -347,13 +346,18 @@ class Fleet:
             case Alarm.LOOK:
                 self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
             case Alarm.STUCK:
-                self.trigger(model, Stalled(detail=watch.describe(now)), now)
+                self.fault(model, StopCause.STALL, watch.describe(now), now)
             case Alarm.STOPPED:
-                self.trigger(model, Suspended(), now)
+                detail = "another program stopped its process (SIGSTOP)"
+                self.fault(model, StopCause.SUSPENDED, detail, now)
             case Alarm.BROKEN:
-                self.trigger(model, Broke(detail=watch.describe(now)), now)
+                self.fault(model, StopCause.BROKEN, watch.describe(now), now)
             case Alarm.NONE:
                 pass
+        if model.queue:
+            self.touch(model)
+        else:  # nothing can start: a beat moves the deadline, and nothing else
+            self._deadlines.set(model.name, self.prefill_slots.deadline(model))
 
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judge what the end of a process says about its requests, and apply it; the story, the
@@ -446,22 +450,22 @@ class Fleet:
     def run_policies(self, now: float) -> None:
         """Do what follows for every model that was touched."""
         self._end_drains(now)
-        if self._serving.ledger.take_freed():  # others of its client may wait for other models
+        if self.ledger.take_freed():  # others of its client may wait for other models
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self._is_division_due or self._prefill_slots.has_news:
+        if self._touched or self._is_division_due or self.prefill_slots.has_news:
             self._plan_memory(now)
-            for reader in self._prefill_slots.settle(
+            for reader in self.prefill_slots.settle(
                 self.by_name, self._touched, self.settings, now
             ):
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
-                    self._serving.dispatch(model, now)
-                    self._serving.tell_waiting(model, now)
-                    self._deadlines.set(model.name, self._prefill_slots.deadline(model))
-                if self._serving.ledger.take_filled():  # whose turn or return it was must wait
+                    self.serving.dispatch(model, now)
+                    self.serving.tell_waiting(model, now)
+                    self._deadlines.set(model.name, self.prefill_slots.deadline(model))
+                if self.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
@@ -482,7 +486,8 @@ class Fleet:
             if model is not None and model.life.state is State.PENDING:
                 model.life.stream_tokens = longest_stream(model)
         models = self.by_name.values()
-        self.downloads.settle(models, now)
+        for model, trigger in self.downloads.settle(models):
+            self.trigger(model, trigger, now)
         for _ in range(MOST_PASSES):
             if not self._is_division_due and at_rest(models, self.warm_pool, self.settings.budget):
                 break
@@ -490,7 +495,7 @@ class Fleet:
                 models,
                 self.warm_pool,
                 self.settings,
-                self._serving.ledger.may_run,
+                self.ledger.may_run,
                 now,
                 is_measured=self._is_measured,
                 ran_out=self._ran_out,
@@ -540,9 +545,9 @@ class Fleet:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""
-        check_fleet(self, self._serving.ledger, is_shutting_down=self.is_shutting_down)
+        check_fleet(self, self.ledger, is_shutting_down=self.is_shutting_down)
         self.downloads.check_invariants(self)
-        self._prefill_slots.check_invariants(self, self.settings)
+        self.prefill_slots.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside
 
@@ -550,7 +555,7 @@ class Fleet:
         """A model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
-        queue = Queue(Counters(self._serving.ledger.terms))
+        queue = Queue(Counters(self.ledger.terms))
         return self.by_name.setdefault(entry.name, Model(life=life, queue=queue))
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
@@ -560,14 +565,14 @@ class Fleet:
                     self._outbox.record(model_changed(model, before, note), now)
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
-                self._endings.fail_queue(model, error, now)
+                self.endings.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self._endings.fail_running(model, error, now)
+                self.endings.fail_running(model, error, now)
             case RowsLeave(reason=reason, keys=keys):
-                self._serving.ask_to_leave(model, reason, keys)
+                self.serving.ask_to_leave(model, reason, keys)
             case RunningLost(text=text, verdict=verdict):
-                self._endings.lose_running(model, text, verdict, now)
-                self._serving.process_gone(model, now)
+                self.endings.lose_running(model, text, verdict, now)
+                self.serving.process_gone(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)

@@ -54,8 +54,6 @@ class Gateway:
 
     Args:
         address: where it listens; None: there is none.
-        deadlines: where the time of the next attempt is kept.
-        outbox: takes the actions.
     """
 
     def __init__(self, address: Address | None, deadlines: Deadlines, outbox: Outbox) -> None:
@@ -89,9 +87,7 @@ class Gateway:
 
         Args:
             number: of the attempt.
-            pid: of its process.
             address: with the port that it was given.
-            now: monotonic seconds.
         """
         if number == self._number and self._state is GatewayState.STARTING:
             self._pid, self._shown = pid, address
@@ -129,7 +125,6 @@ class Gateway:
         Args:
             number: of the attempt.
             cause: one phrase for people.
-            now: monotonic seconds.
             is_crash: whether there was a process; otherwise its address could not be had.
             is_ending: whether the daemon is ending, so that none is started again.
         """

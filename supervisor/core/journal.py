@@ -124,7 +124,7 @@ def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
         "model": life.name,
         "generation": life.generation,
         "pid": life.pid,
-        "ended_by": stopping.cause.name.lower() if stopping else "",
+        "ended_by": stopping.cause.value if stopping else "",
         "doing": doing,
         "steps": model.process.steps,
         "footprint_bytes": life.footprint_bytes,
@@ -148,13 +148,8 @@ def worker_died(
     """Return how a process ended, and what became of what it ran, once that has been decided.
 
     Args:
-        model: whose process it was.
-        died: how it ended.
-        verdict: what its end means for its requests.
         moments: `last_moments` of it.
-        running: the requests that it ran.
         actions: what the end has led to, with the ends of the requests that did not outlive it.
-        now: monotonic seconds.
 
     Returns:
         None if its end was asked for and hit no request.
@@ -238,9 +233,7 @@ def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings
     """Return that a request has its end.
 
     Args:
-        request: which.
         outcome: its finish reason, the code of its error, or `gone`.
-        usage, timings: its last ones.
     """
     if outcome == FinishReason.LENGTH and not usage.completion_tokens:
         outcome = PROMPT_ONLY

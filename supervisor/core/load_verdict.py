@@ -29,22 +29,12 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaim:
-    """There is room as soon as the others have given back what they do not need now; none goes.
-
-    Attributes:
-        reason: a phrase that follows the name of the model that is to be loaded.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evict:
     """There is room once these have gone; all of them are idle.
 
     Attributes:
-        models: which must go, the least recently used first.
+        models: which must go, the least recently used first; none if it is enough that the others
+            give back.
         reason: a phrase that follows the name of the model that is to be loaded.
         reclaims: whether the others must also give back what they do not need now.
     """
@@ -101,7 +91,7 @@ class Refuse:
     blockers: tuple[ModelName, ...]
 
 
-Verdict = Admit | Reclaim | Evict | Swap | Wait | Refuse
+Verdict = Admit | Evict | Swap | Wait | Refuse
 """What follows for one model that is to be loaded."""
 
 
@@ -143,20 +133,13 @@ def _never(request: LoadRequest, fixed: list[LoadedModel], budget_bytes: int) ->
         )
         reason = f"{size} of {budget}: {held}"
         blockers = tuple(one.name for one in fixed)
-    if request.urgency is Urgency.NOBODY:
+    if request.urgency is Urgency.NONE:
         return Wait(reason=reason)
     return Refuse(reason=reason, blockers=blockers)
 
 
 class _Displacing:
-    """A load that has no room next to what is there.
-
-    Args:
-        request: the load.
-        view: the models.
-        budget: what they may take.
-        short: how a sentence about the load begins.
-    """
+    """A load that has no room next to what is there."""
 
     def __init__(self, request: LoadRequest, view: MemoryView, budget: Budget, short: str) -> None:
         self._request = request
@@ -173,12 +156,15 @@ class _Displacing:
         spare_bytes = sum(r.spare_bytes for n, r in self._others.items() if n not in late_bytes)
         idle = [one for one in self._staying if one.standing is Standing.IDLE]
         room = self._room_without(
-            one for one in sorted(idle, key=last_used) if _may_go(one, request.urgency, self._now)
+            one
+            for one in sorted(idle, key=lambda one: one.used_at)
+            if _may_go(one, request.urgency, self._now)
         )
         if isinstance(room, Fits):
             reclaims = room.spare_bytes < spare_bytes
             if reclaims and sum(late_bytes.values()) <= room.spare_bytes:
-                return Reclaim(reason=f"{short}; other models release memory they do not need")
+                reason = f"{short}; other models release memory they do not need"
+                return Evict(models=(), reason=reason, reclaims=True)
             reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
             return Wait(reason=reason, is_under_way=True, reclaims=reclaims)
         if isinstance(room, FitsWithout):
@@ -188,14 +174,14 @@ class _Displacing:
                 reason=f"{short}: {is_or_are(room.models)} idle",
                 reclaims=room.spare_bytes < spare_bytes,
             )
-        if request.urgency is Urgency.NOBODY:
+        if request.urgency is Urgency.NONE:
             return Wait(reason=f"{short}; other models are unloaded once it gets a request")
         return self._later(idle)
 
     def _later(self, idle: list[LoadedModel]) -> Swap | Wait:
         """Wait for models that were just used, if that is enough, and otherwise for busy ones, or
         for what rows of pinned ones take."""
-        room = self._room_without(sorted(idle, key=_ripens))
+        room = self._room_without(sorted(idle, key=lambda one: one.ripe_at))
         if isinstance(room, FitsWithout):
             until = max(self._others[name].ripe_at for name in room.models)
             names = is_or_are(room.models)
@@ -254,14 +240,6 @@ def _may_go(one: LoadedModel, urgency: Urgency, now: float) -> bool:
     if urgency is Urgency.COMMAND:
         return True
     return urgency is Urgency.REQUEST and one.ripe_at <= now
-
-
-def last_used(one: LoadedModel) -> float:
-    return one.used_at
-
-
-def _ripens(one: LoadedModel) -> float:
-    return one.ripe_at
 
 
 def _idle_first(one: LoadedModel) -> tuple[bool, float]:

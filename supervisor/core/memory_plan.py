@@ -24,6 +24,7 @@ from mlxsup.protocol.states import Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
+from .kv_budget import Part, divide
 from .lifecycle.states import Lack, Shortage, Urgency
 from .lifecycle.triggers import (
     Evicted,
@@ -41,20 +42,17 @@ from .lifecycle.triggers import (
 from .load_verdict import (
     Admit,
     Evict,
-    Reclaim,
     Refuse,
     Swap,
     Verdict,
     Wait,
-    last_used,
     needs,
     verdict_on,
 )
 from .memory.budget import Budget
 from .memory.fit import Fits, FitsWithout, fewest, find_room
-from .memory.row_budget import Part, divide
 from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing, SwapCause
-from .warm_pool import PrewarmedWorker
+from .warm_pool import Prewarmed, PrewarmedState, usefulness
 
 PATIENCE_S = 20.0
 """A model that has waited for so long is only passed by loads that leave it room."""
@@ -75,7 +73,9 @@ def idle_to_evict(view: MemoryView) -> tuple[ModelName, ...]:
     if view.budget is None:
         return ()
     staying = [one for one in view.loaded.values() if not one.is_leaving]
-    idle = sorted((one for one in staying if one.standing is Standing.IDLE), key=last_used)
+    idle = sorted(
+        (one for one in staying if one.standing is Standing.IDLE), key=lambda one: one.used_at
+    )
     may_go = tuple(one.name for one in idle)
     room = find_room(
         0,
@@ -260,18 +260,16 @@ class _Planner:
                 self._wait(request, Wait(reason=reason, is_under_way=True))
             case Admit() if is_open:
                 self._admit(request)
-            case Reclaim() as verdict if is_open:
-                self._wait(request, _wait_for(verdict))
-            case Evict(models=names, reason=reason, reclaims=reclaims) if (
-                is_open and self._may_evict
+            case Evict(models=names, reason=reason, reclaims=reclaims) if is_open and (
+                self._may_evict or not names
             ):
                 self._evict(names, _for(request))
                 self._wait(request, Wait(reason=reason, is_under_way=True, reclaims=reclaims))
-            case Admit() | Reclaim() | Evict() if request.is_promised:
+            case Admit() | Evict() if request.is_promised:
                 needed = size_text(request.needed_bytes)
                 reason = f"needs {needed}, which is kept for it: other models load first"
                 self._wait(request, Wait(reason=reason, is_under_way=True))
-            case Admit() | Reclaim() | Evict():
+            case Admit() | Evict():
                 if request.lack is not None:
                     self.steps.append((request.name, HasMemory()))
             case Swap(models=names, reason=reason) if not self._view.swaps:
@@ -332,7 +330,7 @@ class _Planner:
         fixed_bytes = sum(one.never_bytes for one in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= budget.size_bytes
         is_back = needed_bytes <= request.reserved_bytes  # after a crash or a restart
-        if isinstance(verdict, Admit | Reclaim | Evict) and not (leaves_room or is_back):
+        if isinstance(verdict, Admit | Evict) and not (leaves_room or is_back):
             return Wait(reason=f"needs {size_text(needed_bytes)}; another model has waited longer")
         return verdict
 
@@ -345,18 +343,23 @@ class _Planner:
         self._hold(request)
 
     def _wait(self, request: LoadRequest, wait: Wait, *, is_promised: bool = False) -> None:
-        is_asked_for = request.urgency is not Urgency.NOBODY
+        is_asked_for = request.urgency is not Urgency.NONE
         if request.is_promised and is_asked_for:
             is_promised = wait.is_under_way
-        trigger = LacksMemory(
+        before = request.lack
+        asked_since = self._now
+        if before is not None and before.asked_since is not None:
+            asked_since = before.asked_since
+        lack = Lack(
+            since=self._now if before is None else before.since,
             reason=wait.reason,
             looks_again_at=wait.until,
-            is_asked_for=is_asked_for,
+            asked_since=asked_since if is_asked_for else None,
             is_promised=is_promised,
             reclaims=wait.reclaims,
         )
-        if request.lack is None or trigger != _as_trigger(request.lack):
-            self.steps.append((request.name, trigger))
+        if lack != before:
+            self.steps.append((request.name, LacksMemory(lack=lack)))
         if wait.is_under_way:  # what is being freed is for this model
             self._may_evict = False
             self._hold(request)
@@ -404,8 +407,8 @@ class _Planner:
             why = f"{_for(request)} and has waited for {waits_s:.0f} s"
             self._swap_out(name, request.name, why)
         under_way = self._verdict(request)
-        if isinstance(under_way, Reclaim):
-            under_way = _wait_for(under_way)
+        if isinstance(under_way, Evict) and not under_way.models:
+            under_way = Wait(reason=under_way.reason, is_under_way=True, reclaims=True)
         assert isinstance(under_way, Wait), under_way
         self._wait(request, under_way, is_promised=True)
 
@@ -480,7 +483,7 @@ class _Planner:
 
     # ------------------------------------------------------------ prewarmed workers
 
-    def _prewarmed_for(self, request: LoadRequest) -> PrewarmedWorker | None:
+    def _prewarmed_for(self, request: LoadRequest) -> Prewarmed | None:
         """Return the worker that a model takes over; None for a new process."""
         if not request.takes_prewarmed:
             return None
@@ -493,7 +496,7 @@ class _Planner:
         left_bytes = self._left_of(self._view.budget.size_bytes, request) - request.needed_bytes
         return self._end_prewarmed(left_bytes, kept=self._prewarmed_for(request))
 
-    def _end_prewarmed(self, left_bytes: int, kept: PrewarmedWorker | None = None) -> bool:
+    def _end_prewarmed(self, left_bytes: int, kept: Prewarmed | None = None) -> bool:
         """End as few prewarmed workers as are too many, those first that are not of use yet.
 
         Args:
@@ -509,11 +512,11 @@ class _Planner:
             return True
         staying = [worker for worker in others if not worker.is_ending]
         held_bytes = sum(worker.reserved_bytes for worker in staying)
-        for worker in sorted(staying, key=lambda worker: (worker.is_waiting, -worker.number)):
+        for worker in sorted(staying, key=usefulness):
             if held_bytes > left_bytes:
                 held_bytes -= worker.reserved_bytes
                 self.ended.append(worker.number)
-                ending = worker._replace(is_waiting=False, is_ending=True)
+                ending = replace(worker, state=PrewarmedState.ENDING)
                 self._prewarmed[worker.number] = ending
         return False
 
@@ -533,22 +536,6 @@ class _Planner:
 def _for(request: LoadRequest) -> str:
     """Return what the others go for, a phrase."""
     return f" for {request.name}, which needs {size_text(request.needed_bytes)}"
-
-
-def _wait_for(verdict: Reclaim) -> Wait:
-    """Return what a model waits for if others give back enough without going."""
-    return Wait(reason=verdict.reason, is_under_way=True, reclaims=True)
-
-
-def _as_trigger(lack: Lack) -> LacksMemory:
-    """Return what a model was last told that it lacks."""
-    return LacksMemory(
-        reason=lack.reason,
-        looks_again_at=lack.looks_again_at,
-        is_asked_for=lack.asked_since is not None,
-        is_promised=lack.is_promised,
-        reclaims=lack.reclaims,
-    )
 
 
 def _is_still_wanted(target: LoadRequest, ran: Priority | None) -> bool:

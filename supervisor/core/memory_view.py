@@ -17,6 +17,8 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, Wanted, Why
 
 from .kv_budget import (
+    Claim,
+    Division,
     bytes_to_load,
     claim_of,
     fixed_bytes,
@@ -28,6 +30,7 @@ from .kv_budget import (
     may_leave,
     member_of,
     open_requests,
+    rows_need,
     spare_bytes,
     takes_part,
 )
@@ -44,12 +47,11 @@ from .lifecycle.states import (
     Urgency,
 )
 from .memory.budget import Budget
-from .memory.row_budget import Claim, Division, rows_need
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun
 from .settings import CoreSettings
-from .warm_pool import ENGINE, PrewarmedWorker, WarmPool
+from .warm_pool import ENGINE, Prewarmed, WarmPool
 
 CLASSES = tuple(Priority)
 
@@ -135,7 +137,6 @@ class LoadedModel:
     """A model that holds a part of the budget.
 
     Attributes:
-        name: its name.
         reserved_bytes: how much it holds.
         standing: what can be done about it.
         needed_bytes: what it would need to be loaded again.
@@ -217,7 +218,6 @@ class LoadRequest:
     """A model that waits to be loaded.
 
     Attributes:
-        name: its name.
         needed_bytes: what it needs.
         urgency: who waits for it.
         wants: the class of the request that waits first, as it was asked for; a load command
@@ -257,12 +257,12 @@ class LoadRequest:
         """Return what sorts the waiting models: those that crashed first, then the one that others
         are swapped out for, then those with a request or a command, the longest wait first; of two
         that came at the same moment, the one that has been found to lack memory."""
-        is_for_nobody = self.urgency is Urgency.NOBODY
+        is_unasked = self.urgency is Urgency.NONE
         has_not_lacked = self.lack is None
         return (
             not self.is_after_crash,
             not self.is_promised,
-            is_for_nobody,
+            is_unasked,
             self.since,
             has_not_lacked,
         )
@@ -272,7 +272,6 @@ class Cache(NamedTuple):
     """What the worker of a model that is READY keeps for reuse.
 
     Attributes:
-        name: of the model.
         size_bytes: how much it could give back.
         may_be_asked: whether it was last asked to long ago.
     """
@@ -288,7 +287,6 @@ class MemoryView:
 
     Attributes:
         budget: what they may take together; None: any amount.
-        now: monotonic seconds.
         loaded: the models that hold a part of the budget, by name.
         waiting: the models that wait for a load, and not for their files.
         prewarmed: the prewarmed workers, which go before any model does.
@@ -297,7 +295,6 @@ class MemoryView:
             that a model that was serving comes back without waiting for one that never was.
         swaps: whether busy models may be swapped out.
         leave_s: how long rows of a model that is swapped out may take to leave.
-        overshoot_bytes: how much of what is reserved must still go, of any model that may.
         caches: what workers keep for reuse.
         is_reclaiming: whether workers may still be giving back what they were asked for.
         is_measured: whether the memory of the processes has just been measured.
@@ -311,18 +308,25 @@ class MemoryView:
     now: float
     loaded: Mapping[ModelName, LoadedModel]
     waiting: tuple[LoadRequest, ...] = ()
-    prewarmed: tuple[PrewarmedWorker, ...] = ()
+    prewarmed: tuple[Prewarmed, ...] = ()
     free_turns: int = 1
     free_turns_after_crash: int = 1
     swaps: bool = True
     leave_s: float = 0.0
-    overshoot_bytes: int = 0
     caches: tuple[Cache, ...] = ()
     is_reclaiming: bool = False
     is_measured: bool = False
     ran_out: ModelName | None = None
     division: Division | None = None
     are_rows_leaving: bool = False
+
+    @property
+    def overshoot_bytes(self) -> int:
+        """Return how much of what is reserved must still go, of any model that may."""
+        if self.budget is None:
+            return 0
+        staying = (one for one in self.loaded.values() if not one.is_leaving)
+        return max(0, sum(one.reserved_bytes for one in staying) - self.budget.kept_bytes)
 
     def beside(self, name: ModelName) -> list[LoadedModel]:
         """Return the other models that hold memory."""
@@ -346,11 +350,7 @@ def view_of(
     """Return the memory of these models now.
 
     Args:
-        models: every model.
-        warm_pool: the prewarmed workers.
-        settings: the budget, and how long a model may stay.
         may_run: whether an account may have one more request running.
-        now: monotonic seconds.
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory; None: there is none.
         is_division_due: whether anything has changed that the division depends on.
@@ -373,7 +373,6 @@ def view_of(
         - sum(life.is_after_crash for life in loading),
         swaps=settings.swap,
         leave_s=settings.drain_timeout_s,
-        overshoot_bytes=overshoot_bytes(everybody, settings.budget),
         caches=tuple(
             Cache(
                 model.name,
@@ -407,7 +406,7 @@ def _division(
         others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
         whole_bytes=budget.whole_bytes if budget else None,
         size_bytes=size_bytes,
-        is_awaited=any(one.lack and one.urgency is not Urgency.NOBODY for one in models),
+        is_awaited=any(one.lack and one.urgency is not Urgency.NONE for one in models),
         tried_again=frozenset(one.name for one in models if is_tried_again(one)),
     )
 
@@ -434,12 +433,10 @@ def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -
     return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
 
 
-def overshoot_bytes(models: Iterable[Model], budget: Budget | None) -> int:
+def overshoot_bytes(models: Iterable[Model], settings: CoreSettings, now: float) -> int:
     """Return how much of what is reserved must still go, of any model that may."""
-    if budget is None:
-        return 0
-    staying = (one for one in models if _standing(one) is not Standing.LEAVING)
-    return max(0, sum(model.life.reserved_bytes for model in staying) - budget.kept_bytes)
+    loaded = {one.name: one for one in loaded_models(models, settings, now)}
+    return MemoryView(budget=settings.budget, now=now, loaded=loaded).overshoot_bytes
 
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
@@ -541,7 +538,7 @@ def _load_request(
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
     wants = _wanted_class(model, may_run)
-    is_for_nobody = model.urgency is Urgency.NOBODY and not model.paused
+    is_unasked = model.urgency is Urgency.NONE and not model.paused
     return LoadRequest(
         name=model.name,
         needed_bytes=life.needed_bytes,
@@ -554,7 +551,7 @@ def _load_request(
         lack=phase.lack,
         place=_place_in_line(model, models, settings, may_run, now) if settings.swap else None,
         is_after_crash=phase.is_after_crash,
-        is_unwanted=life.why is Why.SWAP and is_for_nobody,
+        is_unwanted=life.why is Why.SWAP and is_unasked,
         takes_prewarmed=life.settings.launch.engine == ENGINE,
     )
 

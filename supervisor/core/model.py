@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
@@ -21,9 +21,9 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 from .events import Caller
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
+from .kv_budget import RowBudget
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
-from .memory.row_budget import RowBudget
 from .requests.ledger import Request, Stage
 from .requests.queue import MayRun, Queue
 from .sharing.accounting import AlikeSteps
@@ -46,23 +46,8 @@ def check_keep_alive(value: float | None, *, least_s: float = 0.0) -> None:
     if value is None or value == FOR_EVER or least_s <= value < math.inf:
         return
     least = "above 0" if least_s else "of 0 or more"
-    raise RemoteError(
-        ErrorCode.INVALID_REQUEST,
-        f"keep_alive must be seconds {least}, or -1 to keep the model loaded, not {value:g}",
-        detail={"parameter": "keep_alive"},
-    )
-
-
-def stays_s(keep_alive_s: float | None, configured_s: float) -> float | None:
-    """Return how long a model stays after it has become idle, in seconds; None: for ever.
-
-    Args:
-        keep_alive_s: of its latest request or load; None: that said nothing.
-        configured_s: the key `idle_unload_s`, in which 0 means for ever.
-    """
-    if keep_alive_s is None:
-        return configured_s or None
-    return None if keep_alive_s == FOR_EVER else keep_alive_s
+    allowed = f"seconds {least}, or -1 to keep the model loaded"
+    raise unfit("keep_alive", f"keep_alive must be {allowed}, not {value:g}")
 
 
 MACHINE_SHARE = 0.9
@@ -117,9 +102,7 @@ class Residency:
         """Rows were dispatched, have gained tokens or have ended.
 
         Args:
-            running: the rows of the model.
             tokens: how many tokens the model has delivered, in all of its turns.
-            now: monotonic seconds.
 
         Returns:
             Whether the time that the model may stay has begun with that.
@@ -147,7 +130,6 @@ class Residency:
         """From when on a swap may end the turn; infinite while its time has not begun.
 
         Args:
-            load_s: how long the load took.
             min_residency_s: how long every turn may last.
         """
         if self.began_at is None:
@@ -162,11 +144,9 @@ class Process:
 
     Attributes:
         ready: what it announced with READY; None before.
-        heartbeat: the latest one.
         watch: what its signs of life say.
         residency: its turn, from READY to its end; None while there is none.
         dying: its message before an exit that was not asked for.
-        steps: its engine steps.
         asked_back_at: when it was last asked to give back what it keeps for reuse.
         machine_bytes: memory of the machine; 0 before it was measured.
         rates: how many tokens there were at which times.
@@ -268,7 +248,6 @@ class Totals:
     """What a model has done since the supervisor's start.
 
     Attributes:
-        tokens: tokens generated.
         engine_s: engine seconds charged to requests.
         repeated_s: engine seconds for what had been computed before and was lost.
         drafted, draft_accepted: how many tokens its rows have guessed, and how many of them they
@@ -289,13 +268,7 @@ class Model:
     """One model.
 
     Attributes:
-        life: its worker's life.
-        queue: the waiting requests.
         paused: requests that a person has paused; they wait outside the queue.
-        process: what is known of its live process.
-        batch: the rows of that.
-        totals: what it has done.
-        blame: what it remembers about crashes.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
             for ever; None: as configured.
@@ -401,7 +374,7 @@ class Model:
         """Who waits for it to be loaded."""
         if self.up_callers:
             return Urgency.COMMAND
-        return Urgency.REQUEST if self.queue else Urgency.NOBODY
+        return Urgency.REQUEST if self.queue else Urgency.NONE
 
     @property
     def measured_bytes(self) -> int:
@@ -454,7 +427,9 @@ class Model:
     @property
     def idle_limit_s(self) -> float | None:
         """Return the seconds that it stays after it has become idle; None: for ever."""
-        return stays_s(self.keep_alive_s, self.life.settings.idle_unload_s)
+        if self.keep_alive_s is None:
+            return self.life.settings.idle_unload_s or None
+        return None if self.keep_alive_s == FOR_EVER else self.keep_alive_s
 
     def unloads_in_s(self, now: float) -> float | None:
         """In how many seconds it goes as idle, if nothing is asked of it; None: it does not."""
@@ -513,10 +488,6 @@ class Model:
             request.run.left_short_at = None
         if self.life.pid is None:
             self.life.footprint_bytes = 0
-
-    def sample_rate(self, now: float) -> None:
-        """Record how many tokens there are now."""
-        self.process.rates.append((now, self.totals.tokens))
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the parts disagree."""

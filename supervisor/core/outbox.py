@@ -79,9 +79,6 @@ class Outbox:
         """Send a notice to a client that wants them, unless it got the same one before.
 
         Args:
-            request: whose client it is.
-            kind: of the notice.
-            detail: what it says.
             times: seconds that it says besides; they alone are no news. None: not known, left out.
         """
         if request.wants_notices and request.sent.notices.get(kind) != detail:

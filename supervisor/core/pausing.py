@@ -20,9 +20,8 @@ from .journal import request_paused
 from .kv_budget import is_leaving_short
 from .model import Model
 from .outbox import Outbox
-from .request_status import expected_s
 from .requests.ledger import Ledger, Request, Stage
-from .status import change_map
+from .status import change_map, expected_s
 
 WHY = {
     PauseReason.USER: "with `mlxsup pause`",
@@ -35,13 +34,7 @@ WHY = {
 
 
 class Pausing:
-    """Takes requests out of the batch or the line, and lets them return.
-
-    Args:
-        ledger: the open requests.
-        deadlines: where their times are kept.
-        outbox: takes what their clients and workers are sent.
-    """
+    """Takes requests out of the batch or the line, and lets them return."""
 
     def __init__(self, ledger: Ledger, deadlines: Deadlines, outbox: Outbox) -> None:
         self._ledger = ledger
@@ -91,8 +84,6 @@ class Pausing:
         """Make a running row leave the batch; it runs until the worker confirms that.
 
         Args:
-            model: whose worker runs it.
-            request: RUNNING.
             reason: decides where it waits then, and what its client is notified of.
             keep: whether the worker keeps what it has computed for it.
         """

@@ -14,17 +14,17 @@ sees that it has ended, and the lease is free at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import SERVES, Priority
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
-from .metering import Meter
 from .model import Model
 from .outbox import Outbox
 from .settings import CoreSettings
+from .sharing.accounting import Meter
 
 LEASE_S = 4.0
 """A lease ends after this long: twice what a chunk should take at most (`IDLE_TARGET_S` in
@@ -59,21 +59,37 @@ class _Part:
     until: float = 0.0
 
 
-class DeviceLeases:
-    """The leases of one device."""
+CLASSES = tuple(Priority)
 
-    def __init__(self) -> None:
+GPUS = frozenset({"cuda", "metal"})
+"""Backends on which, unless the configuration says otherwise, one model reads at a time."""
+
+
+class Device:
+    """The leases of one device, which the models of a backend share.
+
+    Attributes:
+        members: the models whose workers serve on it, and whether each was last told that leases
+            are needed.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
         # Bounded by the configuration: models leave with their processes.
+        self.members: dict[ModelName, bool] = {}
         self._parts: dict[ModelName, _Part] = {}
         self._asked = 0
 
-    def __contains__(self, name: ModelName) -> bool:
-        return name in self._parts
+    def leave(self, name: ModelName) -> None:
+        """A model takes no part any longer: its process ends."""
+        del self.members[name]
+        self._parts.pop(name, None)
 
-    def stage(self, name: ModelName) -> Stage | None:
-        """Return what a model does; None if it takes no part."""
-        part = self._parts.get(name)
-        return None if part is None else part.stage
+    def limit(self, settings: CoreSettings) -> int | None:
+        """Return how many models may read long prompts at the same time; None: any number."""
+        if settings.max_parallel_prefills is not None:
+            return settings.max_parallel_prefills
+        return 1 if self.backend in GPUS else None
 
     def until(self, name: ModelName) -> float | None:
         """Return when the lease of this model ends; None if it has none."""
@@ -105,7 +121,8 @@ class DeviceLeases:
 
     def ask(self, name: ModelName) -> bool:
         """A model asks for a lease; returns whether it may."""
-        if self.stage(name) not in (None, Stage.READS):
+        part = self._parts.get(name)
+        if part is not None and part.stage is not Stage.READS:
             return False
         self._asked += 1
         self._parts[name] = _Part(Stage.WAITS, order=self._asked)
@@ -119,15 +136,11 @@ class DeviceLeases:
         part.stage = Stage.READS
         return True
 
-    def drop(self, name: ModelName) -> None:
-        """A model takes no part any longer: its process ends."""
-        self._parts.pop(name, None)
-
     def expire(self, now: float) -> None:
         """End the leases that have lasted long enough."""
-        for part in self._parts.values():
-            if part.stage is Stage.HOLDS and part.until <= now:
-                part.stage = Stage.OUTLASTS
+        for name in self._in(Stage.HOLDS):
+            if self.is_over(name, now):
+                self._parts[name].stage = Stage.OUTLASTS
 
     def grant(
         self, limit: int | None, rank: Callable[[ModelName], int], now: float
@@ -137,7 +150,6 @@ class DeviceLeases:
         Args:
             limit: how many there may be; None: any number.
             rank: of a model's turn; lower ones are first, and equal ones in the order of asking.
-            now: monotonic seconds.
 
         Returns:
             The models that have one from now on, in order.
@@ -151,10 +163,10 @@ class DeviceLeases:
             part.stage, part.until = Stage.HOLDS, now + LEASE_S
         return granted
 
-    def check_invariants(self, members: Collection[ModelName], limit: int | None) -> None:
+    def check_invariants(self, limit: int | None) -> None:
         """Raise AssertionError if others than members take part, or one waits though a lease is
         free."""
-        assert self._parts.keys() <= set(members)
+        assert self._parts.keys() <= self.members.keys()
         if self._in(Stage.WAITS):
             assert limit is not None, "leases are granted without a limit"
             assert len(self._in(Stage.HOLDS)) >= limit, "a model waits for a lease that is free"
@@ -163,47 +175,14 @@ class DeviceLeases:
         return [name for name, part in self._parts.items() if part.stage is stage]
 
 
-CLASSES = tuple(Priority)
-
-GPUS = frozenset({"cuda", "metal"})
-"""Backends on which, unless the configuration says otherwise, one model reads at a time."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Device:
-    """What the models of one backend share.
-
-    Attributes:
-        backend: as the workers' READY says.
-        leases: who reads, waits, and has a lease.
-        members: the models whose workers serve on it, and whether each was last told that leases
-            are needed.
-    """
-
-    backend: str
-    leases: DeviceLeases = field(default_factory=DeviceLeases)
-    members: dict[ModelName, bool] = field(default_factory=dict)
-
-    def limit(self, settings: CoreSettings) -> int | None:
-        """Return how many models may read long prompts at the same time; None: any number."""
-        if settings.max_parallel_prefills is not None:
-            return settings.max_parallel_prefills
-        return 1 if self.backend in GPUS else None
-
-
 class PrefillSlots:
-    """Grants leases for chunks of long prompts.
-
-    Args:
-        outbox: takes what workers are sent.
-        meter: hears of engines that are back at work.
-    """
+    """Grants leases for chunks of long prompts."""
 
     def __init__(self, outbox: Outbox, meter: Meter) -> None:
         self._outbox = outbox
         self._meter = meter
-        self._devices: dict[str, _Device] = {}  # by backend, of which there are four
-        self._device_of: dict[ModelName, _Device] = {}  # of each member
+        self._devices: dict[str, Device] = {}  # by backend, of which there are four
+        self._device_of: dict[ModelName, Device] = {}  # of each member
         self._changed: dict[ModelName, None] = {}  # members, since the last `settle`
         self._most_readers: int | None = None  # as the settings said then
 
@@ -214,12 +193,11 @@ class PrefillSlots:
         device = self._device_of.get(model.name)
         if device is None:
             return ""  # its process is about to end
-        leases = device.leases
-        if message.returns_lease and not leases.give_back(model.name):
+        if message.returns_lease and not device.give_back(model.name):
             return "gave back a lease that it had not got"
-        has_changed = leases.reads(model.name, is_reading=message.reads_on)
+        has_changed = device.reads(model.name, is_reading=message.reads_on)
         if message.wants_lease:
-            if not leases.ask(model.name):
+            if not device.ask(model.name):
                 return "asked for a lease before its last one was over"
             if model.process.watch is not None:
                 model.process.watch.asked_for_lease()
@@ -244,10 +222,7 @@ class PrefillSlots:
         """Free the leases of models that no longer take part, and grant those that are free.
 
         Args:
-            models: all of them.
             touched: those that anything has happened to.
-            settings: the limits.
-            now: monotonic seconds.
 
         Returns:
             The models whose deadline may have changed.
@@ -264,7 +239,7 @@ class PrefillSlots:
             device = self._place(models.get(name), before)
             if device is not before:
                 self._move(name, before, device)
-            elif device is None or not (name in changed or device.leases.is_over(name, now)):
+            elif device is None or not (name in changed or device.is_over(name, now)):
                 continue  # a request came or went, which is no reason to grant anything
             devices |= {one.backend: one for one in (before, device) if one is not None}
         stirred = dict.fromkeys(changed)
@@ -272,21 +247,20 @@ class PrefillSlots:
             stirred |= dict.fromkeys(self._grant(device, models, settings, now))
         return [models[name] for name in stirred]
 
-    def _place(self, model: Model | None, before: _Device | None) -> _Device | None:
+    def _place(self, model: Model | None, before: Device | None) -> Device | None:
         """Return where a model takes part now; a process stays on its device."""
-        if model is None or model.process.ready is None or model.life.state not in SERVES:
+        if model is None or model.process.ready is None or model.process.is_unlinked:
             return None
-        if model.process.watch is not None and model.process.watch.unlinked_at is not None:
+        if model.life.state not in SERVES:
             return None
         if before is not None:
             return before
         backend = model.process.ready.backend
-        return self._devices.setdefault(backend, _Device(backend=backend))
+        return self._devices.setdefault(backend, Device(backend))
 
-    def _move(self, name: ModelName, before: _Device | None, after: _Device | None) -> None:
+    def _move(self, name: ModelName, before: Device | None, after: Device | None) -> None:
         if before is not None:
-            before.leases.drop(name)
-            del before.members[name]
+            before.leave(name)
             del self._device_of[name]
         if after is not None:
             after.members[name] = False
@@ -294,20 +268,20 @@ class PrefillSlots:
 
     def _grant(
         self,
-        device: _Device,
+        device: Device,
         models: Mapping[ModelName, Model],
         settings: CoreSettings,
         now: float,
     ) -> list[ModelName]:
         """Tell the members whether leases are needed, if that has changed, and grant leases."""
         limit = device.limit(settings)
-        device.leases.expire(now)
-        are_needed = device.leases.are_needed(limit)
+        device.expire(now)
+        are_needed = device.are_needed(limit)
         for name, was_told in device.members.items():
             if was_told != are_needed:
                 device.members[name] = are_needed
                 self._outbox.tell(models[name].life, Leases(are_needed=are_needed))
-        granted = device.leases.grant(limit, lambda name: turn_rank(models[name]), now)
+        granted = device.grant(limit, lambda name: turn_rank(models[name]), now)
         for name in granted:
             model = models[name]
             self._outbox.tell(model.life, Lease())
@@ -322,7 +296,7 @@ class PrefillSlots:
         """Return when something is due for this model, or its lease ends."""
         when = model.deadline()
         device = self._device_of.get(model.name)
-        until = None if device is None else device.leases.until(model.name)
+        until = None if device is None else device.until(model.name)
         if when is None or until is None:
             return when if until is None else until
         return min(when, until)
@@ -333,7 +307,7 @@ class PrefillSlots:
             before = self._device_of.get(model.name)
             assert self._place(model, before) is before, f"{model.name} takes part wrongly"
         for device in self._devices.values():
-            device.leases.check_invariants(device.members, device.limit(settings))
+            device.check_invariants(device.limit(settings))
 
 
 def turn_rank(model: Model) -> int:

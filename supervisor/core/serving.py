@@ -1,4 +1,8 @@
-"""A request's way to its end: admitted, queued, dispatched, streamed."""
+"""A request's way to its end: admitted, queued, dispatched, streamed.
+
+What can start at once is never refused for a queue, and beyond `max_queue` each model has an equal
+share of it, so that one model that loads for a minute does not shut all the others (H2).
+"""
 
 from __future__ import annotations
 
@@ -15,47 +19,42 @@ from mlxsup.protocol.states import (
     PauseReason,
     Priority,
     RowState,
+    State,
     WaitReason,
+    Wanted,
+    Why,
 )
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
-from .admission import (
-    refuse_for_priority,
-    refuse_for_quarantine,
-    refuse_for_room,
-    refuse_for_state,
-)
 from .deadlines import Deadlines
 from .endings import Endings
-from .errors import duplicate_id, for_interrupted
+from .errors import (
+    cut_off,
+    duplicate_id,
+    for_interrupted,
+    model_failed,
+    overloaded,
+    priority_too_high,
+    quarantined,
+)
 from .events import ConnectionId
-from .health.poison import digest_of
+from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
-from .metering import Meter
 from .model import Model
 from .outbox import Outbox
 from .pausing import Pausing
-from .preemption import next_for_row, who_yields
-from .probation import end_intake
-from .request_status import expected_s, wait_reason
+from .preemption import end_intake, next_for_row, who_yields
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
-from .status import load_progress, waiting_news
+from .sharing.accounting import Meter
+from .sharing.accounts import Account
+from .status import expected_s, load_progress, wait_reason, waiting_news
 
 
 class Serving:
-    """Moves requests between the ledger, the queues and the workers.
-
-    Args:
-        ledger: the open requests.
-        endings: ends them.
-        deadlines: where their times are kept.
-        outbox: takes what their clients and workers are sent.
-        pausing: makes rows leave that have not ended.
-        meter: charges steps.
-    """
+    """Moves requests between the ledger, the queues and the workers."""
 
     def __init__(
         self,
@@ -86,38 +85,24 @@ class Serving:
         settings: CoreSettings,
         models: int,
         now: float,
-    ) -> RemoteError | None:
-        """Queue a request, or say why not.
+    ) -> None:
+        """Queue a request.
 
         Args:
-            model: the model that must answer.
             message, connection, process: who asks for what, as in `ClientSaid`.
             adapter: of the model; empty: none is named.
-            settings: the limits.
             models: how many models share the queue.
-            now: monotonic seconds.
+
+        Raises:
+            RemoteError: why it may not wait.
         """
         if self.ledger.find(connection, message.id) is not None:
-            return duplicate_id(message.id)
+            raise duplicate_id(message.id)
         account = self.ledger.terms.account(message.client, process, connection)
         priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body, adapter)
         model.blame.expire(now)
-        refusal = (
-            refuse_for_priority(self.ledger.terms, account, priority)
-            or refuse_for_state(model.life)
-            or refuse_for_quarantine(model.name, model.blame, digest, now)
-            or refuse_for_room(
-                model,
-                account=account,
-                body_bytes=len(message.body),
-                ledger=self.ledger,
-                models=models,
-                settings=settings,
-            )
-        )
-        if refusal is not None:
-            return refusal
+        self._check(model, account, priority, digest, len(message.body), settings, models, now)
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -136,7 +121,69 @@ class Serving:
         self.ledger.add(request)
         model.line_up(request, now)
         self._deadlines.set(request.key, request.next_deadline)
-        return None
+
+    def _check(
+        self,
+        model: Model,
+        account: Account,
+        priority: Priority,
+        digest: Digest,
+        body_bytes: int,
+        settings: CoreSettings,
+        models: int,
+        now: float,
+    ) -> None:
+        """Raise RemoteError if a request may not wait."""
+        terms, life = self.ledger.terms, model.life
+        highest = terms.of(account).max_priority
+        if priority.is_above(highest):
+            raise priority_too_high(priority, highest, terms.table_of(account))
+        if life.state is State.FAILED:
+            raise model_failed(life.name, life.failure)
+        is_going = life.state in (State.DRAINING, State.STOPPING)
+        if is_going and life.wanted is Wanted.DOWN and life.why is Why.USER:
+            raise cut_off(life.name, life.why)
+        lifted_in_s = model.blame.quarantined_for_s(digest, now)
+        if lifted_in_s is not None:
+            raise quarantined(model.name, 0, lifted_in_s)
+        full = self._what_is_full(model, account, body_bytes, settings, models)
+        if full is not None:
+            limit, sentence = full
+            raise overloaded(
+                model.name,
+                limit,
+                sentence,
+                queue_depth=self.ledger.waiting,
+                running=[request.id for request in model.batch.running.values()],
+                retry_after_s=model.next_free_s(),
+            )
+
+    def _what_is_full(
+        self, model: Model, account: Account, body_bytes: int, settings: CoreSettings, models: int
+    ) -> tuple[str, str] | None:
+        """Return the setting that leaves no room for one more request, and how near it is; None if
+        there is room (H3, H5).
+
+        A request that can start at once does not wait, so no queue refuses it; its bytes still
+        count. Beyond `max_queue` overall, each model still has an equal share of it, so that the
+        queue of a loading or slow model does not block the others: at most twice `max_queue` wait.
+        """
+        ledger, queued = self.ledger, len(model.queue)
+        if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
+            sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
+            return "max_queue_bytes", sentence
+        if model.can_start(account, ledger.may_run):
+            return None
+        if ledger.waiting >= settings.max_queue and queued >= max(1, settings.max_queue // models):
+            waiting = f"{ledger.waiting} requests are waiting, {queued} of them for this model"
+            return "max_queue", f"{waiting}, which is the limit"
+        own = ledger.waiting_by_account[account]
+        if own < ledger.terms.most_waiting(account, settings):
+            return None
+        has_table = ledger.terms.of(account).max_queue
+        table = f"{ledger.terms.table_of(account)} max_queue"
+        sentence = f"{own} requests of this client are waiting, which is the limit"
+        return table if has_table else "max_queue_per_client", sentence
 
     def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
         """Give a request another class; a person may go beyond its client's `max_priority`."""

@@ -46,7 +46,6 @@ class ModelSettings:
     """One `[models.*]` entry.
 
     Attributes:
-        name: the model's name.
         launch: what its worker is started with.
         repo: whose snapshot the model folder is; empty if the entry names a folder.
         revision: of that repository; empty without one.
@@ -58,7 +57,6 @@ class ModelSettings:
         pinned: it is never evicted, and its memory is reserved even while it is not loaded.
         idle_unload_s: unload after this long without a request; 0 for never.
         load_stall_timeout_s: a load without progress for this long has stalled.
-        restart: the restart policy.
     """
 
     name: ModelName

@@ -1,36 +1,37 @@
-"""The core's state as maps; the keys are the contract of `status --json`."""
+"""The core's state as maps: models and requests as `status --json` and `mlxsup requests` show them.
+The keys are a contract.
+
+The list of all open requests is no part of the status, which is asked for every second: it is made
+only on request, and nothing is kept for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from mlxsup.protocol.pooling import Task, capabilities
-from mlxsup.protocol.states import PendingReason, State, WaitReason
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import LAST_REQUEST
+from mlxsup.protocol.pooling import capabilities
+from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat
 
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.life import Life
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
-from .memory.budget import Budget
 from .memory_view import overshoot_bytes
-from .model import Model
-from .request_status import (
-    line_map,
-    paused_rows_map,
-    per_class_map,
-    queue_map,
-    rows_map,
-    wait_reason,
-    yielded_ids,
-)
-from .requests.ledger import Ledger
+from .model import SHORTEST_FREE_S, Model
+from .requests.ledger import Ledger, Request, Stage
+from .requests.queue import URGENT
+from .sharing.accounts import Account
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 SCHEMA_VERSION = 1
-
-"""What the status calls what a model is for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,21 +51,12 @@ class Daemon:
     machine_bytes: int = 0
 
 
-def status_map(
-    models: Iterable[Model],
-    ledger: Ledger,
-    daemon: Daemon,
-    budget: Budget | None,
-    now: float,
-    *,
-    warm_pool: dict[str, Any],
-    is_ending: bool,
-) -> dict[str, Any]:
+def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
     """Everything `status --json` shows; seconds and bytes are plain numbers."""
-    fleet = list(models)
+    budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.totals.engine_s for model in fleet)
-    over_bytes = overshoot_bytes(fleet, budget)
+    over_bytes = overshoot_bytes(fleet, fleet.settings, now)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
@@ -72,9 +64,14 @@ def status_map(
         "schema_version": SCHEMA_VERSION,
         **daemon.facts,
         "uptime_s": now - daemon.started_at,
-        "stopping": _stopping_map(fleet, now) if is_ending else None,
+        "stopping": _stopping_map(fleet, now) if fleet.is_shutting_down else None,
         "memory": {
-            **_amounts_map(rows),
+            # The one place where either is added up. Prewarmed workers are in neither: they go
+            # before any model does.
+            "used_bytes": sum(row["footprint_bytes"] for row in rows),
+            "may_grow_to_bytes": sum(
+                max(row["reserved_bytes"], row["footprint_bytes"]) for row in rows
+            ),
             "budget_bytes": budget.whole_bytes if budget else None,
             "effective_budget_bytes": budget.size_bytes if budget else None,
             "shortage": budget.shortage if budget else "",
@@ -86,19 +83,9 @@ def status_map(
         },
         "warm_pool": warm_pool,
         "gateway": daemon.gateway.status(now) if daemon.gateway else None,
-        "queue": queue_map(fleet, ledger),
+        "queue": queue_map(fleet, fleet.ledger),
         "models": rows,
     }
-
-
-def _amounts_map(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What the processes of models take, and what they may grow to: the one place where either is
-    added up. Prewarmed workers are in neither: they go before any model does."""
-    used_bytes = reserved_bytes = 0
-    for row in rows:
-        used_bytes += row["footprint_bytes"]
-        reserved_bytes += max(row["reserved_bytes"], row["footprint_bytes"])
-    return {"used_bytes": used_bytes, "may_grow_to_bytes": reserved_bytes}
 
 
 def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
@@ -121,9 +108,22 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         model.process.heartbeat,
         model.process.doing,
     )
-    task = _task(model)
+    settings, need, ready, running = (
+        life.settings,
+        life.need,
+        model.process.ready,
+        model.batch.running,
+    )
+    known = ready or need  # what its worker has said counts before what its files say
+    again = model.queue.again
     return {
-        **_names_map(model),
+        "name": model.name,
+        "aliases": list(settings.aliases),
+        "presets": {name: dict(given) for name, given in settings.presets.items()},
+        "adapters": dict(settings.launch.adapters),
+        "repo": settings.repo or None,
+        "revision": settings.revision or None,
+        "folder": life.launch.path or None,
         "state": life.state.value,
         "wanted": life.wanted.value,
         "why": life.why.value,
@@ -134,18 +134,26 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "pid": life.pid,
         "restarts": life.crash_restarts,
         "last_exit": asdict(life.last_exit) if life.last_exit else None,
-        "exits": _exits_map(life),
-        "cause": _cause(life),
+        "exits": [
+            {"reason": reason.value, "cause": cause.value, "count": count}
+            for (reason, cause), count in life.exits.items()
+        ],
+        "cause": life.download_cause or life.failure or None,
         "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
         "queued": len(model.queue),
         "queued_per_class": per_class_map(model),
-        "line": line_map(model, now),
-        "running": [request.id for request in model.batch.running.values()],
-        "rows": rows_map(model, now),
+        "line": [request_map(request, now) for request in islice(model.queue, MOST_LISTED)],
+        "running": [request.id for request in running.values()],
+        "rows": [request_map(request, now) for request in running.values()],
         "paused": [request.id for request in model.paused.values()],
-        "yielded": yielded_ids(model),
-        "paused_rows": paused_rows_map(model, now),
+        # Those whose rows have left for others return by themselves.
+        "yielded": [
+            one.id
+            for one in again
+            if one.pauses.is_paused and one.pauses.reason is not PauseReason.USER
+        ],
+        "paused_rows": [request_map(request, now) for request in model.paused.values()],
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
         "suspects": model.blame.suspects,
@@ -155,8 +163,11 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "steps": model.process.steps,
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
-        "pinned": life.settings.pinned,
-        **_planned_map(model),
+        "pinned": settings.pinned,
+        "needed_bytes": bytes_to_load(model),
+        "raised_bytes": need.raise_for(longest_stream(model)) if need else 0,
+        "reserved_bytes": life.reserved_bytes,
+        "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
         "memory_wait": memory_wait(model, now),
         "footprint_bytes": life.footprint_bytes,
         "phase": doing.phase.value if doing else None,
@@ -170,11 +181,13 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "prefill_chunk": beat.prefill_chunk if beat else None,
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
-        "backend": model.process.ready.backend if model.process.ready else None,
-        "context_length": _context_length(model),
-        "task": task.value if task else None,
-        "capabilities": _capabilities(model),
-        "dimensions": (model.process.ready.dimensions or None) if model.process.ready else None,
+        "backend": ready.backend if ready else None,
+        "context_length": ready.context_length if ready else need.context_tokens if need else None,
+        "task": known.task.value if known else None,
+        "capabilities": capabilities(known.task, takes_pictures=known.takes_pictures)
+        if known
+        else [],
+        "dimensions": (ready.dimensions or None) if ready else None,
         "batching": batching_map(model),
         "drafts": _drafts_map(model),
         "warnings": warnings_of(model),
@@ -212,69 +225,6 @@ def _drafts_map(model: Model) -> dict[str, Any] | None:
         "tokens": model.process.ready.draft_tokens if model.process.ready else None,
         "drafted": model.totals.drafted,
         "accepted": model.totals.draft_accepted,
-    }
-
-
-def _exits_map(life: Life) -> list[dict[str, Any]]:
-    """Return how many of its processes have ended each way."""
-    return [
-        {"reason": reason.value, "cause": cause.value, "count": count}
-        for (reason, cause), count in life.exits.items()
-    ]
-
-
-def _cause(life: Life) -> str | None:
-    """Why it is FAILED, or why its download is tried again."""
-    return life.download_cause or life.failure or None
-
-
-def _names_map(model: Model) -> dict[str, Any]:
-    """Return what the model may be called, and where its files are."""
-    settings = model.life.settings
-    presets = {name: dict(given) for name, given in settings.presets.items()}
-    return {
-        "name": model.name,
-        "aliases": list(settings.aliases),
-        "presets": presets,
-        "adapters": dict(settings.launch.adapters),
-        "repo": settings.repo or None,
-        "revision": settings.revision or None,
-        "folder": model.life.launch.path or None,
-    }
-
-
-def _context_length(model: Model) -> int | None:
-    """Tokens of prompt and answer: what its worker has said, or else what its files say; None if
-    they cannot be read."""
-    if model.process.ready is not None:
-        return model.process.ready.context_length
-    return model.life.need.context_tokens if model.life.need else None
-
-
-def _task(model: Model) -> Task | None:
-    """What it is for: what its worker has said, or else what its files say; None if they cannot be
-    read."""
-    if model.process.ready is not None:
-        return model.process.ready.task
-    return model.life.need.task if model.life.need else None
-
-
-def _capabilities(model: Model) -> list[str]:
-    """Return what it can do, as its worker has said, or else its files; empty if that is not
-    known."""
-    known = model.process.ready or model.life.need
-    return capabilities(known.task, takes_pictures=known.takes_pictures) if known else []
-
-
-def _planned_map(model: Model) -> dict[str, int | None]:
-    """What is planned for the model, and how much of what it needs is there because processes of
-    it ran out of memory."""
-    life = model.life
-    return {
-        "needed_bytes": bytes_to_load(model),
-        "raised_bytes": life.need.raise_for(longest_stream(model)) if life.need else 0,
-        "reserved_bytes": life.reserved_bytes,
-        "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
     }
 
 
@@ -352,3 +302,294 @@ def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
     """What all who wait for this model are notified of: the reason, and the load in tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)
+
+
+# ---------------------------------------------------------------- requests
+
+MOST_SUGGESTED = 8
+"""An error lists at most this many requests."""
+
+
+def find_named(ledger: Ledger, name: str) -> Request:
+    """Return the open request with this id, of any client, or else with this number, `#12` or
+    `12`; `last` is the one that came last, unless it is the id of another.
+
+    Ids are unique for one connection only. If several open requests have the same one, only their
+    numbers, which `status` and the error show, tell them apart.
+
+    Raises:
+        RemoteError: `invalid_request`, if none is called that, or several are.
+    """
+    found = [request for request in ledger if request.id == name]
+    if not found:
+        found = [request for request in ledger if number_of(request) in (name, f"#{name}")]
+    if not found and name == LAST_REQUEST:
+        found = sorted(ledger, key=lambda request: request.key)[-1:]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        sentence = f"{len(found)} open requests have the id {name!r}; use the number of one"
+        raise _wrong_name(sentence, found)
+    raise _wrong_name(f"no open request has the id or number {name!r}", list(ledger))
+
+
+def number_of(request: Request) -> str:
+    """The supervisor's number for a request, as people write it: `#12`."""
+    return f"#{request.key}"
+
+
+def _wrong_name(sentence: str, candidates: list[Request]) -> RemoteError:
+    shown = ", ".join(map(_shown, candidates[:MOST_SUGGESTED])) or "none"
+    more = len(candidates) - MOST_SUGGESTED
+    rest = f" and {more} more; see `mlxsup requests`" if more > 0 else ""
+    return RemoteError(
+        ErrorCode.INVALID_REQUEST,
+        f"{sentence}; open: {shown}{rest}",
+        detail={
+            "parameter": "request",
+            "known": [request.id for request in candidates[:MOST_SUGGESTED]],
+            "numbers": [number_of(request) for request in candidates[:MOST_SUGGESTED]],
+        },
+    )
+
+
+def _shown(request: Request) -> str:
+    match request.stage:
+        case Stage.QUEUED:
+            doing = "waits for"
+        case Stage.PAUSED:
+            doing = "is paused on"
+        case _:
+            doing = "runs for"
+    return f"{request.id} ({number_of(request)}, {doing} {request.model})"
+
+
+MOST_LISTED = 32
+"""The status lists at most this many waiting requests of a model, those that are next."""
+
+
+def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
+    """What waits, over all models; `per_client` and `waiting` leave out answers that have begun."""
+    per_class: Counter[str] = Counter()
+    for model in models:
+        per_class.update(per_class_map(model))
+    waiting, running = dict(ledger.waiting_by_account), ledger.running_by_account
+    clients = {
+        account: {
+            "waiting": waiting.get(account, 0),
+            "running": running.get(account, 0),
+            "weight": ledger.terms.of(account).weight,
+        }
+        for account in sorted({*waiting, *running})
+    }
+    return {
+        "waiting": ledger.waiting,
+        "per_client": waiting,
+        "per_class": dict(per_class),
+        "clients": clients,
+    }
+
+
+def per_class_map(model: Model) -> dict[str, int]:
+    """Return how many requests of a model wait in each class, as they stand in the line now."""
+    return {priority.value: count for priority, count in model.queue.per_class.items()}
+
+
+def paused_map(request: Request) -> dict[str, Any]:
+    """The answer to a pause or a resume.
+
+    Its `stage` is `pausing` until the row has left the batch, then `paused`; `queued` if it waits
+    for a row, or will as soon as its own has left.
+    """
+    is_to_queue = request.stage is Stage.YIELDING
+    return {
+        "request": request.id,
+        "number": number_of(request),
+        "model": request.model,
+        "stage": "queued" if is_to_queue else request.stage.name.lower(),
+        "tokens_sent": request.tokens_sent,
+    }
+
+
+def cancelled_map(request: Request) -> dict[str, Any]:
+    """Return the answer to a cancel."""
+    return {
+        "request": request.id,
+        "number": number_of(request),
+        "model": request.model,
+        "tokens_sent": request.tokens_sent,
+    }
+
+
+def request_map(request: Request, now: float) -> dict[str, Any]:
+    """One open request: how people name it, on whose behalf it is, and its class; `paused` is the
+    reason why its row has left, until it has continued, `resumed` how many crashes it outlived, and
+    `read_tokens` how many of its `prompt_tokens` have been read, which are None until a worker has
+    accepted it."""
+    acceptance = request.acceptance
+    waits_s = now - request.waiting.since if request.stage is Stage.QUEUED else 0.0
+    return {
+        "id": request.id,
+        "number": number_of(request),
+        "client": request.account,
+        "priority": request.priority.value,
+        "class": request.waiting.standing.value,
+        "waited_s": request.waiting.waited_s + waits_s,
+        "paused": request.pauses.reason.value if request.pauses.is_paused else None,
+        "resumed": request.crashes.resumed,
+        "prompt_tokens": len(acceptance.prompt_tokens) // 4 if acceptance else None,
+        "read_tokens": request.cost.read_tokens,
+        "tokens_sent": request.tokens_sent,
+    }
+
+
+# ---------------------------------------------------------------- what a request waits for
+
+
+def wait_reason(model: Model) -> WaitReason:
+    """Why the requests of this model are waiting."""
+    phase = model.life.phase
+    if model.life.why is Why.SWAP and not isinstance(phase, Loading):
+        return WaitReason.SWAP
+    if isinstance(phase, Pending) and phase.lack is not None:
+        return WaitReason.MEMORY
+    if model.serves_queue:
+        if model.batch.held_back is not None:
+            return WaitReason.MEMORY
+        has_turns = model.has_room and model.blame.is_anyone_on_probation
+        return WaitReason.TURN if has_turns else WaitReason.ROWS
+    match model.life.state:
+        case State.BACKOFF:
+            is_crash = not (isinstance(phase, Backoff) and phase.download_cause)
+            return WaitReason.BACKOFF if is_crash else WaitReason.DOWNLOAD
+        case State.DRAINING | State.STOPPING:
+            return WaitReason.RESTART
+        case _:
+            return WaitReason.LOAD
+
+
+def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
+    """Seconds until a waiting request should get a row; None if that is not known.
+
+    Rows share the seconds of one engine, so one becomes free each time as many have passed as a
+    request costs on average. For a request of the highest class a row may be freed earlier.
+
+    Args:
+        place: in the line, from 1.
+    """
+    if wait_reason(model) is not WaitReason.ROWS:
+        return None
+    if request.priority is URGENT:
+        rows = (one for one in model.batch.running.values() if one.stage is Stage.YIELDING)
+        if any(one.pauses.reason is PauseReason.CLASS for one in rows):
+            return 0.0
+        if model.batch.yields_at is not None:
+            return max(model.batch.yields_at - now, 0.0)
+    cost_s = model.queue.counters.cost_s
+    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
+
+
+# ---------------------------------------------------------------- all open requests
+
+MOST_ASKED_FOR = 256
+"""One answer lists at most this many requests, and counts the others."""
+
+LEAST_READ = 0.02
+"""Before this share of a prompt has been read, it is not known how long the rest will take."""
+
+
+def requests_map(
+    models: Iterable[Model], ledger: Ledger, client: str | None, now: float
+) -> dict[str, Any]:
+    """The answer: `requests`, model by model what runs, what is paused, and what waits in the order
+    of the line; and `more`, how many were left out.
+
+    Args:
+        client: only those of this account, or of the process or terminal with this number; None
+            for all.
+    """
+    listed: list[dict[str, Any]] = []
+    more = 0
+    for model in models:
+        model.settle()
+        model.queue.age(now)
+        for request, place in _in_order(model):
+            if client is not None and not _is_of(request.account, client):
+                continue
+            if len(listed) < MOST_ASKED_FOR:
+                listed.append(_map(model, ledger, request, place, now))
+            else:
+                more += 1
+    return {"requests": listed, "more": more}
+
+
+def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
+    """The requests of a model; those in its line with their place, from 1."""
+    for request in (*model.batch.running.values(), *model.paused.values()):
+        yield request, None
+    for place, request in enumerate(model.queue, start=1):
+        yield request, place
+
+
+def _is_of(account: Account, client: str) -> bool:
+    """True if `client` means this account: `team`, `process 12@34`, or `12`."""
+    number = account.partition("@")[0].rpartition(" ")[2]
+    return client in (account, number)
+
+
+def _map(
+    model: Model, ledger: Ledger, request: Request, place: int | None, now: float
+) -> dict[str, Any]:
+    prefill = _read_share(request)
+    is_limited = model.serves_queue and not ledger.may_run(request.account)
+    reason = WaitReason.LIMIT if is_limited else wait_reason(model)
+    wait_s = _reading_s(request, prefill, now)
+    if place is not None and not is_limited:
+        wait_s = expected_s(model, request, place, now)
+    return {
+        **request_map(request, now),
+        "model": request.model,
+        "state": _state(request),
+        "place": place,
+        "reason": reason.value if place is not None else None,
+        "prefill": prefill,
+        "expected_s": wait_s,
+        "tokens_per_s": _tokens_per_s(request, now),
+        "engine_s": request.cost.engine_s,
+        "age_s": now - request.arrived_at,
+    }
+
+
+def _tokens_per_s(request: Request, now: float) -> float | None:
+    """Return how fast its answer has come since its first token, pauses and crashes included; None
+    before its second token."""
+    if request.cost.first_token_at is None or request.tokens_sent < 2:
+        return None
+    took_s = now - request.cost.first_token_at
+    return (request.tokens_sent - 1) / took_s if took_s > 0 else None
+
+
+def _state(request: Request) -> str:
+    match request.stage:
+        case Stage.QUEUED:
+            return "waiting"
+        case Stage.PAUSING | Stage.PAUSED:
+            return request.stage.name.lower()
+        case _:
+            return "reading" if request.run.gains_since is None else "answering"
+
+
+def _read_share(request: Request) -> float | None:
+    """How much of its prompt has been read, from 0 to 1; None unless it is being read now, for the
+    first time."""
+    if _state(request) != "reading" or request.acceptance is None or request.sent.tokens:
+        return None
+    return min(request.cost.read_tokens / request.usage().prompt_tokens, 1.0)
+
+
+def _reading_s(request: Request, prefill: float | None, now: float) -> float | None:
+    """Seconds until the first token, if the rest of the prompt is read at the same pace; None if
+    nobody can tell."""
+    if prefill is None or prefill < LEAST_READ or request.run.dispatched_at is None:
+        return None
+    return (now - request.run.dispatched_at) * (1.0 - prefill) / prefill

@@ -11,9 +11,9 @@ load says so itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from .actions import EndPrewarmed, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
@@ -49,7 +49,7 @@ class PrewarmedState(StrEnum):
     ENDING = "ending"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prewarmed:
     """A prewarmed worker.
 
@@ -67,30 +67,19 @@ class Prewarmed:
     reserved_bytes: int
     pid: int | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if a model can load in it."""
+        return self.state is PrewarmedState.WAITING
 
-class PrewarmedWorker(NamedTuple):
-    """A prewarmed worker, as the memory plan sees it.
-
-    Attributes:
-        number: counts them.
-        reserved_bytes: what it holds.
-        is_waiting: whether a model can load in it.
-        is_ending: whether it is on its way out.
-    """
-
-    number: int
-    reserved_bytes: int
-    is_waiting: bool
-    is_ending: bool
+    @property
+    def is_ending(self) -> bool:
+        """True if it is on its way out."""
+        return self.state is PrewarmedState.ENDING
 
 
 class WarmPool:
-    """All prewarmed workers.
-
-    Args:
-        deadlines: where the time of the next attempt is kept.
-        outbox: takes the actions.
-    """
+    """All prewarmed workers."""
 
     def __init__(self, deadlines: Deadlines, outbox: Outbox) -> None:
         self._deadlines = deadlines
@@ -125,17 +114,9 @@ class WarmPool:
     # ------------------------------------------------------------ loads
 
     @property
-    def held(self) -> tuple[PrewarmedWorker, ...]:
-        """Return what the memory plan must know of them."""
-        return tuple(
-            PrewarmedWorker(
-                number=worker.number,
-                reserved_bytes=worker.reserved_bytes,
-                is_waiting=worker.state is PrewarmedState.WAITING,
-                is_ending=_is_ending(worker),
-            )
-            for worker in self._workers.values()
-        )
+    def held(self) -> tuple[Prewarmed, ...]:
+        """Return all of them, for the memory plan."""
+        return tuple(self._workers.values())
 
     def hand_over(self, number: int) -> None:
         """Forget a worker that a model has taken over."""
@@ -153,14 +134,15 @@ class WarmPool:
         """Note that one has imported everything, and waits."""
         worker = self._workers.get(number)
         if worker is not None and worker.state is PrewarmedState.STARTING:
-            worker.state, worker.since, worker.pid = PrewarmedState.WAITING, now, pid
+            waiting = replace(worker, state=PrewarmedState.WAITING, since=now, pid=pid)
+            self._workers[number] = waiting
 
     def ended(self, number: int, now: float) -> None:
         """Note that the process of one is gone, or could not be started."""
         worker = self._workers.pop(number, None)
-        if worker is None or _is_ending(worker):
+        if worker is None or worker.is_ending:
             return
-        if worker.state is PrewarmedState.WAITING and now - worker.since >= STABLE_S:
+        if worker.is_waiting and now - worker.since >= STABLE_S:
             self._deaths_in_a_row = 0
         delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0**self._deaths_in_a_row)
         self._deaths_in_a_row = min(self._deaths_in_a_row + 1, 16)
@@ -176,11 +158,12 @@ class WarmPool:
         if not settings.prewarmed_bytes:
             return False
         is_more = False
-        for worker in self._workers.values():
+        for number, worker in self._workers.items():
             measured_bytes = footprint_bytes.get(worker.pid, 0) if worker.pid is not None else 0
-            if measured_bytes and worker.state is PrewarmedState.WAITING:
+            if measured_bytes and worker.is_waiting:
                 is_more = is_more or measured_bytes > worker.reserved_bytes
-                worker.reserved_bytes = self._measured_bytes = measured_bytes
+                self._workers[number] = replace(worker, reserved_bytes=measured_bytes)
+                self._measured_bytes = measured_bytes
         return is_more
 
     # ------------------------------------------------------------ now and then
@@ -193,8 +176,8 @@ class WarmPool:
             return
         everybody = list(models)
         self._wanted = 0 if is_ending else self._find_wanted(everybody, settings, now)
-        staying = [worker for worker in self._workers.values() if not _is_ending(worker)]
-        for worker in sorted(staying, key=_usefulness)[: max(0, len(staying) - self._wanted)]:
+        staying = [worker for worker in self._workers.values() if not worker.is_ending]
+        for worker in sorted(staying, key=usefulness)[: max(0, len(staying) - self._wanted)]:
             self._end(worker, now)
         if len(staying) < self._wanted and self._may_start(everybody, settings, now):
             self._start(settings, now)
@@ -245,7 +228,7 @@ class WarmPool:
 
     def _may_start(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
         """True if the next may start: not beside another start, nor a load, nor a wait for one."""
-        if any(worker.state is not PrewarmedState.WAITING for worker in self._workers.values()):
+        if not all(worker.is_waiting for worker in self._workers.values()):
             return False
         if self._retry_at is not None and now < self._retry_at:
             return False
@@ -271,7 +254,7 @@ class WarmPool:
         self._outbox.add(StartPrewarmed(number=self._started))
 
     def _end(self, worker: Prewarmed, now: float) -> None:
-        worker.state, worker.since = PrewarmedState.ENDING, now
+        self._workers[worker.number] = replace(worker, state=PrewarmedState.ENDING, since=now)
         self._outbox.add(EndPrewarmed(number=worker.number))
 
 
@@ -279,13 +262,9 @@ def _are_of_use(models: Iterable[Model]) -> bool:
     return any(model.life.settings.launch.engine == ENGINE for model in models)
 
 
-def _is_ending(worker: Prewarmed) -> bool:
-    return worker.state is PrewarmedState.ENDING
-
-
-def _usefulness(worker: Prewarmed) -> tuple[bool, int]:
+def usefulness(worker: Prewarmed) -> tuple[bool, int]:
     """Return a key that sorts those that are not ready first, and the newest first of each kind."""
-    return worker.state is PrewarmedState.WAITING, -worker.number
+    return worker.is_waiting, -worker.number
 
 
 def _waits_for_load(model: Model) -> bool:
@@ -293,4 +272,4 @@ def _waits_for_load(model: Model) -> bool:
     phase = model.life.phase
     if not isinstance(phase, Pending) or phase.fetching is not None:
         return False
-    return phase.lack is None or model.urgency is not Urgency.NOBODY
+    return phase.lack is None or model.urgency is not Urgency.NONE

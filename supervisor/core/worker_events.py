@@ -20,9 +20,9 @@ from mlxsup.protocol.worker_messages import (
     Ready,
     Rejected,
     Step,
+    WorkerMessage,
 )
 
-from .attaching import Attaching
 from .events import (
     Exited,
     FilesSeen,
@@ -37,22 +37,10 @@ from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
 from .kv_budget import keeps_to, longest_stream
-from .lifecycle.states import Abandoned, Loading
-from .lifecycle.triggers import (
-    BecameReady,
-    Broke,
-    Died,
-    FilesCompared,
-    Greeted,
-    GreetedByOtherVersion,
-    HasPid,
-    LoadedTooLarge,
-    Progressed,
-)
+from .lifecycle.states import Abandoned, Loading, StopCause
+from .lifecycle.triggers import BecameReady, Died, FilesCompared, Greeted, HasPid, Progressed
 from .memory.need import loaded_problem
 from .model import Model, Residency
-from .prefill_slots import PrefillSlots
-from .serving import Serving
 
 MAX_LAST_WORDS = 200
 ROUTINE = re.compile(
@@ -73,193 +61,65 @@ WorkerEvent = (
 )
 
 
-class WorkerEvents:
-    """Handles every event of a process.
+def take(fleet: Fleet, event: WorkerEvent) -> None:
+    """Handle one event; ignore those of earlier generations (F9)."""
+    model = fleet.by_name.get(event.model)
+    if model is None or event.generation != model.life.generation:
+        return
+    is_abandoned = isinstance(model.life.phase, Abandoned)
+    if not (model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited))):
+        return
+    watch, now = model.process.watch, event.now
+    match event:
+        case WorkerSaid(message=message):
+            if watch is not None and not isinstance(message, Heartbeat):
+                watch.said(now)
+            _said(fleet, model, message, now)
+        case Spawned(pid=pid):
+            model.process.watch = Watch.over(now)
+            fleet.trigger(model, HasPid(pid=pid), now)
+        case SpawnFailed(detail=detail):
+            said = f"could not be started: {detail}"
+            died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
+            fleet.handle_exit(model, died, now)
+        case WorkerSeen(is_stopped=is_stopped):
+            if watch is not None:
+                watch.looked(is_stopped=is_stopped, now=now)
+                fleet.look_after(model, now)
+        case FilesSeen(change=change):
+            fleet.trigger(model, FilesCompared(change=change), now)
+        case WorkerBroke(is_other_version=True):
+            _is_of_other_version(fleet, model, "another one", now)
+        case WorkerBroke(detail=detail):
+            fleet.fault(model, StopCause.BROKEN, detail, now)
+        case WorkerUnlinked():
+            if watch is not None:
+                watch.unlinked(now)
+                fleet.touch(model)
+                fleet.look_after(model, now)
+        case Exited():
+            _exited(fleet, model, event)
+        case _:
+            assert_never(event)
 
-    Args:
-        fleet: the models that the processes belong to.
-        serving: moves their requests.
-        prefill_slots: has them read long prompts in turns.
-        attaching: sends streams to those who have joined them.
-    """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        serving: Serving,
-        prefill_slots: PrefillSlots,
-        attaching: Attaching,
-    ) -> None:
-        self._fleet = fleet
-        self._serving = serving
-        self._prefill_slots = prefill_slots
-        self._attaching = attaching
-
-    def take(self, event: WorkerEvent) -> None:
-        """Handle one event; ignore those of earlier generations (F9)."""
-        model = self._fleet.by_name.get(event.model)
-        if model is None or event.generation != model.life.generation:
-            return
-        is_abandoned = isinstance(model.life.phase, Abandoned)
-        if model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited)):
-            self._heard(event, model)
-
-    def _heard(self, event: WorkerEvent, model: Model) -> None:
-        match event:
-            case WorkerSaid():
-                self._on_said(event, model)
-            case Spawned():
-                self._on_spawned(event, model)
-            case SpawnFailed():
-                self._on_spawn_failed(event, model)
-            case WorkerSeen():
-                self._on_seen(event, model)
-            case FilesSeen(change=change, now=now):
-                self._fleet.trigger(model, FilesCompared(change=change), now)
-            case WorkerBroke():
-                self._on_broke(event, model)
-            case WorkerUnlinked():
-                self._on_unlinked(event, model)
-            case Exited():
-                self._on_exited(event, model)
-            case _:
-                assert_never(event)
-
-    # ------------------------------------------------------------ about its process
-
-    def _on_spawned(self, event: Spawned, model: Model) -> None:
-        model.process.watch = Watch.over(event.now)
-        self._fleet.trigger(model, HasPid(pid=event.pid), event.now)
-
-    def _on_spawn_failed(self, event: SpawnFailed, model: Model) -> None:
-        said = f"could not be started: {event.detail}"
-        died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-        self._fleet.handle_exit(model, died, event.now)
-
-    def _on_seen(self, event: WorkerSeen, model: Model) -> None:
-        if model.process.watch is not None:
-            model.process.watch.looked(is_stopped=event.is_stopped, now=event.now)
-            self._fleet.look_after(model, event.now)
-
-    def _on_unlinked(self, event: WorkerUnlinked, model: Model) -> None:
-        if model.process.watch is not None:
-            model.process.watch.unlinked(event.now)
-            self._fleet.look_after(model, event.now)
-
-    def _on_broke(self, event: WorkerBroke, model: Model) -> None:
-        if event.is_other_version:
-            self._fleet.trigger(model, GreetedByOtherVersion(version="another one"), event.now)
-        else:
-            self._fleet.trigger(model, Broke(detail=event.detail), event.now)
-
-    def _on_exited(self, event: Exited, model: Model) -> None:
-        died = Died(
-            exit_code=event.exit_code,
-            signal_name=event.signal_name,
-            said=model.process.dying or last_words(event.last_lines),
-            announced=model.process.dying,
-            at=event.at,
-            cause=classify(
-                event.exit_code,
-                [*event.last_lines, model.process.dying],
-                is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
-            ),
-        )
-        model.life.stream_tokens = longest_stream(model)
-        if event.exit_code == ExitCode.OUT_OF_MEMORY:
-            self._fleet.raise_need(model, event.now)
-        self._fleet.handle_exit(model, died, event.now)
-
-    # ------------------------------------------------------------ what it says
-
-    def _on_said(self, event: WorkerSaid, model: Model) -> None:
-        if model.process.watch is not None and not isinstance(event.message, Heartbeat):
-            model.process.watch.said(event.now)
-        match event.message:
-            case Step() as step:
-                self._on_step(model, step, event.now)
-            case Heartbeat() as beat:
-                self._on_heartbeat(model, beat, event.now)
-            case Accepted() as accepted:
-                self._serving.accepted(model, accepted, event.now)
-            case Rejected() as rejected:
-                self._on_rejected(model, rejected, event.now)
-            case Rendered() as rendered:
-                self._attaching.rendered(model, rendered)
-            case Hello() as hello:
-                self._on_hello(model, hello, event.now)
-            case LoadProgress() as progress:
-                self._on_load_progress(model, progress, event.now)
-            case Ready() as ready:
-                self._on_ready(model, ready, event.now)
-            case Dying() as dying:
-                model.process.dying = dying.message
-            case _:
-                assert_never(event.message)
-
-    def _on_step(self, model: Model, message: Step, now: float) -> None:
-        if message.step not in (model.process.steps, model.process.steps + 1):
-            detail = f"counted step {message.step} after step {model.process.steps}"
-            self._fleet.trigger(model, Broke(detail=detail), now)
-            return
-        fault = self._prefill_slots.stepped(model, message)
-        if fault:
-            self._fleet.trigger(model, Broke(detail=fault), now)
-            return
-        if model.process.watch is not None:
-            model.process.watch.stepped(message.step, now)
-        self._attaching.heard(message.rows)
-        if self._serving.step(model, message, now):
-            self._fleet.touch(model)
-
-    def _on_rejected(self, model: Model, message: Rejected, now: float) -> None:
-        try:
-            error = RemoteError.from_wire(message.error)
-        except ValueError as wrong:
-            self._fleet.trigger(model, Broke(detail=f"rejected a request wrongly: {wrong}"), now)
-            return
-        self._serving.rejected(model, message.key, error, now)
-        self._fleet.touch(model)
-
-    def _on_heartbeat(self, model: Model, message: Heartbeat, now: float) -> None:
-        model.process.heartbeat = message
-        if keeps_to(model, message.budget):
-            self._fleet.memory_changed()
-            self._fleet.touch(model)
-        if model.process.watch is not None:
-            model.process.watch.beat(message, len(model.batch.held), now)
-            self._fleet.look_after(model, now)
-
-    def _on_hello(self, model: Model, message: Hello, now: float) -> None:
-        if message.version != VERSION:
-            self._fleet.trigger(model, GreetedByOtherVersion(version=message.version), now)
-        elif model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="said HELLO after READY"), now)
-        else:
-            self._fleet.trigger(model, Greeted(), now)
-
-    def _on_load_progress(self, model: Model, message: LoadProgress, now: float) -> None:
-        if model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="reported a load after READY"), now)
-        else:
-            progress = Progressed(phase=message.phase, progress=message.progress)
-            self._fleet.trigger(model, progress, now)
-
-    def _on_ready(self, model: Model, message: Ready, now: float) -> None:
-        if model.life.state in SERVES:
-            self._fleet.trigger(model, Broke(detail="said READY twice"), now)
-            return
-        too_large = loaded_problem(model.life.need, message)
-        if too_large:
-            self._fleet.trigger(model, LoadedTooLarge(detail=too_large), now)
-            return
-        if isinstance(model.life.phase, Loading):
-            model.learn(message)
-            model.idle_since = now
-            model.load_s = now - model.life.phase.since
-            model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
-        self._fleet.trigger(model, BecameReady(), now)
-        self._fleet.tell_log_level(model)
+def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
+    died = Died(
+        exit_code=event.exit_code,
+        signal_name=event.signal_name,
+        said=model.process.dying or last_words(event.last_lines),
+        announced=model.process.dying,
+        at=event.at,
+        cause=classify(
+            event.exit_code,
+            [*event.last_lines, model.process.dying],
+            is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+        ),
+    )
+    model.life.stream_tokens = longest_stream(model)
+    if event.exit_code == ExitCode.OUT_OF_MEMORY:
+        fleet.raise_need(model, event.now)
+    fleet.handle_exit(model, died, event.now)
 
 
 def last_words(lines: Sequence[str]) -> str:
@@ -272,3 +132,89 @@ def last_words(lines: Sequence[str]) -> str:
         if line.strip() and not ROUTINE.match(line):
             return line.strip()[:MAX_LAST_WORDS]
     return ""
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> None:
+    match message:
+        case Step():
+            _step(fleet, model, message, now)
+        case Heartbeat():
+            model.process.heartbeat = message
+            if keeps_to(model, message.budget):
+                fleet.memory_changed()
+                fleet.touch(model)
+            if model.process.watch is not None:
+                model.process.watch.beat(message, len(model.batch.held), now)
+                fleet.look_after(model, now)
+        case Accepted():
+            fleet.serving.accepted(model, message, now)
+        case Rejected(key=key):
+            try:
+                error = RemoteError.from_wire(message.error)
+            except ValueError as wrong:
+                _broke(fleet, model, f"rejected a request wrongly: {wrong}", now)
+                return
+            fleet.serving.rejected(model, key, error, now)
+            fleet.touch(model)
+        case Rendered():
+            fleet.attaching.rendered(model, message)
+        case Hello(version=version) if version != VERSION:
+            _is_of_other_version(fleet, model, version, now)
+        case Hello() if model.life.state in SERVES:
+            _broke(fleet, model, "said HELLO after READY", now)
+        case Hello():
+            fleet.trigger(model, Greeted(), now)
+        case LoadProgress() if model.life.state in SERVES:
+            _broke(fleet, model, "reported a load after READY", now)
+        case LoadProgress(phase=phase, progress=progress):
+            fleet.trigger(model, Progressed(phase=phase, progress=progress), now)
+        case Ready() if model.life.state in SERVES:
+            _broke(fleet, model, "said READY twice", now)
+        case Ready():
+            _ready(fleet, model, message, now)
+        case Dying():
+            model.process.dying = message.message
+        case _:
+            assert_never(message)
+
+
+def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
+    if message.step not in (model.process.steps, model.process.steps + 1):
+        detail = f"counted step {message.step} after step {model.process.steps}"
+        _broke(fleet, model, detail, now)
+        return
+    fault = fleet.prefill_slots.stepped(model, message)
+    if fault:
+        _broke(fleet, model, fault, now)
+        return
+    if model.process.watch is not None:
+        model.process.watch.stepped(message.step, now)
+    fleet.attaching.heard(message.rows)
+    if fleet.serving.step(model, message, now):
+        fleet.touch(model)
+
+
+def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
+    too_large = loaded_problem(model.life.need, message)
+    if too_large:
+        fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
+        return
+    if isinstance(model.life.phase, Loading):
+        model.learn(message)
+        model.idle_since = now
+        model.load_s = now - model.life.phase.since
+        model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
+    fleet.trigger(model, BecameReady(), now)
+    fleet.tell_log_level(model)
+
+
+def _broke(fleet: Fleet, model: Model, detail: str, now: float) -> None:
+    fleet.fault(model, StopCause.BROKEN, detail, now)
+
+
+def _is_of_other_version(fleet: Fleet, model: Model, version: str, now: float) -> None:
+    detail = f"mlxsup was upgraded to {version}; restart the daemon"
+    fleet.fault(model, StopCause.VERSION, detail, now)

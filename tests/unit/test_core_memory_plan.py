@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.cli.commands.plan import advice
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
+from mlxsup.supervisor.core.kv_budget import Claim
 from mlxsup.supervisor.core.lifecycle.states import Urgency
+from mlxsup.supervisor.core.lifecycle.triggers import LacksMemory, RowsGiveWay
 from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, Wait, verdict_on
 from mlxsup.supervisor.core.memory.fit import (
     Candidate,
@@ -25,7 +28,15 @@ from mlxsup.supervisor.core.memory.fit import (
     pins_problem,
     required_bytes,
 )
-from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from mlxsup.supervisor.core.memory_plan import plan
+from mlxsup.supervisor.core.memory_view import (
+    LoadedModel,
+    LoadRequest,
+    MemoryView,
+    Row,
+    Rows,
+    Standing,
+)
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -71,6 +82,42 @@ def test_refusal_names_its_blockers_I4() -> None:
         " b has a process that cannot be ended and holds 2.00 GiB",
         blockers=(A, B),
     )
+
+
+def test_what_leaves_for_one_model_is_promised_to_no_other() -> None:
+    leaving = held(A, 4, Standing.LEAVING)
+    first, second = (
+        LoadRequest(name=name, needed_bytes=4 * GIB, urgency=Urgency.REQUEST, since=since)
+        for name, since in ((B, 0.0), (C, 1.0))
+    )
+    there = view([leaving, held(NEW, 4, Standing.BUSY)], 8 * GIB)
+    steps = plan(replace(there, waiting=(second, first), free_turns=2)).steps
+    reasons = {name: step.lack.reason for name, step in steps if isinstance(step, LacksMemory)}
+    assert "a is about to go" in reasons[B]
+    assert "new and b are busy" in reasons[C]
+
+
+def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
+    """However few rows there are, all of its memory stays reserved."""
+    layers = (CacheLayers(layers=1, token_bytes=MIB),)
+    batch = tuple(Row(float(key), RequestKey(key), 64, may_go=True) for key in (1, 2))
+
+    def shed(kept_bytes: int) -> bool:
+        rows = Rows(
+            layers=layers,
+            fixed_bytes=GIB,
+            claim=Claim(least_bytes=0, wanted_bytes=99 * GIB),
+            kept_bytes=kept_bytes,
+            staying=batch,
+        )
+        one = replace(held(A, 6, Standing.PINNED), rows=rows, is_ready=True)
+        there = view([one], 5 * GIB)
+        short = there.budget and replace(there.budget, is_short=True)
+        found = plan(replace(there, budget=short))
+        return any(isinstance(step, RowsGiveWay) for _, step in found.steps)
+
+    assert shed(kept_bytes=0)
+    assert not shed(kept_bytes=6 * GIB)
 
 
 def test_pinned_models_must_fit_together() -> None:
@@ -126,17 +173,17 @@ def test_any_verdict_keeps_the_rules_H9_I2(
             assert everything - leaving - freed + needed <= size
             for one in gone:
                 assert everything - leaving - freed + one.reserved_bytes + needed > size
-            assert urgency is not Urgency.NOBODY
+            assert urgency is not Urgency.NONE
             if urgency is Urgency.REQUEST:
                 assert all(resident.ripe_at <= NOW for resident in gone)
         case Wait(until=until, is_under_way=is_under_way):
             assert everything + needed > size
             assert until is None or until > NOW
             assert is_under_way == (everything - leaving + needed <= size)
-            assert never + needed <= size or urgency is Urgency.NOBODY
+            assert never + needed <= size or urgency is Urgency.NONE
         case Refuse():
             assert never + needed > size
-            assert urgency is not Urgency.NOBODY
+            assert urgency is not Urgency.NONE
 
 
 # Which models fit together

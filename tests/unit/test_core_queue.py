@@ -283,10 +283,6 @@ def waiting_driver() -> Driver:
     return driver
 
 
-def test_a_number_names_a_request_as_well() -> None:
-    play(waiting_driver(), "prioritize #3 interactive -> line=[b, a]")
-
-
 def test_of_several_with_one_id_only_the_number_names_one() -> None:
     driver = waiting_driver()
     driver.ask("a", connection=BOB)
@@ -415,33 +411,9 @@ def test_cancelling_ends_the_request_of_another_connection_and_answers_at_once_D
     assert list(seen(driver)) == ["other"]
 
 
-def test_cancel_refuses_unknown_and_ambiguous_names() -> None:
-    driver = ready_models()
-    driver.serve("twin")
-    driver.serve("twin", connection=BOB)
-    for id in ("nobody", "twin"):
-        driver.say(CancelRequest(id=ASKING, request=RequestId(id)), BOB)
-        assert driver.errors(BOB) == {"q": "invalid_request"}
-    assert len(requests(driver)["requests"]) == 2
-
-
 # Deadlines
 
 A, B = ModelName("a"), ModelName("b")
-
-
-def test_subjects_are_due_at_their_time_and_not_before() -> None:
-    deadlines = Deadlines()
-    assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
-    deadlines.set(A, 3.0)
-    deadlines.set(RequestKey(7), 1.0)
-    deadlines.set(B, 2.0)
-    assert (deadlines.earliest(), len(deadlines)) == (1.0, 3)
-    assert deadlines.take_due(0.9) == []
-    assert deadlines.take_due(2.0) == [7, B]
-    assert (deadlines.earliest(), len(deadlines)) == (3.0, 1)
-    assert deadlines.take_due(3.0) == [A]
-    assert (deadlines.take_due(1e9), len(deadlines)) == ([], 0)
 
 
 def test_the_latest_time_of_a_subject_counts_whether_earlier_later_or_none() -> None:
@@ -457,7 +429,9 @@ def test_the_latest_time_of_a_subject_counts_whether_earlier_later_or_none() -> 
     deadlines.set(B, None)
     assert (deadlines.earliest(), deadlines.take_due(1e9), len(deadlines)) == (None, [], 0)
     deadlines.set(A, 10.0)
-    assert deadlines.take_due(10.0) == [A], "set anew, to the same time as before"
+    for _ in range(2):
+        assert deadlines.take_due(10.0) == [A], "set anew, to the same time as before"
+        deadlines.set(A, 10.0)
 
 
 def test_times_that_are_put_off_again_and_again_are_forgotten() -> None:

@@ -42,9 +42,8 @@ from mlxsup.supervisor.core.journal import (
     OF_REQUESTS,
     Journal,
 )
-from mlxsup.supervisor.core.request_status import wait_reason
 from mlxsup.supervisor.core.settings import CoreSettings
-from mlxsup.supervisor.core.status import waiting_news
+from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.flight import Recorder

@@ -15,7 +15,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, Priority
 from mlxsup.protocol.worker_messages import RowDelta, Step
 from mlxsup.supervisor.core.events import WorkerSaid
-from mlxsup.supervisor.core.prefill_slots import DeviceLeases
+from mlxsup.supervisor.core.prefill_slots import Device
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import MemoryDriver, limited, sized
@@ -108,13 +108,13 @@ def test_an_end_next_to_twelve_models_costs_not_one_call_for_each() -> None:
 def test_nothing_is_granted_when_requests_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = serving(4, others=3)
     granted: list[object] = []
-    grant = DeviceLeases.grant
+    grant = Device.grant
 
-    def noted(self: DeviceLeases, *arguments: Any) -> list[ModelName]:
+    def noted(self: Device, *arguments: Any) -> list[ModelName]:
         granted.append(arguments)
         return grant(self, *arguments)
 
-    monkeypatch.setattr(DeviceLeases, "grant", noted)
+    monkeypatch.setattr(Device, "grant", noted)
     driver.ask("more")
     driver.core.handle(step(driver, ends=True))
     assert granted == []

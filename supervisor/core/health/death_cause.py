@@ -52,7 +52,6 @@ def classify(exit_code: int | None, lines: Sequence[str], *, is_over_memory: boo
 
     Args:
         exit_code: None if a signal ended it.
-        lines: its last output, oldest first.
         is_over_memory: whether it was killed while it held more memory than its limit.
     """
     for code, cause in _BY_EXIT.items():

@@ -3,10 +3,10 @@
 Not every death accuses: a kill from outside says nothing about the requests. One that does makes
 suspects of all requests that the engine held, and they resume together, because many faults are
 transient. After a second such crash of some of the same suspects, all suspects are on probation:
-each runs alone in the engine in turn (`probation.py`), until it has got a few tokens past the place
-where the engine died. The suspect that runs alone when the engine dies again is the culprit. So a
-request that always kills its engine costs three crashes and nobody else's answer, and a fault that
-has passed costs each suspect a few steps.
+each runs alone in the engine in turn (`preemption.py`), until it has got a few tokens past the
+place where the engine died. The suspect that runs alone when the engine dies again is the culprit.
+So a request that always kills its engine costs three crashes and nobody else's answer, and a fault
+that has passed costs each suspect a few steps.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class Held:
     """A request that a worker holds.
 
     Attributes:
-        digest: identifies the request.
         tokens: how many tokens of its answer have been delivered.
         shortages: how many workers have run out of memory with it alone.
     """
@@ -146,9 +145,7 @@ class Blame:
         """A process has ended.
 
         Args:
-            evidence: what its end says.
             held: the requests that it held, dispatched and not ended.
-            now: monotonic seconds.
         """
         self.expire(now)
         for suspect in self._suspects.values():

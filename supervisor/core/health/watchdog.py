@@ -166,9 +166,7 @@ class Watch:
         """Take a beat; one that describes a step whose end is known says nothing about the next.
 
         Args:
-            message: the beat.
             given: how many requests the worker was given and has not reported as over.
-            now: monotonic seconds.
         """
         if message.step >= self.step:
             began_at = now - max(0.0, message.phase_s)
@@ -274,7 +272,6 @@ class Watch:
         """Return what to do now.
 
         Args:
-            now: monotonic seconds.
             step_timeout_s: as for `deadline`.
             given: how many requests the worker was given and has not reported as over.
         """

@@ -15,6 +15,7 @@ from mlxsup.protocol.download import Repository
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import ExitReason, Wanted
 
+from ..actions import Abandon
 from ..errors import cut_off, load_failed, model_failed
 from ..health.death_cause import Cause
 from ..health.poison import Evidence
@@ -54,6 +55,19 @@ CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Ca
 
 FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
 """What another attempt would only repeat."""
+
+OF_STOPPED = {
+    StopCause.ASKED: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.SWAP: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.VERSION: (ExitReason.VERSION, Evidence.ASKED),
+    StopCause.TOO_LARGE: (ExitReason.LOAD_ERROR, Evidence.ASKED),
+    StopCause.INTERNAL: (ExitReason.INTERNAL, Evidence.ASKED),
+    StopCause.STALL: (ExitReason.STALL, Evidence.ACCUSES),
+    StopCause.SUSPENDED: (ExitReason.STALL, Evidence.NONE),
+    StopCause.BROKEN: (ExitReason.CRASH, Evidence.NONE),
+}
+"""What the end of a process that was being ended counts as, and says about its requests; a stalled
+load says nothing about them."""
 
 TERMINATED_EXIT = 128 + signal.SIGTERM
 
@@ -140,7 +154,7 @@ def _wait_for_turn(life: Life, text: str, now: float, *, is_restart: bool) -> No
     if is_restart:  # asked for meanwhile
         life.restarts.clean()
     life.reserved_bytes = 0
-    lack = Lack(since=now, reason=f"was {text}", looks_again_at=None)
+    lack = Lack(since=now, reason=f"was {text}")
     life.enter_after_exit(Pending(since=now, lack=lack), text)
 
 
@@ -160,7 +174,7 @@ def given_up(life: Life, trigger: GivenUp, now: float) -> None:
         UpWaitersEnd(error=failed),
         DownWaitersEnd(error=model_failed(life.name, cause)),
     )
-    life.abandon()
+    life.do(Abandon(model=life.name, generation=life.generation))
 
 
 def ended_at_last(life: Life, trigger: Died, now: float) -> None:
@@ -191,24 +205,17 @@ def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
 
     Args:
         life: still in the state in which the process ended.
-        died: how it ended.
         is_over_memory: whether it had reported more memory than its limit.
     """
     if isinstance(life.phase, Abandoned):
         return Evidence.ASKED
     stopping = ending_of(life, died)
-    if stopping is not None:
-        match stopping.cause:
-            case StopCause.ASKED | StopCause.SWAP | StopCause.VERSION | StopCause.INTERNAL:
-                return Evidence.ASKED
-            case StopCause.TOO_LARGE:
-                return Evidence.ASKED
-            case StopCause.STALL:
-                return Evidence.ACCUSES if life.has_been_ready else Evidence.NONE
-            case StopCause.BROKEN | StopCause.SUSPENDED:
-                return Evidence.NONE
+    if stopping is not None and OF_STOPPED[stopping.cause][1] is Evidence.ASKED:
+        return Evidence.ASKED
     if not life.has_been_ready:
         return Evidence.NONE
+    if stopping is not None:
+        return OF_STOPPED[stopping.cause][1]
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
         return Evidence.OUT_OF_MEMORY
     if died.signal_name == "SIGKILL" and is_over_memory:
@@ -256,19 +263,9 @@ def ending_of(life: Life, died: Died) -> Stopping | None:
 def _judge(life: Life, died: Died) -> ExitReason:
     stopping = ending_of(life, died)
     if stopping is not None:
-        match stopping.cause:
-            case StopCause.ASKED | StopCause.SWAP:
-                return ExitReason.ASKED
-            case StopCause.STALL | StopCause.SUSPENDED:
-                return ExitReason.STALL
-            case StopCause.VERSION:
-                return ExitReason.VERSION
-            case StopCause.TOO_LARGE:  # another entry may have come since then
-                return ExitReason.ASKED if stopping.is_restart else ExitReason.LOAD_ERROR
-            case StopCause.INTERNAL:
-                return ExitReason.INTERNAL
-            case StopCause.BROKEN:
-                return ExitReason.CRASH
+        if stopping.cause is StopCause.TOO_LARGE and stopping.is_restart:
+            return ExitReason.ASKED  # another entry may have come since then
+        return OF_STOPPED[stopping.cause][0]
     if died.is_spawn_error:
         return ExitReason.SPAWN_ERROR
     if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:

@@ -9,7 +9,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
@@ -17,7 +16,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import HAS_PROCESS, ExitReason, LoadPhase, State, Wanted, Why
 from mlxsup.protocol.worker_messages import Exit
 
-from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
+from ..actions import SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
 from ..health.death_cause import Cause
 from ..memory.need import Need
@@ -50,6 +49,12 @@ KILL_LIMIT_S_PER_GB = 0.5
 
 DUMP_GRACE_S = 0.5
 """How long a stalled worker has to print its stacks before it is killed."""
+
+SIGNALS = {
+    StopStage.DUMP: WorkerSignal.DUMP,
+    StopStage.TERM: WorkerSignal.TERM,
+    StopStage.KILL: WorkerSignal.KILL,
+}
 
 FILES_COUNT_FOR_S = 5.0
 """What was found of files is believed for so long; no folder is looked at more often than that."""
@@ -177,7 +182,6 @@ class Life:
     """One model's worker, over all its generations.
 
     Attributes:
-        settings: the model's entry.
         exit_grace_s: seconds from asking to SIGTERM, and from there to SIGKILL.
         phase: the state, with what belongs to it.
         wanted, why: what commands, requests and timers want.
@@ -336,7 +340,6 @@ class Life:
         """Correct what is reserved by what the process was measured at.
 
         Args:
-            measured_bytes: all that it holds.
             may_shrink: whether it may have given back what it was not started with.
 
         Returns:
@@ -391,10 +394,6 @@ class Life:
         """A process of it has ended."""
         self.last_exit = last
         self.exits[last.reason, last.cause] += 1
-
-    def abandon(self) -> None:
-        """Give up the process: it cannot be ended."""
-        self.do(Abandon(model=self.name, generation=self.generation))
 
     def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
         """Let running requests finish, for that long at most; then the process is ended."""
@@ -486,18 +485,9 @@ class Life:
         """Ask or signal; a process whose pid is not known yet is signalled once it is."""
         if self.pid is None:
             return
-        match stage:
-            case StopStage.ASK:
-                message = Exit()
-                self.do(SendToWorker(model=self.name, generation=self.generation, message=message))
-            case StopStage.DUMP:
-                self._signal(WorkerSignal.DUMP)
-            case StopStage.TERM:
-                self._signal(WorkerSignal.TERM)
-            case StopStage.KILL:
-                self._signal(WorkerSignal.KILL)
-            case _:
-                assert_never(stage)
-
-    def _signal(self, signal: WorkerSignal) -> None:
-        self.do(SignalWorker(model=self.name, generation=self.generation, signal=signal))
+        if stage is StopStage.ASK:
+            message = Exit()
+            self.do(SendToWorker(model=self.name, generation=self.generation, message=message))
+        else:
+            signal = SIGNALS[stage]
+            self.do(SignalWorker(model=self.name, generation=self.generation, signal=signal))

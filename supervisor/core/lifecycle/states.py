@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import ClassVar
 
 from mlxsup.protocol.ids import ModelName
@@ -13,7 +13,7 @@ KEPT_BACKOFF_S = 5.0
 """A model that crashed keeps the memory that is reserved for it if its next start is nearer."""
 
 
-class StopCause(Enum):
+class StopCause(StrEnum):
     """Why a worker is being ended; decides what follows its exit."""
 
     ASKED = auto()
@@ -69,7 +69,7 @@ class Stopped(_Phase):
 class Urgency(Enum):
     """Who waits for a load; decides which models it may evict."""
 
-    NOBODY = auto()
+    NONE = auto()
     """It takes what is free, such as a preload."""
     REQUEST = auto()
     """It evicts models that are idle and had their time."""
@@ -93,7 +93,7 @@ class Lack:
 
     since: float
     reason: str
-    looks_again_at: float | None
+    looks_again_at: float | None = None
     asked_since: float | None = None
     is_promised: bool = False
     reclaims: bool = False
@@ -163,7 +163,6 @@ class Loading(_Phase):
 
     Attributes:
         stalls_at: when the load has stalled if there is no progress until then.
-        load_phase: what the load is doing.
         progress: from 0 to 1 over all phases.
         is_restart: whether a restart command caused it; further ones join it.
     """
@@ -247,7 +246,6 @@ class Stopping(_Phase):
     """Asked to exit, or being killed, until the exit is seen.
 
     Attributes:
-        cause: why it is being ended.
         stage: how hard it is being ended.
         escalates_at: when the next, harder stage begins; after the last one, when it is given up.
         is_restart: whether a restart was asked for: it then comes up with a clean window.
@@ -280,7 +278,6 @@ class Backoff(_Phase):
     """Crashed, or not downloaded; the next attempt is at `retry_at`.
 
     Attributes:
-        retry_at: when that is.
         download_cause: why its download failed; empty after a crash.
     """
 

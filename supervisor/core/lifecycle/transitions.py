@@ -35,7 +35,6 @@ from .states import (
 )
 from .triggers import (
     BecameReady,
-    Broke,
     Changed,
     Died,
     DownWaitersEnd,
@@ -43,11 +42,11 @@ from .triggers import (
     Due,
     Erased,
     Evicted,
+    Faulted,
     FilesCompared,
     FilesDoubted,
     GivenUp,
     Greeted,
-    GreetedByOtherVersion,
     HasFiles,
     HasMemory,
     HasPid,
@@ -55,7 +54,6 @@ from .triggers import (
     Hurry,
     LacksFiles,
     LacksMemory,
-    LoadedTooLarge,
     NoFiles,
     NoMemory,
     Outcome,
@@ -66,8 +64,6 @@ from .triggers import (
     RowsGiveWay,
     RowsLeave,
     RunningEnds,
-    Stalled,
-    Suspended,
     SwapCalledOff,
     SwappedOut,
     Trigger,
@@ -85,6 +81,15 @@ DOING = {
     LoadPhase.MATERIALISE: "its weights were read",
     LoadPhase.WARMUP: "it was warmed up",
 }
+
+FIRST_STAGE = {
+    StopCause.STALL: StopStage.DUMP,
+    StopCause.SUSPENDED: StopStage.KILL,
+    StopCause.BROKEN: StopStage.KILL,
+    StopCause.VERSION: StopStage.TERM,
+    StopCause.TOO_LARGE: StopStage.TERM,
+}
+"""How a process with this fault is ended at first."""
 
 
 class ImpossibleTransitionError(Exception):
@@ -167,8 +172,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             life.adopt(settings)
         case Turn():
             _spawn(life, phase, trigger, now)
-        case LacksMemory():
-            _wait_for_memory(life, phase, trigger, now)
+        case LacksMemory(lack=lack):
+            _wait_for_memory(life, phase, lack)
         case HasMemory():
             life.phase = replace(phase, lack=None)
         case NoMemory(error=error, reason=reason):
@@ -176,8 +181,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             # a reload may make room; what came up for those who are answered does not.
             life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
             if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
-                lacks = LacksMemory(reason=reason, looks_again_at=None)
-                _wait_for_memory(life, phase, lacks, now)
+                since = phase.lack.since if phase.lack else now
+                _wait_for_memory(life, phase, Lack(since=since, reason=reason))
             else:
                 life.want(Wanted.DOWN, Why.MEMORY)
                 life.enter(Stopped(since=now), error.message)
@@ -250,8 +255,6 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             _advance(life, phase, LoadPhase.IMPORT, 0.0, now)
         case Progressed(phase=load_phase, progress=progress):
             _advance(life, phase, load_phase, progress, now)
-        case LoadedTooLarge(detail=detail):
-            life.stop(StopCause.TOO_LARGE, now, stage=StopStage.TERM, detail=detail)
         case BecameReady():
             life.has_been_ready = True
             if life.why is Why.RESTART:
@@ -443,15 +446,7 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
             exits.given_up(life, trigger, now)
         case Died():
             exits.died(life, trigger, now)
-        case (
-            Greeted()
-            | GreetedByOtherVersion()
-            | Progressed()
-            | LoadedTooLarge()
-            | BecameReady()
-            | Broke()
-            | FilesCompared()
-        ):
+        case Greeted() | Progressed() | BecameReady() | FilesCompared() | Faulted():
             pass
         case _:
             raise _impossible(life, trigger)
@@ -460,16 +455,8 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
 def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
     """It loads, serves or drains, and its process does what it must not do, or has ended."""
     match trigger:
-        case GreetedByOtherVersion(version=version):
-            detail = f"mlxsup was upgraded to {version}; restart the daemon"
-            life.stop(StopCause.VERSION, now, stage=StopStage.TERM, detail=detail)
-        case Broke(detail=detail):
-            life.stop(StopCause.BROKEN, now, stage=StopStage.KILL, detail=detail)
-        case Stalled(detail=detail) if not isinstance(life.phase, Loading):
-            life.stop(StopCause.STALL, now, stage=StopStage.DUMP, detail=detail)
-        case Suspended():
-            detail = "another program stopped its process (SIGSTOP)"
-            life.stop(StopCause.SUSPENDED, now, stage=StopStage.KILL, detail=detail)
+        case Faulted(cause=cause, detail=detail):
+            life.stop(cause, now, stage=FIRST_STAGE[cause], detail=detail)
         case HitBug(detail=detail):
             life.stop(StopCause.INTERNAL, now, stage=StopStage.KILL, detail=detail)
         case Died():
@@ -482,7 +469,6 @@ def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
 
 
 def _impossible(life: Life, trigger: Trigger) -> ImpossibleTransitionError:
-    """HELLO and READY after READY are `Broke`."""
     name = type(trigger).__name__
     return ImpossibleTransitionError(f"{life.name}: no rule for {name} in {life.state}")
 
@@ -511,23 +497,11 @@ def _erase(life: Life, trigger: Removed) -> None:
     )
 
 
-def _wait_for_memory(life: Life, phase: Pending, trigger: LacksMemory, now: float) -> None:
-    before = phase.lack
-    asked_since = before.asked_since if before else None
-    if asked_since is None or not trigger.is_asked_for:
-        asked_since = now if trigger.is_asked_for else None
-    lack = Lack(
-        since=before.since if before else now,
-        reason=trigger.reason,
-        looks_again_at=trigger.looks_again_at,
-        asked_since=asked_since,
-        is_promised=trigger.is_promised,
-        reclaims=trigger.reclaims,
-    )
+def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
     life.phase = replace(phase, lack=lack)
     life.release_memory()
-    if before is None:
-        life.do(Changed(note=f"waiting for memory: {trigger.reason}"))
+    if phase.lack is None:
+        life.do(Changed(note=f"waiting for memory: {lack.reason}"))
 
 
 def _not_downloaded(life: Life, trigger: NoFiles, now: float) -> None:

@@ -18,7 +18,7 @@ from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.death_cause import Cause
 from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
-from .states import Fetching, Shortage
+from .states import Fetching, Lack, Shortage, StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,6 @@ class WantDown:
     """An unload command, idleness, or the shutdown.
 
     Attributes:
-        why: which of them.
         drain_s: how long running requests may take to finish.
     """
 
@@ -72,7 +71,6 @@ class Reconfigured:
     """The configuration was read again and names the model.
 
     Attributes:
-        settings: its entry.
         drain_s: how long running requests may take to finish if the process must be replaced.
     """
 
@@ -93,21 +91,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacksMemory:
-    """There is no memory for it yet.
+    """There is no memory for it yet."""
 
-    Attributes:
-        reason: what it needs and what is in the way.
-        looks_again_at: when a model that is in the way may go; None if nothing is known of that.
-        is_asked_for: whether a request or a command waits for it.
-        is_promised: whether others are being swapped out for it.
-        reclaims: whether others must give back what they do not need now.
-    """
-
-    reason: str
-    looks_again_at: float | None
-    is_asked_for: bool = False
-    is_promised: bool = False
-    reclaims: bool = False
+    lack: Lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +116,7 @@ class NoMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacksFiles:
-    """Files of the model are being downloaded.
-
-    Attributes:
-        fetching: how far that has come.
-    """
+    """Files of the model are being downloaded."""
 
     fetching: Fetching
 
@@ -184,7 +166,6 @@ class RowsGiveWay:
     """Some of its rows have to leave because memory is short.
 
     Attributes:
-        keys: whose.
         reason: how many, and what for.
     """
 
@@ -244,25 +225,11 @@ class Greeted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GreetedByOtherVersion:
-    """HELLO, from a worker of another version."""
-
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
     """The load has progressed."""
 
     phase: LoadPhase
     progress: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTooLarge:
-    """READY, but the `memory` of its entry leaves no room for a request."""
-
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,22 +243,19 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broke:
-    """The worker sent something that it must not send."""
+class Faulted:
+    """The process does what it must not do, or nothing.
 
+    Attributes:
+        cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
+            end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
+            VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
+            its entry leaves no room for a request.
+        detail: what is wrong, a phrase for people.
+    """
+
+    cause: StopCause
     detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stalled:
-    """A step does not end, or the process runs without a sign of life (F5, F6)."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspended:
-    """The process was stopped from outside (F7)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,14 +350,10 @@ Trigger = (
     | FilesCompared
     | HasPid
     | Greeted
-    | GreetedByOtherVersion
     | Progressed
-    | LoadedTooLarge
     | BecameReady
     | Drained
-    | Broke
-    | Stalled
-    | Suspended
+    | Faulted
     | HitBug
     | Due
     | Hurry
@@ -510,6 +470,8 @@ def _facts(trigger: Trigger) -> Iterator[str]:
                 yield value.message
             case str():
                 yield value
+            case Lack():
+                yield value.reason
             case tuple():
                 yield f"{len(value)} {name}"
             case int() | float():

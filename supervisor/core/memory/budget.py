@@ -63,7 +63,6 @@ class Budget:
         """As much of the same budget as there is now.
 
         Args:
-            size_bytes: what the models may take.
             shortage: why it is less.
             is_short: whether others lack memory at this moment.
         """
@@ -165,7 +164,6 @@ def squeezed(before: Squeeze, room_bytes: int | None, whole_bytes: int, now: flo
         before: how far the budget was lowered.
         room_bytes: what models may hold together; None: nothing limits it.
         whole_bytes: the budget that is not lowered.
-        now: monotonic seconds.
     """
     if room_bytes is None:
         return Squeeze()
@@ -206,10 +204,8 @@ class Pressure:
         """Return what there is of the budget after memory was measured.
 
         Args:
-            budget: as it was.
             reading: of the machine; None: it cannot be read.
             held_bytes: what models hold now.
-            now: monotonic seconds.
         """
         room = room_bytes(reading, held_bytes)
         self._squeeze = squeezed(self._squeeze, room, budget.whole_bytes, now)

@@ -24,11 +24,7 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """There is room.
-
-    Attributes:
-        spare_bytes: what is left afterwards.
-    """
+    """There is room."""
 
     spare_bytes: int
 
@@ -39,7 +35,6 @@ class FitsWithout:
 
     Attributes:
         models: who must go; leaving out any one of them is not enough.
-        spare_bytes: what is left afterwards.
     """
 
     models: tuple[ModelName, ...]
@@ -70,7 +65,6 @@ def find_room(
     """Return whether a model fits, and which models must go if it does not.
 
     Args:
-        needed_bytes: what it needs.
         budget_bytes: what all models may take together.
         reserved: what is reserved for each model that is there; not for the one that asks.
         may_go: those of them that may go, the one that should go first at the beginning.
@@ -105,10 +99,6 @@ def fewest(going: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
 def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
     """Return what is wrong with a configuration whose pinned models exceed the budget; empty if
     nothing.
-
-    Args:
-        pinned: what each of them needs in bytes, by name.
-        budget_bytes: what all models may take together.
     """
     total = sum(pinned.values())
     if total <= budget_bytes:
@@ -125,8 +115,6 @@ class Candidate:
     """A model that is to be served.
 
     Attributes:
-        model: its name.
-        need: what it needs.
         is_resident: whether it is to be loaded all the time; otherwise on request, when others may
             go for it.
         is_pinned: whether it never goes for others, and its memory is kept even while it is not
@@ -144,7 +132,6 @@ class Placement:
     """What becomes of a model.
 
     Attributes:
-        model: its name.
         is_placed: whether it is loaded next to those before it.
         goes: who has to go for it, if it is not; empty if that does not help.
         missing_bytes: what it lacks even if all others have gone; 0: it can be loaded.
@@ -184,10 +171,6 @@ def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
     What is left goes to the caches of those that are loaded: first until a row of each can have
     its whole context, then for more rows, in equal parts. Who has to go for another model goes in
     the order of the candidates, as those do that were not used yet.
-
-    Args:
-        candidates: the models.
-        budget_bytes: what all of them may take together.
     """
     needs = {one.model: one.need for one in candidates}
     reserved: dict[ModelName, int] = {}
@@ -270,15 +253,22 @@ def _share_out(
         {name: need.whole_row_bytes for name, need in needs.items()},
         {name: need.wanted_bytes for name, need in needs.items()},
     ):
-        spare = budget_bytes - sum(granted.values())
-        # The one that lacks least comes first: what it leaves of its part is for the others.
-        waiting = sorted(granted, key=lambda name: wanted[name] - granted[name])
-        for place, name in enumerate(waiting):
-            part = spare // (len(waiting) - place)
-            more = max(0, min(part, wanted[name] - granted[name]))
-            granted[name] += more
-            spare -= more
+        lacking = {name: wanted[name] - size for name, size in granted.items()}
+        shares = equal_shares(budget_bytes - sum(granted.values()), lacking)
+        granted = {name: size + shares[name] for name, size in granted.items()}
     return granted
+
+
+def equal_shares(free_bytes: int, wanted: Mapping[ModelName, int]) -> dict[ModelName, int]:
+    """Return what each model gets of what is free: equal shares, and none more than it can use."""
+    left_bytes, shares = max(0, free_bytes), {}
+    # The one that can use least comes first: what it leaves of its share is for the others.
+    order = sorted(wanted, key=lambda name: (wanted[name], name))
+    for place, name in enumerate(order):
+        part_bytes = left_bytes // (len(order) - place)
+        shares[name] = max(0, min(wanted[name], part_bytes))
+        left_bytes -= shares[name]
+    return shares
 
 
 def required_bytes(candidates: Sequence[Candidate]) -> int:

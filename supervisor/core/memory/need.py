@@ -39,7 +39,6 @@ class Figure:
     """A size, and how far it can be trusted.
 
     Attributes:
-        size_bytes: the size.
         source: where it comes from.
     """
 
@@ -171,7 +170,6 @@ def raised(need: Need, *, planned_bytes: int, held_bytes: int) -> Need:
     the same if the entry gives the memory, and if it is all that there may be.
 
     Args:
-        need: what it was until now.
         planned_bytes: what the process was to hold at most.
         held_bytes: what it was last measured at, without what it kept for reuse.
     """
@@ -238,7 +236,6 @@ def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
     may be too high, but a hint allows for them.
 
     Args:
-        need: of the model.
         is_measured_again: leaves out what was measured of its process, which differs a little from
             one load to the next.
     """

@@ -183,10 +183,8 @@ class Request:
 
     Attributes:
         key: the supervisor's name for it.
-        connection: who asked.
         id: the client's name for it.
         account: on whose behalf, for limits and fairness.
-        model: the model that must answer.
         adapter: one of its adapters; empty: the model itself.
         priority: its class, as it was asked for.
         body: the body frame, until the worker has accepted it.
@@ -196,10 +194,7 @@ class Request:
         wants_notices: whether to notify its client of what it is waiting for.
         limits: until when it must have come how far.
         acceptance: what the worker made of it; None before.
-        stage: where it is.
         waiting, run, pauses, crashes: how it came there.
-        sent: what its client was sent.
-        cost: what it has cost.
     """
 
     key: RequestKey
@@ -318,12 +313,10 @@ class Request:
 class Ledger:
     """Every open request, by key or by who asked; counts what is bounded (H5).
 
-    Args:
-        terms: what each account is granted.
-
     Attributes:
-        terms: what each account is granted.
         waiting: requests that are queued and have not begun, over all models.
+        waiting_by_account: the same, by account.
+        running_by_account: those that were dispatched and do not wait again.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -332,8 +325,8 @@ class Ledger:
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.
         self._by_key: dict[RequestKey, Request] = {}
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
-        self._waiting_by_account: Counter[Account] = Counter()
-        self._running_by_account: Counter[Account] = Counter()
+        self.waiting_by_account: Counter[Account] = Counter()
+        self.running_by_account: Counter[Account] = Counter()
         self._has_freed = self._has_filled = False
         self.waiting = 0
         self._held_bytes = 0
@@ -345,16 +338,6 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._by_key.values())
-
-    @property
-    def waiting_by_account(self) -> dict[Account, int]:
-        """Requests that are queued and have not begun, by account."""
-        return dict(self._waiting_by_account)
-
-    @property
-    def running_by_account(self) -> dict[Account, int]:
-        """Requests that were dispatched and do not wait again, by account."""
-        return dict(self._running_by_account)
 
     @property
     def connections(self) -> set[ConnectionId]:
@@ -371,19 +354,15 @@ class Ledger:
         """True if any request wants notices."""
         return self._listening > 0
 
-    def waiting_of(self, account: Account) -> int:
-        """Requests of one account that are queued and have not begun."""
-        return self._waiting_by_account[account]
-
     def may_run(self, account: Account) -> bool:
         """True if one more request of the account may run."""
         most = self.terms.of(account).max_running
-        return not most or self._running_by_account[account] < most
+        return not most or self.running_by_account[account] < most
 
     def may_run_more(self, account: Account) -> float:
         """Return how many more requests of the account may run; infinity for any number."""
         most = self.terms.of(account).max_running
-        return max(most - self._running_by_account[account], 0) if most else math.inf
+        return max(most - self.running_by_account[account], 0) if most else math.inf
 
     def take_freed(self) -> bool:
         """Whether, since the last call, a request of an account with a `max_running` has ended or
@@ -467,26 +446,26 @@ class Ledger:
         requests = list(self)
         assert self._held_bytes == sum(r.held_bytes for r in requests)
         waiting = Counter(r.account for r in requests if r.is_counted)
-        assert dict(self._waiting_by_account) == dict(waiting)
+        assert dict(self.waiting_by_account) == dict(waiting)
         assert self.waiting == waiting.total()
         running = Counter(r.account for r in requests if r.has_row)
-        assert dict(self._running_by_account) == dict(running)
+        assert dict(self.running_by_account) == dict(running)
         assert self._listening == sum(r.wants_notices for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:
         self.waiting += change
-        self._waiting_by_account[request.account] += change
-        if not self._waiting_by_account[request.account]:
-            del self._waiting_by_account[request.account]
+        self.waiting_by_account[request.account] += change
+        if not self.waiting_by_account[request.account]:
+            del self.waiting_by_account[request.account]
 
     def _count_running(self, request: Request, change: int) -> None:
         account = request.account
-        self._running_by_account[account] += change
-        if not self._running_by_account[account]:
-            del self._running_by_account[account]
+        self.running_by_account[account] += change
+        if not self.running_by_account[account]:
+            del self.running_by_account[account]
         most = self.terms.of(account).max_running
         if most and change < 0:
             self._has_freed = True
-        elif most and self._running_by_account[account] >= most:
+        elif most and self.running_by_account[account] >= most:
             self._has_filled = True

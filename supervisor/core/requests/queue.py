@@ -54,9 +54,6 @@ class Line:
     that were paused, oldest first. New ones come in the order in which
     they will be dispatched if each costs as much as earlier ones did: always one of the account
     with the smallest counter, its oldest; with equal counters, the one that arrived first.
-
-    Args:
-        counters: of the model's accounts.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -201,14 +198,7 @@ LATE_S = 1e-6
 
 
 class Queue:
-    """The requests of one model that are waiting to be dispatched.
-
-    Args:
-        counters: of the model's accounts.
-
-    Attributes:
-        counters: of the model's accounts.
-    """
+    """The requests of one model that are waiting to be dispatched."""
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters

@@ -38,9 +38,6 @@ class Terms:
     """What each account is granted, when a waiting request moves up, and when a running one may be
     paused for it: `[clients]`, `aging_s` and `min_run_s` as they were last read.
 
-    Args:
-        settings: the configuration.
-
     Attributes:
         gateway_pid: the process through which HTTP requests come; None: there is none. Without
             keys it is one account on behalf of many clients.
@@ -80,10 +77,8 @@ class Terms:
         many connections, a process would otherwise get the places and the share of many.
 
         Args:
-            client: the name that the request gives.
             process: the process behind its connection, as the shell names it; empty if it could
                 not be found, in which case the connection is the account.
-            connection: who asks.
         """
         if client is not None and client != ANYONE and client in self._clients:
             return Account(client)
@@ -107,11 +102,7 @@ UNKNOWN_COST_S = 1.0
 class Counters:
     """The counters of one model. A counter never falls while its account waits or runs.
 
-    Args:
-        terms: the weights of the accounts.
-
     Attributes:
-        terms: the weights of the accounts.
         cost_s: engine seconds of a whole request, estimated from earlier ones; None before any
             has ended.
     """
@@ -139,7 +130,6 @@ class Counters:
         """An account comes that neither waits nor runs: idleness has earned it no credit.
 
         Args:
-            account: who comes.
             present: the accounts that wait or run.
         """
         floor = self._floor(present)
