@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxsup.client import (
-    AsyncClient,
     ConnectionLost,
     Delta,
     FinishReason,
@@ -31,6 +30,7 @@ from . import limits
 from .ask import Ask
 from .body import Disconnected, Receive, unless_gone
 from .converter import Sent
+from .daemon import Daemon
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
 from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS
@@ -57,28 +57,28 @@ class OpenAnswers:
     """The answers under way, so that they can be ended before the gateway is.
 
     Attributes:
-        meter: counts those that have ended.
+        daemon: that gives them; its meter counts those that have ended.
+        streams: one for each request of the daemon that is open, and each that follows changes.
         is_ending: whether all have been ended, because the gateway is about to.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
         self.is_ending = False
-        # One entry for each request of the daemon that is open, and for each that follows changes.
-        self._streams: set[Endable] = set()
+        self.streams: set[Endable] = set()
 
     def add(self, streams: Sequence[Endable]) -> None:
         """List some more."""
-        self._streams.update(streams)
+        self.streams.update(streams)
 
     def remove(self, streams: Sequence[Endable]) -> None:
         """Strike out those that have ended."""
-        self._streams.difference_update(streams)
+        self.streams.difference_update(streams)
 
     def cancel(self) -> None:
         """End all."""
         self.is_ending = True
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.cancel()
 
 
@@ -86,27 +86,26 @@ class Answer:
     """The requests of the daemon that one HTTP request stands for.
 
     Args:
-        client: of the daemon.
+        open_answers: where they are listed while they run.
         ask: what was asked for.
         sent: the requests.
-        open_answers: where they are listed while they run.
-        progress: is given their notices; None for none.
-        meter: counts how it ends.
+        progress: is given their notices.
+        meter: counts how it ends, instead of the daemon's.
     """
 
     def __init__(
         self,
-        client: AsyncClient,
+        open_answers: OpenAnswers,
         ask: Ask,
         sent: Sequence[Sent],
-        open_answers: OpenAnswers,
-        progress: Progress | None,
-        meter: Meter,
+        *,
+        progress: Progress | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        self._client = client
+        self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
         self._open_answers = open_answers
-        self._meter = meter
+        self._meter = meter or open_answers.daemon.meter
         self.streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
         open_answers.add(self.streams)
 
@@ -194,10 +193,9 @@ class Answer:
 
 async def answer(
     request: Request,
-    client: AsyncClient,
+    open_answers: OpenAnswers,
     ask: Ask,
     sent: Sequence[Sent],
-    open_answers: OpenAnswers,
     shape: MakeShape,
 ) -> Response:
     """Return the response to a request whose body was read.
@@ -208,9 +206,9 @@ async def answer(
     """
     if ask.is_streamed:
         progress = Progress(time.monotonic)
-        streamed = Answer(client, ask, sent, open_answers, progress, open_answers.meter)
+        streamed = Answer(open_answers, ask, sent, progress=progress)
         return _Streamed(streamed, _shaped(ask, shape, streamed), progress, ignored(ask))
-    whole = Answer(client, ask, sent, open_answers, None, open_answers.meter)
+    whole = Answer(open_answers, ask, sent)
     shaped = _shaped(ask, shape, whole)
 
     async def take(index: int, stream: AsyncStream) -> None:

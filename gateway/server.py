@@ -105,7 +105,7 @@ def serve(spec: GatewaySpec) -> None:
     keys.watch()
     config = uvicorn.Config(
         gateway.app(spec.host, keys, spec.rules.hosts, spec.rules.origins),
-        http=cast(Any, partial(LimitedProtocol, responded=gateway.open_answers.meter.responded)),
+        http=cast(Any, partial(LimitedProtocol, responded=gateway.daemon.meter.responded)),
         ws="none",
         lifespan="on",
         log_config=None,

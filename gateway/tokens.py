@@ -7,8 +7,6 @@ tokenizer make the prompt as they would for an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +15,7 @@ from mlxsup.client.async_streams import AsyncStream
 
 from .answers import Answer, read_whole
 from .ask import Ask
+from .daemon import Daemon
 from .errors import renamed
 from .failure import Failure
 from .names import row_of
@@ -33,16 +32,8 @@ async def counted(request: Request, ask: Ask, whole: Answer, **more: str) -> Res
     return JSONResponse({**more, "input_tokens": result.usage.prompt_tokens}, headers=headers)
 
 
-async def listed(
-    request: Request, ask: Ask, whole: Answer, status: Callable[[], Awaitable[Mapping[str, Any]]]
-) -> Response:
+async def listed(request: Request, ask: Ask, whole: Answer, daemon: Daemon) -> Response:
     """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server.
-
-    Args:
-        request: for them.
-        ask: what was asked for.
-        whole: has the request of the daemon.
-        status: asks the daemon for its status; raises `Failure`.
 
     Raises:
         Failure, Disconnected: as for `read_whole`.
@@ -56,7 +47,7 @@ async def listed(
             await asyncio.sleep(0)  # a long prompt has many pieces, which come together
 
     (result,), headers = await read_whole(request, ask, whole, take)
-    row = row_of(await status(), ask.target or ask.model)
+    row = row_of(await daemon.status(), ask.target or ask.model)
     about = {
         "count": result.usage.prompt_tokens,
         "max_model_len": row and row["context_length"],

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxsup.client import AsyncClient, RequestError, Result
+from mlxsup.client import RequestError, Result
 from mlxsup.client.async_streams import AsyncStream
 from mlxsup.client.vectors import ranked
 from mlxsup.protocol.pooling import unpack_vector
@@ -30,11 +30,7 @@ from .requests import Form, VectorAsk
 
 
 async def answer_vectors(
-    request: Request,
-    client: AsyncClient,
-    ask: VectorAsk,
-    sent: Sequence[Sent],
-    open_answers: OpenAnswers,
+    request: Request, open_answers: OpenAnswers, ask: VectorAsk, sent: Sequence[Sent]
 ) -> Response:
     """Return the response to a request whose body was read.
 
@@ -42,7 +38,7 @@ async def answer_vectors(
         Failure: the daemon has refused.
         Disconnected: the client has left.
     """
-    asked = Answer(client, ask, sent, open_answers, None, open_answers.meter)
+    asked = Answer(open_answers, ask, sent)
     shown: dict[int, str] = {}
     show = _SHOWN.get(ask.form)
 

@@ -525,7 +525,7 @@ def test_tokens_are_the_answer(path: str, fields: dict[str, Any], shown: dict[st
     answer = asyncio.run(site.ask("POST", path, {"model": "n", "mood": 1, **fields}))
     assert (answer.status, answer.json()) == (200, shown)
     assert (answer.headers["x-request-id"], answer.headers["x-mlxsup-ignored"]) == ("r1", "mood")
-    metrics = site.gateway.open_answers.meter.page(None)
+    metrics = site.gateway.daemon.meter.page(None)
     assert b"mlxsup_prompt_tokens_total{" not in metrics, "nothing was computed"
 
 

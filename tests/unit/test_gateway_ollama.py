@@ -19,9 +19,7 @@ from mlxsup.client import (
 )
 from mlxsup.gateway import descriptions as descriptions_module
 from mlxsup.gateway import limits
-from mlxsup.gateway.descriptions import Descriptions
 from mlxsup.gateway.keys import Keys
-from mlxsup.gateway.names import Names
 from mlxsup.protocol.client_messages import Timings
 from mlxsup.protocol.key_file import add_key
 from mlxsup.store.description import Description, describe
@@ -437,11 +435,11 @@ def test_disk_that_does_not_answer_leaves_a_gap(
     monkeypatch.setattr(descriptions_module, "describe", stuck)
 
     async def run() -> list[int]:
-        models = Descriptions(Names([], daemon.status), daemon.status)
-        try:
-            return [(await models.all())[0].size_bytes for _ in range(3)]
-        finally:
+        site = Site(daemon)
+        async with site.life():
+            tags = [await site.ask("GET", "/api/tags", has_life=False) for _ in range(3)]
             goes_on.set()
+        return [one.json()["models"][0]["size"] for one in tags]
 
     assert asyncio.run(run()) == [0, 0, 0]
     assert len(begun) <= 1, "one thread waits for it"

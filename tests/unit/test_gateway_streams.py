@@ -19,7 +19,6 @@ from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
 from mlxsup.gateway.answers import Progress
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.changes import background
 from mlxsup.gateway.connection import write_piece
 from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
 from mlxsup.gateway.openai.logprobs import (
@@ -460,38 +459,6 @@ def test_half_characters_begin_where_their_character_does(text: str, cuts: list[
 def test_offsets_of_tokens(pieces: list[tuple[str, list[str]]], offsets: list[list[int]]) -> None:
     found = TextOffsets()
     assert [found.take(text, tokens) for text, tokens in pieces] == offsets
-
-
-# ---------------------------------------------------------------- work beside a block
-
-
-async def fail() -> None:
-    raise ZeroDivisionError
-
-
-async def wait(ended: list[bool]) -> None:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        ended.append(True)
-
-
-def test_bug_of_background_work_is_logged_at_once_and_work_ends_with_its_block(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ended: list[bool] = []
-
-    async def run() -> list[logging.LogRecord]:
-        async with background(wait(ended), lost="x"), background(fail(), lost="nothing is counted"):
-            for _ in range(3):  # the task, its end, and the call that follows it
-                await asyncio.sleep(0)
-            return list(caplog.records)
-
-    (record,) = asyncio.run(run())
-    assert (record.levelno, record.getMessage()) == (logging.ERROR, "nothing is counted")
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ZeroDivisionError
-    assert (ended, len(caplog.records)) == ([True], 1)
 
 
 PROMPTS = {
