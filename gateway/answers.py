@@ -35,14 +35,17 @@ from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
 from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS
 from .metrics import Meter
-from .shape import OneCall, Shape, warned
+from .one_call import UpToOneCall
+from .shape import Shape, warned
 from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], Shape]
 """Makes the shape of an answer from what was asked for, the name of the request, and the time."""
 
 
-Take = Callable[[int, AsyncStream], Coroutine[Any, Any, None]]
+Stream = AsyncStream | UpToOneCall
+
+Take = Callable[[int, Stream], Coroutine[Any, Any, None]]
 """Reads the answer of a request of the daemon, which has this number."""
 
 
@@ -106,7 +109,10 @@ class Answer:
         self._model = ask.target or ask.model
         self._open_answers = open_answers
         self._meter = meter or open_answers.daemon.meter
-        self.streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
+        streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
+        self.streams: Sequence[Stream] = (
+            [UpToOneCall(one) for one in streams] if ask.has_one_call else streams
+        )
         open_answers.add(self.streams)
 
     @property
@@ -211,7 +217,7 @@ async def answer(
     whole = Answer(open_answers, ask, sent)
     shaped = _shaped(ask, shape, whole)
 
-    async def take(index: int, stream: AsyncStream) -> None:
+    async def take(index: int, stream: Stream) -> None:
         async for delta in stream:
             shaped.take(index, delta)
 
@@ -243,8 +249,7 @@ def ignored(ask: Ask) -> dict[str, str]:
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
-    shaped = shape(ask, answer.request_id, int(time.time()))
-    return OneCall(shaped) if ask.has_one_call else shaped
+    return shape(ask, answer.request_id, int(time.time()))
 
 
 class _Streamed(Response):
@@ -265,7 +270,7 @@ class _Streamed(Response):
         """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, self._head)
 
-        async def take(index: int, stream: AsyncStream) -> None:
+        async def take(index: int, stream: Stream) -> None:
             await self._take(index, stream, out)
 
         def begin() -> None:
@@ -289,7 +294,7 @@ class _Streamed(Response):
         await out.write(self._shape.end(results))
         await out.end()
 
-    async def _take(self, index: int, stream: AsyncStream, out: EventStream) -> None:
+    async def _take(self, index: int, stream: Stream, out: EventStream) -> None:
         shape, first = self._shape, self._shape.first(index)
         async for delta in stream:
             if (piece := shape.piece(index, delta)) is not None:

@@ -11,9 +11,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlxsup.client.async_streams import AsyncStream
-
-from .answers import Answer, read_whole
+from .answers import Answer, Stream, read_whole
 from .ask import Ask
 from .daemon import Daemon
 from .errors import renamed
@@ -40,7 +38,7 @@ async def listed(request: Request, ask: Ask, whole: Answer, daemon: Daemon) -> R
     """
     pieces: list[str] = []
 
-    async def take(_: int, stream: AsyncStream) -> None:
+    async def take(_: int, stream: Stream) -> None:
         async for delta in stream:
             if delta.prompt_token_ids:
                 pieces.append(encode(delta.prompt_token_ids)[1:-1])
@@ -76,6 +74,6 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
     return Response(encode(text), headers=headers, media_type="application/json")
 
 
-async def _drop(_: int, stream: AsyncStream) -> None:
+async def _drop(_: int, stream: Stream) -> None:
     async for _delta in stream:
         pass

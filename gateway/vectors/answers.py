@@ -16,11 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxsup.client import RequestError, Result
-from mlxsup.client.async_streams import AsyncStream
 from mlxsup.client.vectors import ranked
 from mlxsup.protocol.pooling import unpack_vector
 
-from ..answers import Answer, OpenAnswers, ignored
+from ..answers import Answer, OpenAnswers, Stream, ignored
 from ..converter import Sent
 from ..errors import failure_of
 from ..failure import Failure
@@ -42,7 +41,7 @@ async def answer_vectors(
     shown: dict[int, str] = {}
     show = _SHOWN.get(ask.form)
 
-    async def take(_: int, stream: AsyncStream) -> None:
+    async def take(_: int, stream: Stream) -> None:
         async for delta in stream:
             if show is not None and delta.vector is not None:
                 shown[delta.token_ids[0]] = show(delta.vector)
