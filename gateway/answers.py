@@ -182,9 +182,6 @@ class Answer:
 
         Args:
             tasks: which read them.
-
-        Raises:
-            RequestError, ConnectionLost: the daemon cannot say.
         """
         if len(tasks) > 1:
             # The daemon answers in order: a refusal was here, and read, before this answer is.
@@ -228,11 +225,7 @@ async def answer(
 async def read_whole(
     request: Request, ask: Ask, whole: Answer, take: Take
 ) -> tuple[list[Result], dict[str, str]]:
-    """Return the results of an answer that is sent as a whole, and the headers of its response.
-
-    Raises:
-        Failure, Disconnected: as for `Answer.read`.
-    """
+    """Return the results of an answer that is sent as a whole, and the headers of its response."""
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):

@@ -246,12 +246,7 @@ class Bodies:
         return ask, list(zip(named["ids"], pairs, strict=True))
 
     async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
-        """Return the same request, which knows what its model's name means; so does the meter.
-
-        Raises:
-            Failure: the caller may not ask for this; the daemon was asked, and does not answer, or
-                cannot add the model; or the model does not take what it is shown.
-        """
+        """Return the same request, which knows what its model's name means; so does the meter."""
         if self._refuses_unread:
             check_unread(ask.unread)
         _check_keep_alive(ask.parameters, caller)
@@ -297,9 +292,6 @@ def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
     Args:
         parameters: of a request, as `read_keep_alive` leaves them.
         caller: who has sent it.
-
-    Raises:
-        Failure: the caller is no operator.
     """
     keep_s = parameters.get("keep_alive")
     if keep_s is None or LEAST_KEEP_S <= keep_s <= MOST_KEEP_S:
@@ -314,11 +306,7 @@ def _counted(length: int) -> int:
 
 
 def _checked(answer: Frame) -> Frame:
-    """Return what a converter has made.
-
-    Raises:
-        Failure, RequestError: the body is wrong.
-    """
+    """Return what a converter has made."""
     values, blobs = answer
     match values:
         case {"failure": failure}:

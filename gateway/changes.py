@@ -105,11 +105,7 @@ class Changes:
         return _Followed(self.follow(), self)
 
     def follow(self) -> Follower:
-        """Return one more follower.
-
-        Raises:
-            Failure: too many do.
-        """
+        """Return one more follower."""
         if len(self._followers) >= limits.MAX_FOLLOWERS:
             raise Failure(
                 HTTPStatus.TOO_MANY_REQUESTS,

@@ -198,11 +198,7 @@ def ask_of(api: Api, head: dict[str, Any]) -> Ask:
 
 
 def _check_text(data: bytes) -> None:
-    """Raise if a body has more text than any may, besides pictures.
-
-    Raises:
-        Failure: it does.
-    """
+    """Raise if a body has more text than any may, besides pictures."""
     if len(data) <= limits.MAX_TEXT_BYTES:
         return
     text_bytes = len(data) - sum(one.end() - one.start() for one in _BASE64.finditer(data))

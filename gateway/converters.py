@@ -100,11 +100,7 @@ class Converters:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Converter]:
-        """Wait for one that is free, and have it until the block is left.
-
-        Raises:
-            Failure: too many wait.
-        """
+        """Wait for one that is free, and have it until the block is left."""
         if self._waiting >= limits.MAX_WAITING_BODIES:
             raise busy()
         self._waiting += 1

@@ -59,11 +59,7 @@ class Daemon:
             yield
 
     async def status(self) -> dict[str, Any]:
-        """Return the daemon's status.
-
-        Raises:
-            Failure: it does not answer.
-        """
+        """Return the daemon's status."""
         status = await answered(self.client.status())
         self.meter.know(status["models"])
         return status

@@ -53,11 +53,7 @@ class Operator:
         return [Route(f"/models/{action}", self.act, methods=["POST"]) for action in ACTIONS]
 
     def check(self, request: Request) -> None:
-        """Refuse who is not an operator.
-
-        Raises:
-            Failure: neither the key nor the token of the request allows it.
-        """
+        """Refuse who is not an operator."""
         if (refusal := self.refusal(request)) is not None:
             raise refusal
 
@@ -81,11 +77,7 @@ class Operator:
         )
 
     async def act(self, request: Request) -> Response:
-        """Ask the daemon for the action; answer as soon as it is accepted or refused.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """Ask the daemon for the action; answer as soon as it is accepted or refused."""
         self.check(request)
         action = request.url.path.rpartition("/")[2]
         model = _model_of(await read_json(request))
@@ -95,9 +87,6 @@ class Operator:
     async def _accepted(self, action: str, model: str) -> None:
         """Return once the daemon has accepted it: a load may take minutes, and `/models/sse` says
         how far it has come.
-
-        Raises:
-            Failure: the daemon has refused it, or is gone.
         """
         if (action, model) in self._under_way:
             return

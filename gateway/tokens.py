@@ -21,21 +21,13 @@ from .shape import encode
 
 
 async def counted(request: Request, ask: Ask, whole: Answer, **more: str) -> Response:
-    """Return the number of tokens of a prompt, and more fields if the API has any.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`.
-    """
+    """Return the number of tokens of a prompt, and more fields if the API has any."""
     (result,), headers = await read_whole(request, ask, whole, _drop)
     return JSONResponse({**more, "input_tokens": result.usage.prompt_tokens}, headers=headers)
 
 
 async def listed(request: Request, ask: Ask, whole: Answer, daemon: Daemon) -> Response:
-    """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`.
-    """
+    """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server."""
     pieces: list[str] = []
 
     async def take(_: int, stream: Stream) -> None:
@@ -59,10 +51,6 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
     """Return the text of a prompt: of ids, or of a chat as the template renders it.
 
     vLLM calls it `prompt`, and llama-server calls that of ids `content`.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`; an id that the model does not have is named
-            by the field of the request.
     """
     try:
         (result,), headers = await read_whole(request, ask, whole, _drop)

@@ -119,11 +119,7 @@ def _message(message: Any, path: str) -> list[Message]:
 
 
 def _is_read(block: Any, path: str) -> bool:
-    """True if a block is read; false if it is about a tool of Anthropic's servers.
-
-    Raises:
-        Failure: it is of a type that no model here takes.
-    """
+    """True if a block is read; false if it is about a tool of Anthropic's servers."""
     kind = block.get("type") if isinstance(block, dict) else None
     if isinstance(kind, str):
         if kind in BLOCKS:

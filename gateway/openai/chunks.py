@@ -113,11 +113,7 @@ class OpenAiShape(Shape):
             self.take_prompt(index, delta)
 
     def take_prompt(self, index: int, delta: Delta) -> None:
-        """Note how likely the next tokens of a prompt were.
-
-        Raises:
-            Failure: there are too many.
-        """
+        """Note how likely the next tokens of a prompt were."""
         logprobs = delta.logprobs or []
         self._told += sum(1 + len(one.top) for one in logprobs)
         if self._told > limits.MAX_PROMPT_LOGPROBS:

@@ -252,11 +252,7 @@ class Page:
     # ------------------------------------------------------------ what it changes
 
     async def act(self, request: Request) -> Response:
-        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`: ask the daemon for it.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`: ask the daemon for it."""
         action = request.url.path.rpartition("/")[2]
         more = ("priority",) if action == "prioritize" else ()
         body = await self._asked(request, "request", *more)
@@ -272,9 +268,6 @@ class Page:
     async def add(self, request: Request) -> Response:
         """`POST /page/models/add`: serve one more model, which `found` has listed under this key,
         or whose repository, address or name is `model`.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
         """
         body = await self._asked(request, optional=("model", "found"))
         if len(body) != 1:
@@ -292,21 +285,13 @@ class Page:
         return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def remove(self, request: Request) -> Response:
-        """`POST /page/models/remove`: take a model out of the configuration; its files stay.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/models/remove`: take a model out of the configuration; its files stay."""
         body = await self._asked(request, "model")
         call = self._daemon.client.remove(body["model"])
         return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def keep(self, request: Request) -> Response:
-        """`POST /page/models/keep`: a model that is loaded stays, however idle it is.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/models/keep`: a model that is loaded stays, however idle it is."""
         body = await self._asked(request, "model")
         call = self._daemon.client.load(body["model"], keep_alive=FOR_EVER)
         return JSONResponse(await answered(call))
@@ -314,9 +299,6 @@ class Page:
     async def configure(self, request: Request) -> Response:
         """`POST /page/models/configure`: change settings of a model, those that `settings` lists;
         null takes one out.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
         """
         self._operator.check(request)
         body = await read_json(request)
@@ -342,11 +324,7 @@ class Page:
     async def _asked(
         self, request: Request, *needed: str, optional: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the fields of an operator's request, each a text that is not empty.
-
-        Raises:
-            Failure: one is missing, unknown or no text; or the caller is no operator.
-        """
+        """Return the fields of an operator's request, each a text that is not empty."""
         self._operator.check(request)
         body = await read_json(request)
         for name in (*needed, *body):
@@ -358,11 +336,7 @@ class Page:
         return body
 
     async def _log_path(self, request: Request) -> Path:
-        """Return the log that an operator asks for by its name.
-
-        Raises:
-            Failure: there is none of that name, or the caller is no operator.
-        """
+        """Return the log that an operator asks for by its name."""
         self._operator.check(request)
         name, status = request.query_params.get("name", ""), await self._daemon.status()
         if name not in [*OWN_LOGS, *(row["name"] for row in status["models"])]:
@@ -384,11 +358,7 @@ class Page:
     async def _read(
         self, read: Callable[..., Value], *arguments: Any, limit_s: float | None = None
     ) -> Value:
-        """Return what a function reads in a thread.
-
-        Raises:
-            Failure: the disk does not answer, or refuses.
-        """
+        """Return what a function reads in a thread."""
         try:
             async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
                 await self._readers.acquire()

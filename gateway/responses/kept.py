@@ -130,11 +130,7 @@ class KeptResponses:
         return owner.responses[id]
 
     def remove(self, key: str, id: str) -> None:
-        """Forget a response.
-
-        Raises:
-            Failure: as for `find`.
-        """
+        """Forget a response."""
         self.find(key, id)
         self._remove(key, id)
 
@@ -216,11 +212,7 @@ def named(items: Sequence[Item], name: str) -> dict[str, bytes]:
 
 
 def list_items(items: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
-    """Return a page of a list of items, in JSON.
-
-    Raises:
-        Failure: the query is wrong.
-    """
+    """Return a page of a list of items, in JSON."""
     ids = list(items)
     match query.get("order", "desc"):
         case "desc":
