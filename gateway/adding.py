@@ -38,9 +38,6 @@ class Adding:
 
     Attributes:
         is_automatic: whether a request for a model adds it.
-
-    Args:
-        daemon: that gets them.
     """
 
     def __init__(self, daemon: Daemon, *, is_automatic: bool) -> None:

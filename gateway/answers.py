@@ -40,7 +40,8 @@ from .shape import Shape, warned
 from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], Shape]
-"""Makes the shape of an answer from what was asked for, the name of the request, and the time."""
+"""Makes the shape of an answer from what was asked for, the name of the request, and the time in
+seconds since the epoch."""
 
 
 Stream = AsyncStream | UpToOneCall
@@ -179,9 +180,6 @@ class Answer:
         """True if the daemon has taken every request, and not refused one of them.
 
         One that is alone is not waited for: whatever comes of it first tells.
-
-        Args:
-            tasks: which read them.
         """
         if len(tasks) > 1:
             # The daemon answers in order: a refusal was here, and read, before this answer is.
@@ -340,9 +338,6 @@ class Progress:
     Nothing is sent at first, so that a refusal can still be a status. A request that stands still
     gets no comment: its reader's own time limit is right about it. A pause gets one when it begins
     and one when it ends.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

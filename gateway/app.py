@@ -125,14 +125,7 @@ class Gateway:
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
     ) -> Guard:
-        """Return the whole application.
-
-        Args:
-            host: the address that it listens at.
-            keys: who may ask.
-            hosts: further names that requests may be sent to.
-            origins: pages of other sites that may ask.
-        """
+        """Return the whole application."""
         count = partial(self.count, api=Api.COUNT)
         count_input = partial(self.count, api=Api.RESPONSE_COUNT, object="response.input_tokens")
         routes = [

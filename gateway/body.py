@@ -288,10 +288,6 @@ class Bodies:
 def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
     """Refuse what would soon unload a model, or keep it for very long: that is an operator's to
     decide, once there are keys that tell who is one.
-
-    Args:
-        parameters: of a request, as `read_keep_alive` leaves them.
-        caller: who has sent it.
     """
     keep_s = parameters.get("keep_alive")
     if keep_s is None or LEAST_KEEP_S <= keep_s <= MOST_KEEP_S:

@@ -151,11 +151,7 @@ class Changes:
 
 
 def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a change of a model as this API has it.
-
-    Args:
-        change: as `Client.events` yields it.
-    """
+    """Return a change of a model as this API has it."""
     data: dict[str, Any] = {"status": (status := status_of(change["to"]))["value"]}
     progress = change["progress"]
     if progress is not None:

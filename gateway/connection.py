@@ -64,10 +64,6 @@ class LimitedProtocol(HttpToolsProtocol):
     A head has the same limits if it comes behind a request that is still being answered.
 
     Args:
-        config: see uvicorn, as for the next ones.
-        server_state: the same.
-        app_state: the same.
-        _loop: the same.
         responded: gets the status of each response that is sent from here.
     """
 

@@ -142,11 +142,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def read_ask(api: Api, data: bytes, recalled: Recalled | None = None) -> Ask:
     """Read a body.
 
-    Args:
-        api: that it was sent to.
-        data: the body.
-        recalled: what a response refers to, once that is known.
-
     Raises:
         Failure: it is not what this API takes; the message says what and where.
     """

@@ -30,9 +30,6 @@ class Converter:
     Attributes:
         is_asked: whether it was asked something that it has not answered.
         expiry: ends it, if it stays without work.
-
-    Args:
-        process: it.
     """
 
     def __init__(self, process: Process) -> None:

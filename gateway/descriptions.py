@@ -135,11 +135,7 @@ Known = tuple[float, Description]
 
 
 class Descriptions:
-    """The models of a daemon, with what their folders said when they were read last.
-
-    Args:
-        daemon: that has them.
-    """
+    """The models of a daemon, with what their folders said when they were read last."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -197,7 +197,7 @@ def read_model(given: dict[str, Any]) -> str:
 
 
 def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
-    """Return a list that is one, and is not too long."""
+    """Return a list, after a check that it is one and not too long."""
     if not isinstance(given, list):
         raise bad_field(path, f"{path} must be a list of {things}")
     check_count(given, path, things, most)
@@ -258,12 +258,7 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
 
 
 def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
-    """Return the format of JSON that matches a schema.
-
-    Args:
-        schema: of the JSON.
-        is_strict: true if its objects take only the properties that it names.
-    """
+    """Return the format of JSON that matches a schema; strict: no properties but those it names."""
     strict = {"strict": True} if is_strict else {}
     return {"type": "json_schema", "json_schema": {"schema": schema, **strict}}
 

@@ -251,11 +251,7 @@ class Meter:
         self._models: dict[str, str] = {}
 
     def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the daemon has these models.
-
-        Args:
-            rows: of its status.
-        """
+        """Note that the daemon has these models."""
         self._models.update((alias, row["name"]) for row in rows for alias in row["aliases"])
         self._models.update((name, row["name"]) for row in rows for name in names_of(row))
 

@@ -13,11 +13,7 @@ from mlxsup.client.tool_calls import read_tool_calls
 
 
 class UpToOneCall:
-    """An answer under way, without what comes after its first call; its tokens count all the same.
-
-    Args:
-        stream: the whole answer.
-    """
+    """An answer under way, without what comes after its first call; all of its tokens count."""
 
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream

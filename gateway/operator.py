@@ -37,9 +37,6 @@ class Operator:
 
     Attributes:
         token: what a page has to send back.
-
-    Args:
-        daemon: that is asked for them.
     """
 
     def __init__(self, daemon: Daemon) -> None:

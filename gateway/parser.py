@@ -24,9 +24,6 @@ class RequestParser:
       and a key or a host there would count.
     - The chunks of a body that come in one read are one piece. httptools calls a function for each,
       and a body of chunks of one byte would take the event loop seconds.
-
-    Args:
-        protocol: gets what httptools calls.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:

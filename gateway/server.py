@@ -39,14 +39,7 @@ CUT_OFF = "ASGI callable returned without completing response."
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says when it accepts connections, and that its loop runs.
-
-    Args:
-        config: of the server.
-        gateway: ends what is open when the server is to end.
-        keys: hear the pulse of the loop.
-        beat_pipe: the descriptor that gets the beats.
-    """
+    """uvicorn's server, which says when it accepts connections, and that its loop runs."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, keys: Keys, beat_pipe: int

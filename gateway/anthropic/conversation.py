@@ -68,12 +68,6 @@ def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> lis
     """Return the tools in OpenAI's form: without those that run on Anthropic's servers, and of the
     deferred ones those that the chat or the choice refers to.
 
-    Args:
-        given: the tools.
-        messages: the chat, as it was sent.
-        choice: of a tool, as it was sent.
-        unread: gets the paths of what is left out.
-
     Raises:
         Failure: one of them is none that the model could call.
     """

@@ -24,13 +24,7 @@ KINDS = {Channel.CONTENT: "text", Channel.REASONING: "thinking"}
 
 
 class MessageShape(Shape):
-    """The answer to one request for a message.
-
-    Args:
-        ask: what was asked for.
-        name: of the request.
-        created: seconds since the epoch, which no message has.
-    """
+    """The answer to one request for a message."""
 
     def __init__(self, ask: MessageAsk, name: str, created: int) -> None:
         self._name = name

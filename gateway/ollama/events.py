@@ -17,13 +17,7 @@ from .requests import OllamaAsk
 
 
 class OllamaShape(Shape):
-    """The answer to one request.
-
-    Args:
-        ask: what was asked for.
-        name: of the request, which no answer has.
-        created: seconds since the epoch.
-    """
+    """The answer to one request."""
 
     STREAM_TYPE: ClassVar[str] = "application/x-ndjson"
 

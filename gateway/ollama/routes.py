@@ -40,15 +40,7 @@ GONE = (State.STOPPED, State.FAILED)
 
 
 class Ollama:
-    """Ollama's API.
-
-    Args:
-        bodies: reads those of requests.
-        models: of the daemon.
-        open_answers: where answers are listed while they run.
-        adding: adds models.
-        operator: says who may add and remove them.
-    """
+    """Ollama's API."""
 
     def __init__(
         self,

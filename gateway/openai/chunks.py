@@ -69,11 +69,6 @@ class Counted:
 class OpenAiShape(Shape):
     """The answers to one HTTP request.
 
-    Args:
-        ask: what was asked for.
-        name: of the first request of the daemon.
-        created: seconds since the epoch.
-
     Attributes:
         begin: of the event of every chunk: made once, because there is a chunk for each token.
         close: its end; if a stream ends with its usage, all others have none yet.

@@ -89,12 +89,7 @@ class Found(NamedTuple):
 
 
 class Page:
-    """What browsers get.
-
-    Args:
-        daemon: that it shows.
-        operator: checks who asks for more than the page.
-    """
+    """What browsers get."""
 
     def __init__(self, daemon: Daemon, operator: Operator) -> None:
         self._operator = operator
@@ -252,7 +247,7 @@ class Page:
     # ------------------------------------------------------------ what it changes
 
     async def act(self, request: Request) -> Response:
-        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`: ask the daemon for it."""
+        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`."""
         action = request.url.path.rpartition("/")[2]
         more = ("priority",) if action == "prioritize" else ()
         body = await self._asked(request, "request", *more)
@@ -378,11 +373,7 @@ class Page:
 
 
 def find(folders: Collection[str]) -> list[Found]:
-    """Return the models on this machine that are none of the daemon's; reads disks.
-
-    Args:
-        folders: of the daemon's models.
-    """
+    """Return the models on this machine that are none of the daemon's; reads disks."""
     served = {os.path.realpath(folder) for folder in folders}
     models = [one for one in find_models() if os.path.realpath(one.path) not in served]
     return [

@@ -105,9 +105,6 @@ def read_history(items: Iterable[Any], tools: Tools) -> list[Message]:
 class _Conversation:
     """Items become messages: reasoning, text and calls of one turn are one of them.
 
-    Args:
-        tools: what the model may call.
-
     Attributes:
         turns: the messages so far; the texts of the assistant's are still lists.
     """

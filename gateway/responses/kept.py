@@ -102,9 +102,6 @@ class _Owner:
 class KeptResponses:
     """All that are kept. If there are too many, the key that has most loses the one that it has
     not used for longest: no key can push out what others have.
-
-    Args:
-        most_bytes: that they may count together.
     """
 
     def __init__(self, most_bytes: int = limits.MAX_KEPT_BYTES) -> None:

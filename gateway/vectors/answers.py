@@ -91,13 +91,7 @@ def _body(
     vectors: Sequence[str],
     took_s: float,
 ) -> str:
-    """Return the whole answer as JSON.
-
-    Args:
-        results: of a ranking.
-        vectors: of texts, in JSON.
-        took_s: since the daemon was asked.
-    """
+    """Return the whole answer as JSON."""
     tokens = result.usage.prompt_tokens
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     match ask.form:
