@@ -66,6 +66,11 @@ LEAST_OF: dict[Api, dict[str, Any]] = {
 }
 """The least bodies."""
 
+COMMANDS = (
+    "cancel", "pause", "resume", "prioritize", "add", "remove", "load", "unload", "restart",
+    "settings", "configure",
+)  # fmt: skip
+
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """One step of a stream; an event is waited for."""
 
@@ -101,6 +106,7 @@ class PlayedDaemon:
         row: what else the status says of it.
         log_dir: the folder with the logs.
         stopping: how it ends; None while it does not.
+        commands: those about requests and models that it got, with their arguments.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
@@ -116,6 +122,7 @@ class PlayedDaemon:
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
         self.log_dir = "/nowhere"
         self.stopping: dict[str, Any] | None = None
+        self.commands: list[tuple[Any, ...]] = []
         self._plays: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -142,6 +149,21 @@ class PlayedDaemon:
     async def ping(self) -> dict[str, Any]:
         """Answer at once."""
         return {}
+
+    async def command(self, *words: Any) -> dict[str, Any]:
+        """Take a command: its name and its arguments."""
+        self.commands.append(words)
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a command of a client by its name."""
+        if name not in COMMANDS:
+            raise AttributeError(name)
+
+        async def command(*given: Any, **more: Any) -> dict[str, Any]:
+            return await self.command(name, *given, *more.values())
+
+        return command
 
     def events(self) -> PlayedEvents:
         """Return changes that the test feeds."""
