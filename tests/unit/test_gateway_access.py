@@ -274,15 +274,6 @@ def test_every_route_but_the_open_ones_needs_a_key(
     assert all(statuses[2] != 401 for statuses in seen.values())
 
 
-def test_request_without_a_key_reaches_no_daemon(place: KeyPlace) -> None:
-    new_key(place, "a")
-    daemon = PlayedDaemon(said("a"))
-    site = Site(daemon, keys=Keys(place))
-    for method, route in (("POST", CHAT), ("GET", "/ready"), ("GET", "/nothing"), ("PUT", CHAT)):
-        assert asyncio.run(site.ask(method, route, BODY)).status == 401
-    assert daemon.asked == []
-
-
 # ---------------------------------------------------------------- pages of other sites
 
 

@@ -68,12 +68,6 @@ def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("api", LEAST_OF)
-def test_null_is_absent_whatever_its_name(api: Api) -> None:
-    assert asked(api, thread=None, temprature=None) == asked(api)
-    assert not read(api, thread=None).unread
-
-
 def test_null_is_absent_on_the_socket() -> None:
     body = {"prompt": "a", "thread": None, "temperature": None}
     assert RequestBody.from_wire(body).to_wire() == {"prompt": "a"}
@@ -510,54 +504,3 @@ def test_every_block_of_anthropics_sdk_has_its_treatment() -> None:
     assert not {
         one for one in blocks if one not in BLOCKS and not OF_SERVERS.fullmatch(one)
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------- forced calls
-
-_F = {"type": "function", "function": {"name": "f"}}
-
-
-def _allowed(mode: str) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_F]}}
-
-
-@pytest.mark.parametrize(
-    ("api", "choice", "meant"),
-    [
-        (Api.CHAT, "required", "required"),
-        (Api.CHAT, _F, _F),
-        (Api.CHAT, {"type": "function", "name": "f"}, {"type": "function", "name": "f"}),
-        (Api.CHAT, _allowed("required"), _allowed("required")),
-        (Api.RESPONSE, "required", "required"),
-        (Api.RESPONSE, {"type": "function", "name": "f"}, _F),
-        (Api.RESPONSE, {"type": "custom", "name": "f"}, _F),
-        (Api.RESPONSE, {"type": "allowed_tools", "mode": "auto",
-                        "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]},
-         _allowed("auto")),
-        (Api.MESSAGE, {"type": "any"}, "required"),
-        (Api.MESSAGE, {"type": "tool", "name": "f"}, _F),
-    ],
-)  # fmt: skip
-def test_every_api_can_force_a_call(api: Api, choice: Any, meant: Any) -> None:
-    tool: dict[str, Any] = {"type": "function", "name": "f", "parameters": SCHEMA}
-    if api is Api.CHAT:
-        tool = _F
-    elif api is Api.MESSAGE:
-        tool = {"name": "f", "input_schema": SCHEMA}
-    assert asked(api, tools=[tool], tool_choice=choice)["tool_choice"] == meant
-
-
-@pytest.mark.parametrize(
-    ("api", "choice", "param"),
-    [
-        (Api.RESPONSE, "any", "tool_choice"),
-        (Api.RESPONSE, {"type": "web_search"}, "tool_choice"),
-        (Api.MESSAGE, {"type": "tool"}, "tool_choice.type"),
-        (Api.MESSAGE, {"type": "required"}, "tool_choice.type"),
-        (Api.MESSAGE, "any", "tool_choice"),
-    ],
-)
-def test_choice_of_another_api_is_refused(api: Api, choice: Any, param: str) -> None:
-    with pytest.raises(Failure) as caught:
-        read(api, tool_choice=choice)
-    assert (caught.value.status, caught.value.param) == (400, param)
