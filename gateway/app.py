@@ -289,8 +289,6 @@ class Gateway:
             status = None
         return Response(self.daemon.meter.page(status), media_type=CONTENT_TYPE)
 
-    # ------------------------------------------------------------ inside
-
     async def _tokens(self, request: Request, api: Api) -> tuple[Ask, Answer]:
         """Ask the daemon for the tokens of a prompt."""
         ask, sent = await self._bodies.read(request, api)

@@ -237,8 +237,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    # ------------------------------------------------------------ inside
-
     @property
     def _has_request(self) -> bool:
         """True if the head of a request was read whose answer is not complete."""

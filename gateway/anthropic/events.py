@@ -93,8 +93,6 @@ class MessageShape(Shape):
         message = self._message(content, reason, stop, self._usage(result))
         return encode(message | warned(results)).encode()
 
-    # ------------------------------------------------------------ inside
-
     def _message(
         self,
         content: list[dict[str, Any]],

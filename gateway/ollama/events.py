@@ -79,8 +79,6 @@ class OllamaShape(Shape):
         reason = "unload" if self._ask.parameters.get("keep_alive") == 0 else "load"
         return self._piece() | {"done": True, "done_reason": reason}
 
-    # ------------------------------------------------------------ inside
-
     def _piece(
         self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:

@@ -138,8 +138,6 @@ class OpenAiShape(Shape):
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         """Return one choice of a whole answer."""
 
-    # ------------------------------------------------------------ inside
-
     def _head(self, kind: str) -> dict[str, Any]:
         return {
             "id": self._id,

@@ -314,8 +314,6 @@ class Page:
         call = self._daemon.client.configure(changes)
         return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
-    # ------------------------------------------------------------ inside
-
     async def _asked(
         self, request: Request, *needed: str, optional: Sequence[str] = ()
     ) -> dict[str, str]:
