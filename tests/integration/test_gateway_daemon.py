@@ -142,16 +142,6 @@ def test_first_request_loads_its_model(daemon: HttpDaemon) -> None:
     assert daemon.get("/ready")[0] == 200
 
 
-def test_error_of_the_daemon_has_its_status_and_field(daemon: HttpDaemon) -> None:
-    status, value = daemon.post(CHAT, chat("hi") | {"model": "n"})
-    assert (status, value["error"]["code"]) == (404, "model_not_found")
-    assert value["error"]["known"] == ["m", "narrow", "other", "slow"]
-    status, value = daemon.post("/v1/completions", {"model": "m", "prompt": [9999]})
-    assert (status, value["error"]["param"]) == (400, "prompt")
-    status, value = daemon.post("/v1/completions", {"model": "m", "prompt": "x" * 5000})
-    assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
-
-
 @pytest.mark.parametrize(
     ("path", "given", "limit"),
     [

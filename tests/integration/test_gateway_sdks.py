@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel
 
-from support.client.streams import Reader
 from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
-from support.gateway.http_daemon import CHAT, HttpDaemon, chat
+from support.gateway.http_daemon import HttpDaemon
 from support.models.known_model import (
     ANSWER,
     ARGUMENTS,
@@ -362,50 +361,6 @@ def test_stream_survives_a_kill_of_its_worker_and_raises_its_own_end(
     body: Any = getattr(caught.value, "body", None)
     code = body["error"]["type"] if "error" in body else caught.value.code
     assert code in ("cancelled", "invalid_request_error")
-
-
-# ---------------------------------------------------------------- schemas
-
-
-def deep(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
-CHILD = {"type": "object", "properties": {"c": {"$ref": "#"}}, "required": ["c"]}
-BAD_SCHEMAS = {
-    "deep": deep(400),
-    "a reference to itself": {"$ref": "#"},
-    "two references to each other": {
-        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a",
-    },
-    "an object that needs another one like it": CHILD,
-    "a reference to nothing": {"$ref": "#/$defs/none"},
-    "no value at all": {"type": "object", "properties": {"a": False}, "required": ["a"]},
-}  # fmt: skip
-
-
-def test_schema_that_no_answer_can_follow_is_refused_beside_a_stream(daemon: HttpDaemon) -> None:
-
-    def answer(schema: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        return daemon.post(CHAT, chat("x", model=KNOWN, max_tokens=8, response_format=form))
-
-    with daemon.client() as client:
-        generation = row(client, KNOWN)["generation"]
-        expected = client.complete(KNOWN, prompt=FOR_EVER, max_tokens=300).token_ids
-        untouched = Reader(client, KNOWN, FOR_EVER, max_tokens=300).started()
-        refused = {what: answer(schema) for what, schema in BAD_SCHEMAS.items()}
-        codes = {
-            what: (status, value["error"]["code"]) for what, (status, value) in refused.items()
-        }
-        assert codes == dict.fromkeys(BAD_SCHEMAS, (400, "invalid_request"))
-        assert untouched.finished().token_ids == expected
-        assert row(client, KNOWN)["generation"] == generation
-    status, value = answer({**CHILD, "required": []})
-    assert (status, value["choices"][0]["message"]["content"][:1]) == (200, "{")
 
 
 # ---------------------------------------------------------------- OpenAI
