@@ -23,8 +23,7 @@ from mlxsup.protocol.version import VERSION
 from . import lm_studio, openapi
 from .adding import Adding
 from .answers import Answer, MakeShape, OpenAnswers, answer
-from .anthropic import models as anthropic_models
-from .anthropic.events import MessageShape
+from .anthropic import events as anthropic
 from .ask import Ask
 from .body import Bodies, Disconnected
 from .changes import Changes
@@ -136,7 +135,7 @@ class Gateway:
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-            self._answered("/v1/messages", Api.MESSAGE, MessageShape),
+            self._answered("/v1/messages", Api.MESSAGE, anthropic.MessageShape),
             Route("/v1/messages/count_tokens", count, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", partial(self.text_of, api=Api.DETOKENIZE), methods=["POST"]),
@@ -246,7 +245,7 @@ class Gateway:
         """`GET /v1/models`, and the same at `GET /models`."""
         listed = model_list(await self.daemon.status(), self._created)
         if is_anthropic(request.scope):
-            listed = anthropic_models.model_list(listed)
+            listed = anthropic.model_list(listed)
         return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
@@ -255,7 +254,7 @@ class Gateway:
         status, meant = await self.daemon.status(), await self.daemon.meant(name)
         listed = one_model(status, name, meant, self._created)
         if is_anthropic(request.scope):
-            listed = anthropic_models.one_model(listed)
+            listed = anthropic.one_model(listed)
         return JSONResponse(listed)
 
     async def version(self, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -164,11 +163,6 @@ class Browser:
         self.ask(
             "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
-
-    def picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """Write a PNG of the page, or of what is in the window."""
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def choose(self, selector: str, value: str) -> None:
         """Choose from a list."""
