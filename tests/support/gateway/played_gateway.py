@@ -273,17 +273,9 @@ class Response:
 
 
 class Site:
-    """The application in front of a played daemon.
+    """The application in front of a played daemon; see `Gateway`, and `app` there.
 
-    Args:
-        daemon: what it does.
-        host: the address that the gateway listens at.
-        keys: those that it takes, which are read before each request; None: it needs none.
-        names: names of other APIs, and the models they mean.
-        hosts: further names that requests may be sent to.
-        origins: pages of other sites that may ask.
-        refuses_unread: true if a field that is not read is an error.
-        adds_models: true if a request for a model that is not served adds it.
+    Its keys are read before each request.
     """
 
     def __init__(
@@ -324,11 +316,10 @@ class Site:
         """Send one request.
 
         Args:
-            method: GET or POST, for example.
-            path: without a query.
+            method, path: of it; the path without its query.
             body: bytes, or what becomes JSON; None for none.
-            query: of the address.
             headers: those that differ from what a client sends; an empty one is left out.
+            query: of the address.
             until: the client leaves when this is over; None: it stays.
             on_sent: called after each message of the application.
             has_life: whether the application lives for this request only, and not as long as a
