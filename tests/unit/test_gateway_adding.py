@@ -30,10 +30,7 @@ class AddingDaemon(PlayedDaemon):
     """
 
     def __init__(self, fails: RequestError | None = None) -> None:
-        unknown = RequestError(
-            ErrorCode.UNKNOWN_MODEL, "no model is called so", detail={"close": []}
-        )
-        super().__init__([unknown])
+        super().__init__([refused("unknown_model", close=[])])
         self._fails = fails
         self.rows: list[dict[str, Any]] = []
 
