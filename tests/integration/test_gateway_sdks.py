@@ -9,13 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pkgutil
+import re
 import signal
+import typing
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel
+
+from mlxsup.gateway.anthropic.conversation import BLOCKS, OF_SERVERS
+from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
+from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
+from mlxsup.gateway.responses.input import ITEMS, REFERENCE
+from mlxsup.gateway.responses.requests import read_response
 
 from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
@@ -605,3 +615,57 @@ def test_ollamas_package_lists_loads_and_unloads(daemon: HttpDaemon, llama: Any)
         with pytest.raises(import_ollama().ResponseError) as refused:
             ask("x")
         assert refused.value.status_code == status
+
+
+# ---------------------------------------------------------------- the types of the packages
+
+
+LEFT_OUT = {
+    "file_search_call", "computer_call", "computer_call_output", "web_search_call",
+    "tool_search_call", "tool_search_output", "additional_tools", "configuration_update",
+    "compaction", "compaction_trigger", "image_generation_call", "code_interpreter_call",
+    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
+}  # fmt: skip
+"""Items of tools that do not run here: left out, and named in the header."""
+
+PARAMETERS = [
+    ("openai.types.chat.completion_create_params.CompletionCreateParamsBase", CHAT_FIELDS),
+    ("openai.types.completion_create_params.CompletionCreateParamsBase", COMPLETION_FIELDS),
+    ("openai.types.responses.response_create_params.ResponseCreateParamsBase", RESPONSE_FIELDS),
+    ("openai.types.responses.input_token_count_params.InputTokenCountParams", RESPONSE_FIELDS),
+    ("anthropic.types.beta.message_create_params.MessageCreateParamsBase", MESSAGES_FIELDS),
+    ("anthropic.types.beta.message_count_tokens_params.MessageCountTokensParams", COUNT_FIELDS),
+]
+
+
+@pytest.mark.parametrize(("params", "fields"), PARAMETERS)
+def test_every_field_of_the_installed_sdks_is_in_a_table(params: str, fields: Any) -> None:
+    """A new field of a client shows up here before users meet it in a header."""
+    hints = typing.get_type_hints(pkgutil.resolve_name(params))
+    assert not hints.keys() - {field.name for field in fields}
+
+
+def kinds_of(union: Any) -> set[str]:
+    """Return the values of `type` in the members of a union of typed dictionaries."""
+    found: set[str] = set()
+    for member in typing.get_args(union):
+        kind = getattr(member, "__annotations__", {}).get("type")
+        if kind is None:
+            found |= kinds_of(member)
+        else:
+            text = getattr(kind, "__forward_arg__", str(kind))
+            found |= set(re.findall(r"['\"](\w+)['\"]", text))
+    return found
+
+
+def test_every_item_and_block_of_the_sdks_has_its_treatment() -> None:
+    items = kinds_of(pkgutil.resolve_name("openai.types.responses.ResponseInputItemParam"))
+    assert len(items) > 20
+    assert not items - {*ITEMS, REFERENCE, *LEFT_OUT}
+    left = [{"type": kind, "id": "x", "call_id": "x", "output": {}} for kind in sorted(LEFT_OUT)]
+    ask = read_response({"model": "m", "input": [*user("hi"), *left]})
+    assert ask.unread == [f"input[{at}] ({one['type']})" for at, one in enumerate(left, 1)]
+    assert ask.inputs[0]["messages"] == user("hi")
+    blocks = kinds_of(pkgutil.resolve_name("anthropic.types.beta.BetaContentBlockParam"))
+    assert len(blocks) > 10
+    assert not {one for one in blocks if one not in BLOCKS and not OF_SERVERS.fullmatch(one)}
