@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+from mlxsup.client import ConnectionLost, RequestError
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import State
 from mlxsup.store.hub_cache import is_owned_repository
 
+from .daemon import Daemon
 from .errors import failure_of
 from .failure import bad_field
 from .keys import Caller
@@ -37,22 +38,11 @@ class Adding:
 
     Attributes:
         is_automatic: whether a request for a model adds it.
-
-    Args:
-        daemon: its client, once the application runs.
-        status: asks it for its status; raises `Failure`.
     """
 
-    def __init__(
-        self,
-        daemon: Callable[[], AsyncClient],
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
-        *,
-        is_automatic: bool,
-    ) -> None:
+    def __init__(self, daemon: Daemon, *, is_automatic: bool) -> None:
         self.is_automatic = is_automatic
         self._daemon = daemon
-        self._status = status
         # One for each model that was added and whose load has not ended.
         self._trials: dict[str, asyncio.Task[None]] = {}
 
@@ -72,7 +62,7 @@ class Adding:
         """
         if not self.may(caller) or not (reference := reference_of(name)):
             return name
-        if row_of(await self._status(), name) is not None:
+        if row_of(await self._daemon.status(), name) is not None:
             return name
         try:
             return await self.add(reference)
@@ -91,7 +81,7 @@ class Adding:
         Raises:
             RequestError, ConnectionLost: it is not added.
         """
-        client = self._daemon()
+        client = self._daemon.client
         done = await client.add(name)
         model = str(done["model"])
         is_new = model in done["added"]
@@ -104,7 +94,7 @@ class Adding:
 
     async def _try(self, model: str, *, is_new: bool) -> None:
         """Load a model, and remove it if it is new and cannot be downloaded."""
-        client = self._daemon()
+        client = self._daemon.client
         try:
             try:
                 await client.load(model)
@@ -129,7 +119,7 @@ class Adding:
         try:
             model = await self.add(reference)
             while (trial := self._trials.get(model)) is not None:
-                row = row_of(await self._status(), model)
+                row = row_of(await self._daemon.status(), model)
                 progress = (row or {}).get("progress") or {}
                 if row is None or row["state"] not in BEFORE_LOAD:
                     break
@@ -137,7 +127,7 @@ class Adding:
                     completed = progress["done_bytes"]
                     yield {"status": f"pulling {name}", "total": total, "completed": completed}
                 await asyncio.wait([trial], timeout=LOOK_S)
-            row = row_of(await self._status(), model)
+            row = row_of(await self._daemon.status(), model)
         except (RequestError, ConnectionLost) as error:
             raise failure_of(error) from None
         if row is None or row["state"] == "FAILED":

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxsup.client import (
-    AsyncClient,
     ConnectionLost,
     Delta,
     FinishReason,
@@ -31,18 +30,23 @@ from . import limits
 from .ask import Ask
 from .body import Disconnected, Receive, unless_gone
 from .converter import Sent
+from .daemon import Daemon
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
 from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS
 from .metrics import Meter
-from .shape import OneCall, Shape, warned
+from .one_call import UpToOneCall
+from .shape import Shape, warned
 from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], Shape]
-"""Makes the shape of an answer from what was asked for, the name of the request, and the time."""
+"""Makes the shape of an answer from what was asked for, the name of the request, and the time in
+seconds since the epoch."""
 
 
-Take = Callable[[int, AsyncStream], Coroutine[Any, Any, None]]
+Stream = AsyncStream | UpToOneCall
+
+Take = Callable[[int, Stream], Coroutine[Any, Any, None]]
 """Reads the answer of a request of the daemon, which has this number."""
 
 
@@ -57,28 +61,28 @@ class OpenAnswers:
     """The answers under way, so that they can be ended before the gateway is.
 
     Attributes:
-        meter: counts those that have ended.
+        daemon: that gives them; its meter counts those that have ended.
+        streams: one for each request of the daemon that is open, and each that follows changes.
         is_ending: whether all have been ended, because the gateway is about to.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
         self.is_ending = False
-        # One entry for each request of the daemon that is open, and for each that follows changes.
-        self._streams: set[Endable] = set()
+        self.streams: set[Endable] = set()
 
     def add(self, streams: Sequence[Endable]) -> None:
         """List some more."""
-        self._streams.update(streams)
+        self.streams.update(streams)
 
     def remove(self, streams: Sequence[Endable]) -> None:
         """Strike out those that have ended."""
-        self._streams.difference_update(streams)
+        self.streams.difference_update(streams)
 
     def cancel(self) -> None:
         """End all."""
         self.is_ending = True
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.cancel()
 
 
@@ -86,28 +90,30 @@ class Answer:
     """The requests of the daemon that one HTTP request stands for.
 
     Args:
-        client: of the daemon.
+        open_answers: where they are listed while they run.
         ask: what was asked for.
         sent: the requests.
-        open_answers: where they are listed while they run.
-        progress: is given their notices; None for none.
-        meter: counts how it ends.
+        progress: is given their notices.
+        meter: counts how it ends, instead of the daemon's.
     """
 
     def __init__(
         self,
-        client: AsyncClient,
+        open_answers: OpenAnswers,
         ask: Ask,
         sent: Sequence[Sent],
-        open_answers: OpenAnswers,
-        progress: Progress | None,
-        meter: Meter,
+        *,
+        progress: Progress | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        self._client = client
+        self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
         self._open_answers = open_answers
-        self._meter = meter
-        self.streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
+        self._meter = meter or open_answers.daemon.meter
+        streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
+        self.streams: Sequence[Stream] = (
+            [UpToOneCall(one) for one in streams] if ask.has_one_call else streams
+        )
         open_answers.add(self.streams)
 
     @property
@@ -174,12 +180,6 @@ class Answer:
         """True if the daemon has taken every request, and not refused one of them.
 
         One that is alone is not waited for: whatever comes of it first tells.
-
-        Args:
-            tasks: which read them.
-
-        Raises:
-            RequestError, ConnectionLost: the daemon cannot say.
         """
         if len(tasks) > 1:
             # The daemon answers in order: a refusal was here, and read, before this answer is.
@@ -194,10 +194,9 @@ class Answer:
 
 async def answer(
     request: Request,
-    client: AsyncClient,
+    open_answers: OpenAnswers,
     ask: Ask,
     sent: Sequence[Sent],
-    open_answers: OpenAnswers,
     shape: MakeShape,
 ) -> Response:
     """Return the response to a request whose body was read.
@@ -208,12 +207,12 @@ async def answer(
     """
     if ask.is_streamed:
         progress = Progress(time.monotonic)
-        streamed = Answer(client, ask, sent, open_answers, progress, open_answers.meter)
+        streamed = Answer(open_answers, ask, sent, progress=progress)
         return _Streamed(streamed, _shaped(ask, shape, streamed), progress, ignored(ask))
-    whole = Answer(client, ask, sent, open_answers, None, open_answers.meter)
+    whole = Answer(open_answers, ask, sent)
     shaped = _shaped(ask, shape, whole)
 
-    async def take(index: int, stream: AsyncStream) -> None:
+    async def take(index: int, stream: Stream) -> None:
         async for delta in stream:
             shaped.take(index, delta)
 
@@ -224,11 +223,7 @@ async def answer(
 async def read_whole(
     request: Request, ask: Ask, whole: Answer, take: Take
 ) -> tuple[list[Result], dict[str, str]]:
-    """Return the results of an answer that is sent as a whole, and the headers of its response.
-
-    Raises:
-        Failure, Disconnected: as for `Answer.read`.
-    """
+    """Return the results of an answer that is sent as a whole, and the headers of its response."""
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
@@ -245,8 +240,7 @@ def ignored(ask: Ask) -> dict[str, str]:
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
-    shaped = shape(ask, answer.request_id, int(time.time()))
-    return OneCall(shaped) if ask.has_one_call else shaped
+    return shape(ask, answer.request_id, int(time.time()))
 
 
 class _Streamed(Response):
@@ -267,7 +261,7 @@ class _Streamed(Response):
         """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, self._head)
 
-        async def take(index: int, stream: AsyncStream) -> None:
+        async def take(index: int, stream: Stream) -> None:
             await self._take(index, stream, out)
 
         def begin() -> None:
@@ -291,7 +285,7 @@ class _Streamed(Response):
         await out.write(self._shape.end(results))
         await out.end()
 
-    async def _take(self, index: int, stream: AsyncStream, out: EventStream) -> None:
+    async def _take(self, index: int, stream: Stream, out: EventStream) -> None:
         shape, first = self._shape, self._shape.first(index)
         async for delta in stream:
             if (piece := shape.piece(index, delta)) is not None:
@@ -344,9 +338,6 @@ class Progress:
     Nothing is sent at first, so that a refusal can still be a status. A request that stands still
     gets no comment: its reader's own time limit is right about it. A pause gets one when it begins
     and one when it ends.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -25,12 +23,12 @@ from mlxsup.protocol.version import VERSION
 from . import lm_studio, openapi
 from .adding import Adding
 from .answers import Answer, MakeShape, OpenAnswers, answer
-from .anthropic import models as anthropic_models
-from .anthropic.events import MessageShape
+from .anthropic import events as anthropic
 from .ask import Ask
 from .body import Bodies, Disconnected
-from .changes import Changes, ModelEvents
+from .changes import Changes
 from .converter import Api
+from .daemon import Daemon
 from .descriptions import Descriptions
 from .errors import draining, error_response
 from .failure import Failure, bad_field
@@ -38,13 +36,11 @@ from .guard import Guard
 from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
 from .metrics import CONTENT_TYPE, Meter
-from .names import FRESH_S, Names
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.models import check_ready, model_list, one_model, readiness
-from .operator import Operator, answered
+from .operator import Operator
 from .page.page import Page
-from .pictures import check_taker
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
 from .tokens import counted, listed, shown
@@ -89,13 +85,14 @@ class Gateway:
     """The routes, and what they share.
 
     Attributes:
+        daemon: that answers.
         open_answers: what is being answered.
         operator: what only operators may do.
         kept: the responses that can be continued.
 
     Args:
         connect: makes the client of the daemon, when the loop runs.
-        names: names of other APIs, and the models they mean.
+        names: of other APIs, and the models they mean; see `Daemon`.
         refuses_unread: true if a field that is not read here is an error.
         adds_models: true if a request for a model that is not served adds it.
     """
@@ -108,45 +105,26 @@ class Gateway:
         refuses_unread: bool = False,
         adds_models: bool = False,
     ) -> None:
-        self._meter = Meter()
+        self.daemon = Daemon(names)
         self._uncounted = Meter()  # of what nothing is computed for
-        self.open_answers = OpenAnswers(self._meter)
-        self._names = Names(names, self._status)
-        self._adding = Adding(lambda: self._daemon, self._status, is_automatic=adds_models)
+        self.open_answers = OpenAnswers(self.daemon)
+        self._adding = Adding(self.daemon, is_automatic=adds_models)
         self.kept = KeptResponses()
-        self._bodies = Bodies(self._resolved, self._meter, self.kept, refuses_unread=refuses_unread)
+        self._bodies = Bodies(self.daemon, self._adding, self.kept, refuses_unread=refuses_unread)
         self._connect = connect
         self._created = int(time.time())
-        self._learning = asyncio.Lock()
-        self._learnt_at = -FRESH_S
-        self._client: AsyncClient | None = None
-        self.operator = Operator(lambda: self._daemon)
-        self._changes = Changes(self._meter.changed)
-        self._events = ModelEvents(self._changes, self.open_answers)
-        self._page = Page(self._status, self.operator, lambda: self._daemon)
-        self._descriptions = Descriptions(self._names, self._status)
+        self.operator = Operator(self.daemon)
+        self._changes = Changes(self.daemon.meter.changed, self.open_answers)
+        self._page = Page(self.daemon, self.operator)
+        self._descriptions = Descriptions(self.daemon)
         self._ollama = Ollama(
-            self._bodies,
-            self._names,
-            lambda: self._daemon,
-            self._status,
-            self._descriptions,
-            self.open_answers,
-            self._adding,
-            self.operator,
+            self._bodies, self._descriptions, self.open_answers, self._adding, self.operator
         )
 
     def app(
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
     ) -> Guard:
-        """Return the whole application.
-
-        Args:
-            host: the address that it listens at.
-            keys: who may ask.
-            hosts: further names that requests may be sent to.
-            origins: pages of other sites that may ask.
-        """
+        """Return the whole application."""
         count = partial(self.count, api=Api.COUNT)
         count_input = partial(self.count, api=Api.RESPONSE_COUNT, object="response.input_tokens")
         routes = [
@@ -157,7 +135,7 @@ class Gateway:
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-            self._answered("/v1/messages", Api.MESSAGE, MessageShape),
+            self._answered("/v1/messages", Api.MESSAGE, anthropic.MessageShape),
             Route("/v1/messages/count_tokens", count, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", partial(self.text_of, api=Api.DETOKENIZE), methods=["POST"]),
@@ -174,7 +152,7 @@ class Gateway:
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/models", self.models, methods=["GET"]),
             *self.operator.routes(),
-            *self._events.routes(),
+            *self._changes.routes(),
             *self._page.routes(),
             *self._ollama.routes(),
             *lm_studio.routes(self._descriptions),
@@ -197,7 +175,7 @@ class Gateway:
             routed,
             [own, *hosts] if is_loopback(host) else None,
             keys,
-            self._meter,
+            self.daemon.meter,
             open_paths=[*self._page.open_paths, *openapi.OPEN_PATHS],
             origins=origins,
         )
@@ -205,8 +183,8 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with (
-            self._connect() as self._client,
-            self._changes.watching(self._client),
+            self.daemon.connected(self._connect()),
+            self._changes.watching(self.daemon.client),
         ):
             try:
                 yield
@@ -218,13 +196,13 @@ class Gateway:
     async def answer(self, request: Request, *, api: Api, shape: MakeShape) -> Response:
         """Answer a request for text, in the form of its API."""
         ask, sent = await self._bodies.read(request, api)
-        return await answer(request, self._daemon, ask, sent, self.open_answers, shape)
+        return await answer(request, self.open_answers, ask, sent, shape)
 
     async def vectors(self, request: Request, *, api: Api) -> Response:
         """Answer a request for embeddings or a ranking, in the form of its API."""
         ask, sent = await self._bodies.read(request, api)
         assert isinstance(ask, VectorAsk)
-        return await answer_vectors(request, self._daemon, ask, sent, self.open_answers)
+        return await answer_vectors(request, self.open_answers, ask, sent)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -257,7 +235,7 @@ class Gateway:
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
-        return await listed(request, *await self._tokens(request, Api.TOKENIZE), self._status)
+        return await listed(request, *await self._tokens(request, Api.TOKENIZE), self.daemon)
 
     async def text_of(self, request: Request, *, api: Api) -> Response:
         """`POST /detokenize` and `POST /apply-template`."""
@@ -265,18 +243,18 @@ class Gateway:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""
-        listed = model_list(await self._status(), self._created)
+        listed = model_list(await self.daemon.status(), self._created)
         if is_anthropic(request.scope):
-            listed = anthropic_models.model_list(listed)
+            listed = anthropic.model_list(listed)
         return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
         name = request.path_params["name"]
-        status, meant = await self._status(), await self._names.meant(name)
+        status, meant = await self.daemon.status(), await self.daemon.meant(name)
         listed = one_model(status, name, meant, self._created)
         if is_anthropic(request.scope):
-            listed = anthropic_models.one_model(listed)
+            listed = anthropic.one_model(listed)
         return JSONResponse(listed)
 
     async def version(self, request: Request) -> Response:
@@ -290,11 +268,11 @@ class Gateway:
     async def ready(self, request: Request) -> Response:
         """`GET /ready`: the daemon answers, does not end, and has a model that could; with
         `?model=`, that one answers at once."""
-        status = await self._status()
+        status = await self.daemon.status()
         if status["stopping"]:
             raise draining()
         if name := request.query_params.get("model", ""):
-            ready = check_ready(status, name, await self._names.meant(name))
+            ready = check_ready(status, name, await self.daemon.meant(name))
             return JSONResponse({"status": "ready", "models": {ready: "READY"}})
         is_ready, states = readiness(status)
         code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
@@ -305,62 +283,18 @@ class Gateway:
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`; also while the daemon does not answer."""
         try:
-            status = await self._status()
+            status = await self.daemon.status()
         except Failure:
             status = None
-        return Response(self._meter.page(status), media_type=CONTENT_TYPE)
-
-    # ------------------------------------------------------------ inside
+        return Response(self.daemon.meter.page(status), media_type=CONTENT_TYPE)
 
     async def _tokens(self, request: Request, api: Api) -> tuple[Ask, Answer]:
         """Ask the daemon for the tokens of a prompt."""
         ask, sent = await self._bodies.read(request, api)
-        return ask, Answer(self._daemon, ask, sent, self.open_answers, None, self._uncounted)
+        return ask, Answer(self.open_answers, ask, sent, meter=self._uncounted)
 
     def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
         return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
-
-    @property
-    def _daemon(self) -> AsyncClient:
-        assert self._client is not None, "the lifespan has begun before any request"
-        return self._client
-
-    async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
-        """Return the same request, which knows what its model's name means; so does the meter.
-
-        Raises:
-            Failure: the daemon was asked, and does not answer, or cannot add the model; or the
-                model does not take what it is shown.
-        """
-        resolved = await self._names.resolved(ask)
-        target = resolved.target or resolved.model
-        resolved = replace(resolved, target=await self._adding.named(target, caller))
-        if not self._meter.knows(resolved.target):
-            await self._learn(resolved.target)
-        if resolved.picture:
-            check_taker(resolved, await self._status())
-        return resolved
-
-    async def _learn(self, name: str) -> None:
-        """Ask the daemon which names there are, unless that was done in the last second."""
-        async with self._learning:
-            if self._meter.knows(name) or time.monotonic() - self._learnt_at < FRESH_S:
-                return
-            try:
-                await self._status()
-            except Failure:
-                pass  # the request gets the same answer, if that is still so
-            self._learnt_at = time.monotonic()
-
-    async def _status(self) -> dict[str, Any]:
-        """Return the daemon's status.
-
-        Raises:
-            Failure: it does not answer.
-        """
-        status = await answered(self._daemon.status())
-        self._meter.know(status["models"])
-        return status
 
 
 def _key_of(request: Request) -> str:

@@ -29,14 +29,16 @@ from mlxsup.protocol.codec import unpack
 from mlxsup.protocol.errors import RemoteError
 
 from . import limits
+from .adding import Adding
 from .ask import Ask
 from .converter import Api, Frame, Sent, ask_of, encode_ask, parse_object, read_ask
 from .converters import ConverterLost, Converters, busy
+from .daemon import Daemon
 from .errors import failure_of
 from .failure import Failure
 from .fields import check_unread
 from .keys import CALLER, Caller, operator_needed
-from .metrics import Meter
+from .pictures import check_taker
 from .responses.kept import Item, KeptResponses, Recalled
 from .responses.requests import ResponseAsk
 
@@ -54,9 +56,6 @@ JSON_TYPE = "application/json"
 OF_BROWSERS = ("origin", "sec-fetch-site", "referer")
 """Headers that a browser adds to what a page of another site sends. Such a page may send a body of
 JSON only after it has asked (CORS), and any other body without asking."""
-
-Resolve = Callable[[Ask, Caller], Awaitable[Ask]]
-"""Finds out what the name of a request's model means to its caller; raises `Failure`."""
 
 
 class Disconnected(Exception):
@@ -163,17 +162,17 @@ class Bodies:
     """Reads bodies.
 
     Args:
-        resolve: see `Resolve`.
-        meter: counts those that the daemon would refuse.
+        daemon: knows the models; its meter counts bodies that it would refuse.
+        adding: adds models that are named.
         kept: what requests may refer to.
         refuses_unread: true if a field that is not read here is an error.
     """
 
     def __init__(
-        self, resolve: Resolve, meter: Meter, kept: KeptResponses, *, refuses_unread: bool
+        self, daemon: Daemon, adding: Adding, kept: KeptResponses, *, refuses_unread: bool
     ) -> None:
-        self._resolve = resolve
-        self._meter = meter
+        self._daemon = daemon
+        self._adding = adding
         self._kept = kept
         self._refuses_unread = refuses_unread
         self._converters = Converters()
@@ -247,10 +246,17 @@ class Bodies:
         return ask, list(zip(named["ids"], pairs, strict=True))
 
     async def _resolved(self, ask: Ask, caller: Caller) -> Ask:
+        """Return the same request, which knows what its model's name means; so does the meter."""
         if self._refuses_unread:
             check_unread(ask.unread)
         _check_keep_alive(ask.parameters, caller)
-        return await self._resolve(ask, caller)
+        meant = await self._daemon.meant(ask.model)
+        target = await self._adding.named(meant.model, caller)
+        resolved = replace(ask, target=target, preset=meant.preset)
+        await self._daemon.learn(target)
+        if resolved.picture:
+            check_taker(resolved, await self._daemon.status())
+        return resolved
 
     @contextmanager
     def _counting(self, ask: Ask) -> Iterator[None]:
@@ -258,7 +264,7 @@ class Bodies:
         try:
             yield
         except RequestError as error:
-            self._meter.failed(ask.target or ask.model, error)
+            self._daemon.meter.failed(ask.target or ask.model, error)
             raise failure_of(error) from None
 
     @contextmanager
@@ -282,13 +288,6 @@ class Bodies:
 def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
     """Refuse what would soon unload a model, or keep it for very long: that is an operator's to
     decide, once there are keys that tell who is one.
-
-    Args:
-        parameters: of a request, as `read_keep_alive` leaves them.
-        caller: who has sent it.
-
-    Raises:
-        Failure: the caller is no operator.
     """
     keep_s = parameters.get("keep_alive")
     if keep_s is None or LEAST_KEEP_S <= keep_s <= MOST_KEEP_S:
@@ -303,11 +302,7 @@ def _counted(length: int) -> int:
 
 
 def _checked(answer: Frame) -> Frame:
-    """Return what a converter has made.
-
-    Raises:
-        Failure, RequestError: the body is wrong.
-    """
+    """Return what a converter has made."""
     values, blobs = answer
     match values:
         case {"failure": failure}:

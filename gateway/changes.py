@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 from starlette.requests import Request
@@ -35,11 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Follower:
-    """Changes from now on, until the block is left. Iterating ends with the `Failure` that ends it.
-
-    Args:
-        changes: where it is listed.
-    """
+    """Changes from now on, until it is removed. Iterating ends with the `Failure` that ends it."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
@@ -68,41 +63,49 @@ class Follower:
             raise item
         return item
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._changes.remove(self)
-
 
 class Changes:
     """Passes each change on to all who follow.
 
     Args:
-        on_change: called with each, before anybody gets it.
+        on_change: called with each, before a follower gets it.
+        open_answers: where followers are listed, so that they end before the gateway does.
     """
 
-    def __init__(self, on_change: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[dict[str, Any]], None], open_answers: OpenAnswers
+    ) -> None:
         self._on_change = on_change
+        self._open_answers = open_answers
         # At most MAX_FOLLOWERS.
         self._followers: set[Follower] = set()
         self._gap: Failure | None = None  # why there is no subscription now
 
-    def watching(self, client: AsyncClient) -> AbstractAsyncContextManager[None]:
-        """Subscribe, and pass on until the block is left."""
-        return background(self._pass_on(client), lost="changes are no longer passed on")
+    @asynccontextmanager
+    async def watching(self, client: AsyncClient) -> AsyncIterator[None]:
+        """Subscribe, and pass on until the block is left; a bug in that is logged at once."""
+
+        def report(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("changes are no longer passed on", exc_info=error)
+
+        task = asyncio.create_task(self._pass_on(client))
+        task.add_done_callback(report)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def routes(self) -> list[Route]:
+        """`GET /models/sse`."""
+        return [Route("/models/sse", self._answer, methods=["GET"])]
+
+    async def _answer(self, request: Request) -> Response:
+        return _Followed(self.follow(), self)
 
     def follow(self) -> Follower:
-        """Return one more follower.
-
-        Raises:
-            Failure: too many do.
-        """
+        """Return one more follower."""
         if len(self._followers) >= limits.MAX_FOLLOWERS:
             raise Failure(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -115,11 +118,13 @@ class Changes:
         if self._gap is not None:
             follower.put(self._gap)
         self._followers.add(follower)
+        self._open_answers.add([follower])
         return follower
 
     def remove(self, follower: Follower) -> None:
         """Forget a follower."""
         self._followers.discard(follower)
+        self._open_answers.remove([follower])
 
     async def _pass_on(self, client: AsyncClient) -> None:
         while True:
@@ -146,11 +151,7 @@ class Changes:
 
 
 def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a change of a model as this API has it.
-
-    Args:
-        change: as `Client.events` yields it.
-    """
+    """Return a change of a model as this API has it."""
     data: dict[str, Any] = {"status": (status := status_of(change["to"]))["value"]}
     progress = change["progress"]
     if progress is not None:
@@ -160,78 +161,29 @@ def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": change["model"], "event": "model_status", "data": data}
 
 
-class ModelEvents:
-    """Lets anybody follow the models.
-
-    Args:
-        changes: of all models.
-        open_answers: where followers are listed, so that they end before the gateway does.
-    """
-
-    def __init__(self, changes: Changes, open_answers: OpenAnswers) -> None:
-        self._changes = changes
-        self._open_answers = open_answers
-
-    def routes(self) -> list[Route]:
-        """`GET /models/sse`."""
-        return [Route("/models/sse", self.follow, methods=["GET"])]
-
-    async def follow(self, request: Request) -> Response:
-        """Send changes from now on, until one side leaves.
-
-        Raises:
-            Failure: too many do.
-        """
-        return _Followed(self._changes.follow(), self._open_answers)
-
-
 class _Followed(Response):
     """A response that never ends by itself."""
 
-    def __init__(self, follower: Follower, open_answers: OpenAnswers) -> None:
+    def __init__(self, follower: Follower, changes: Changes) -> None:
         super().__init__()
         self._follower = follower
-        self._open_answers = open_answers
+        self._changes = changes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Send the response; see Starlette's `Response`."""
         out = EventStream(scope, send, {})
-        self._open_answers.add([self._follower])
-        with self._follower:
-            try:
-                await unless_gone(receive, _pass_on(self._follower, out))
-            except Disconnected:
-                pass
-            except Failure as failure:
-                # And no end: who follows sees that it has been cut off, and connects again.
-                await out.write(event(json.dumps(openai_body(failure)).encode()))
-            finally:
-                self._open_answers.remove([self._follower])
+        try:
+            await unless_gone(receive, _pass_on(self._follower, out))
+        except Disconnected:
+            pass
+        except Failure as failure:
+            # And no end: who follows sees that it has been cut off, and connects again.
+            await out.write(event(json.dumps(openai_body(failure)).encode()))
+        finally:
+            self._changes.remove(self._follower)
 
 
 async def _pass_on(follower: Follower, out: EventStream) -> None:
     await out.write(comment("changes from now on"))
     async for change in follower:
         await out.write(event(json.dumps(event_of(change), ensure_ascii=False).encode()))
-
-
-@asynccontextmanager
-async def background(work: Coroutine[Any, Any, None], *, lost: str) -> AsyncIterator[None]:
-    """Run something until the block is left.
-
-    Args:
-        work: may end by itself; whatever it raises is a bug, and is logged at once.
-        lost: what no longer happens then, for the log.
-    """
-
-    def report(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error(lost, exc_info=error)
-
-    task = asyncio.create_task(work)
-    task.add_done_callback(report)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})

@@ -1,4 +1,8 @@
-"""The HTTP connections: what uvicorn does, and limits for senders and readers that dawdle."""
+"""The HTTP connections: what uvicorn does, and limits for senders and readers that dawdle.
+
+uvicorn limits neither the time nor the length of a request's head, nor how long a reader may leave
+an answer unread.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,6 @@ from mlxsup.client.connection import RequestIds
 from . import limits
 from .errors import openai_body
 from .failure import Failure
-from .parser import RequestParser
 from .sse import WRITE
 
 TOO_LARGE = Failure(
@@ -57,17 +60,44 @@ def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class RequestParser(httptools.HttpRequestParser):
+    """httptools' parser, to which a request that offers another protocol is an ordinary one.
+
+    So RFC 9110 (7.8) has it, and Java's client offers h2c with each request. httptools takes what
+    follows for the other protocol: a body would be lost, or be read as the next request. So such a
+    head is read once more without its offer, by another parser.
+    """
+
+    def __init__(self, protocol: LimitedProtocol) -> None:
+        super().__init__(protocol)
+        # As uvicorn has it: a response to a request that others follow may end the connection.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        """Read bytes that have come.
+
+        Raises:
+            httptools.HttpParserError: they are no HTTP, or ask for a tunnel.
+        """
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            if self.get_method() == b"CONNECT":
+                raise httptools.HttpParserError("tunnels are not supported") from None
+            version, of = self.get_http_version().encode(), self._protocol
+            lines = [b"%b %b HTTP/%b" % (self.get_method(), of.url, version)]
+            lines += [b"%b: %b" % header for header in of.headers if header[0] != b"upgrade"]
+            of.parser = RequestParser(of)
+            of.parser.feed_data(b"\r\n".join([*lines, b"", b""]) + data[stop.args[0] :])
+
+
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn limits neither the time nor the length of a request's head, nor how
-    long a reader may leave an answer unread.
+    """One connection.
 
     A head has the same limits if it comes behind a request that is still being answered.
 
     Args:
-        config: see uvicorn, as for the next ones.
-        server_state: the same.
-        app_state: the same.
-        _loop: the same.
         responded: gets the status of each response that is sent from here.
     """
 
@@ -90,6 +120,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_too_long = False
         self._is_refused = False
         self._discarded_bytes = 0  # that have come since then
+        # Of a body, from the read under way: httptools has one for each chunk, and a body of chunks
+        # of one byte would take the event loop seconds.
+        self._body: list[bytes] = []
         # Requests whose answers are not complete, in their order; uvicorn does not read on while
         # more than one waits.
         self._cycles: list[RequestResponseCycle] = []
@@ -97,8 +130,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Expect the first request of an accepted connection soon."""
         super().connection_made(transport)
-        self._requests = RequestParser(self)
-        self.parser = self._requests  # type: ignore[assignment]
+        self.parser = RequestParser(self)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -110,6 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._has_advanced = False
         super().data_received(data)
+        self._pass_body_on()
         if self._is_refused or self.transport.is_closing():
             return
         # What is neither a whole head nor a piece of a body is kept by the parser: half a head, or
@@ -125,16 +158,25 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; drop a field behind the chunks of a body, which no proxy has seen: a key or
+        a host there would count."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Begin a request whose head was read.
 
         Raises:
             httptools.HttpParserError: it is too long, or behind too many others.
         """
+        if self.parser.should_upgrade():
+            return
         self._has_advanced = True
         self._is_in_head = False
         self._stop_waiting()
-        if self._requests.head_bytes > limits.MAX_HEAD_BYTES:
+        head_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) + head_bytes > limits.MAX_HEAD_BYTES:
             self._is_too_long = True
             raise httptools.HttpParserError("the head is too long")
         super().on_headers_complete()
@@ -149,14 +191,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a piece of a body."""
+        """Take a chunk of a body."""
         self._has_advanced = True
-        super().on_body(body)
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
         """End a request that was read."""
-        self._has_advanced = True
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            self._has_advanced = True
+            self._pass_body_on()
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, or is not put up with."""
@@ -193,12 +237,16 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    # ------------------------------------------------------------ inside
-
     @property
     def _has_request(self) -> bool:
         """True if the head of a request was read whose answer is not complete."""
         return any(not cycle.response_complete for cycle in self._cycles)
+
+    def _pass_body_on(self) -> None:
+        if self._body:
+            body = b"".join(self._body)
+            self._body.clear()
+            super().on_body(body)
 
     def _refuse(self) -> None:
         """Answer, and read on for a moment: an end at once would take the answer with it. If

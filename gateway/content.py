@@ -46,9 +46,6 @@ def read_parts(
         path: of it in the request.
         read: returns what a part, at its path, stands for.
         things: the word for parts.
-
-    Raises:
-        Failure: it is something else.
     """
     if content is None:
         return []

@@ -142,11 +142,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def read_ask(api: Api, data: bytes, recalled: Recalled | None = None) -> Ask:
     """Read a body.
 
-    Args:
-        api: that it was sent to.
-        data: the body.
-        recalled: what a response refers to, once that is known.
-
     Raises:
         Failure: it is not what this API takes; the message says what and where.
     """
@@ -198,11 +193,7 @@ def ask_of(api: Api, head: dict[str, Any]) -> Ask:
 
 
 def _check_text(data: bytes) -> None:
-    """Raise if a body has more text than any may, besides pictures.
-
-    Raises:
-        Failure: it does.
-    """
+    """Raise if a body has more text than any may, besides pictures."""
     if len(data) <= limits.MAX_TEXT_BYTES:
         return
     text_bytes = len(data) - sum(one.end() - one.start() for one in _BASE64.finditer(data))

@@ -30,9 +30,6 @@ class Converter:
     Attributes:
         is_asked: whether it was asked something that it has not answered.
         expiry: ends it, if it stays without work.
-
-    Args:
-        process: it.
     """
 
     def __init__(self, process: Process) -> None:
@@ -100,11 +97,7 @@ class Converters:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Converter]:
-        """Wait for one that is free, and have it until the block is left.
-
-        Raises:
-            Failure: too many wait.
-        """
+        """Wait for one that is free, and have it until the block is left."""
         if self._waiting >= limits.MAX_WAITING_BODIES:
             raise busy()
         self._waiting += 1

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from mlxsup.protocol.states import State
 from mlxsup.store.description import Description, describe
 
 from . import limits
-from .names import Names, names_of, row_of
+from .daemon import Daemon
+from .names import names_of, row_of
 from .openai.models import no_model
 from .pictures import takes_pictures
 
@@ -134,16 +135,10 @@ Known = tuple[float, Description]
 
 
 class Descriptions:
-    """The models of a daemon, with what their folders said when they were read last.
+    """The models of a daemon, with what their folders said when they were read last."""
 
-    Args:
-        names: of models.
-        status: asks the daemon for its status; raises `Failure`.
-    """
-
-    def __init__(self, names: Names, status: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-        self._names = names
-        self._status = status
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._known: Mapping[str, Known] = {}
         self._reading: asyncio.Task[dict[str, Known]] | None = None
 
@@ -153,7 +148,7 @@ class Descriptions:
         Raises:
             Failure: the daemon does not answer.
         """
-        return await self._of(await self._status())
+        return await self._of(await self._daemon.status())
 
     async def one(self, name: str) -> Described:
         """Return the model, or the preset or adapter of it, that a name means; it may be an alias.
@@ -161,7 +156,7 @@ class Descriptions:
         Raises:
             Failure: there is none, or the daemon does not answer.
         """
-        status, meant = await self._status(), await self._names.meant(name)
+        status, meant = await self._daemon.status(), await self._daemon.meant(name)
         row = row_of(status, meant.model)
         found = [one for one in await self._of(status) if one.row is row]
         variant = name.rpartition(":")[2]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Failure(Exception):
-    """The answer to a request is an error.
+    """The answer to a request is an error; all that read requests raise it for what they refuse.
 
     Attributes:
         status: of the HTTP response, if nothing was sent before.

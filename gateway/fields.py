@@ -167,11 +167,7 @@ def add_unread(unread: list[str], path: str) -> None:
 
 
 def check_unread(unread: Sequence[str]) -> None:
-    """Raise if anything in a request is not read here: `[gateway] unknown_fields = "refuse"`.
-
-    Raises:
-        Failure: something is; the message names the first.
-    """
+    """Raise if anything in a request is not read here: `[gateway] unknown_fields = "refuse"`."""
     if unread:
         path = unread[0]
         raise bad_field(path, f"{path} is not known here, or has no effect: leave it out")
@@ -201,11 +197,7 @@ def read_model(given: dict[str, Any]) -> str:
 
 
 def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
-    """Return a list that is one, and is not too long.
-
-    Raises:
-        Failure: it is not.
-    """
+    """Return a list, after a check that it is one and not too long."""
     if not isinstance(given, list):
         raise bad_field(path, f"{path} must be a list of {things}")
     check_count(given, path, things, most)
@@ -213,11 +205,7 @@ def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS)
 
 
 def check_chat(given: Any) -> list[Any]:
-    """Return the messages of a chat, which are not looked at.
-
-    Raises:
-        Failure: they are no list, none, or too many.
-    """
+    """Return the messages of a chat, which are not looked at."""
     if given == []:
         raise bad_field(
             "messages", "messages must be a list of at least one message, not an empty list"
@@ -226,11 +214,7 @@ def check_chat(given: Any) -> list[Any]:
 
 
 def check_count(values: Sized, path: str, things: str, most: int = limits.MAX_ITEMS) -> None:
-    """Raise if a list is too long.
-
-    Raises:
-        Failure: it is; the message says how many there may be.
-    """
+    """Raise if a list is too long."""
     if len(values) > most:
         raise bad_field(
             path, f"{path} must have at most {most} {things}, not {len(values)}: send fewer"
@@ -257,9 +241,6 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
 
     Chats have the schema within `json_schema`, responses and messages have it beside the type, and
     llama.cpp and LM Studio have one in a `json_object`, too.
-
-    Raises:
-        Failure: it is none.
     """
     if not isinstance(form, dict):
         raise bad_field(path, f"{path} {_EXPECTED}")
@@ -277,12 +258,7 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
 
 
 def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
-    """Return the format of JSON that matches a schema.
-
-    Args:
-        schema: of the JSON.
-        is_strict: true if its objects take only the properties that it names.
-    """
+    """Return the format of JSON that matches a schema; strict: no properties but those it names."""
     strict = {"strict": True} if is_strict else {}
     return {"type": "json_schema", "json_schema": {"schema": schema, **strict}}
 
@@ -298,11 +274,7 @@ def add_to_template(given: dict[str, Any], extra: Mapping[str, Any]) -> None:
 
 
 def think_arguments(think: Any, path: str) -> dict[str, Any]:
-    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort.
-
-    Raises:
-        Failure: it is something else.
-    """
+    """Return the arguments of the chat template for Ollama's `think`: yes, no, or an effort."""
     if isinstance(think, bool):
         return thinking_arguments(thinks=think)
     if not isinstance(think, str):

@@ -90,11 +90,7 @@ class Guard:
             logger.exception("request failed path=%s id=%s", scope["path"], named.request_id)
 
     def _check_host(self, scope: Scope) -> None:
-        """Refuse what is sent to another machine.
-
-        Raises:
-            Failure: this request is.
-        """
+        """Refuse what is sent to another machine."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if self._hosts is not None and without_port(host) not in self._hosts:
@@ -106,11 +102,7 @@ class Guard:
             )
 
     def _caller(self, scope: Scope) -> Caller:
-        """Return who asks.
-
-        Raises:
-            Failure: it needs a key that counts.
-        """
+        """Return who asks."""
         if scope["path"] in self._open_paths:
             return Caller()
         return self._keys.caller(scope["headers"])

@@ -219,11 +219,7 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
 
 
 def _unusable(*, are_lost: bool) -> Failure:
-    """Return the refusal of every request.
-
-    Args:
-        are_lost: whether keys were in force; otherwise there never was one.
-    """
+    """Return the refusal of every request."""
     message = "this gateway requires API keys but has none yet; `mlxsup key new NAME` creates one"
     if are_lost:
         message = (

@@ -100,6 +100,9 @@ COMMENT_INTERVAL_S = 1.0
 STATUS_LIMIT_S = 3.5
 """How long the daemon may take to say which models there are."""
 
+CHANGE_LIMIT_S = 90.0
+"""The same for a change of the configuration: it looks for the model, and at what it needs."""
+
 END_LIMIT_S = 2.0
 """How long open answers may take when the gateway is asked to end."""
 

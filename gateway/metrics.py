@@ -8,8 +8,7 @@ models of the configuration, words of an enumeration, numbers of statuses. Who a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -41,31 +40,37 @@ TOKEN_BUCKETS = (
 """Seconds; those of OpenTelemetry, and two more for small models."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+Read = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], float | None]]]
+"""Takes a model's row or the whole status; yields the values of labels and a number, which is None
+if there is none."""
+
+
+class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        name: as it is exposed; a histogram adds `_bucket`, `_sum` and `_count`.
         kind: `counter`, `gauge` or `histogram`.
-        labels: their names.
+        name: as it is exposed; a histogram adds `_bucket`, `_sum` and `_count`.
         says: one sentence for people.
+        labels: their names.
         buckets: of a histogram, their upper bounds.
+        read: finds its values in the status; of requests, each gateway counts them.
     """
 
-    name: str
     kind: str
+    name: str
     says: str
     labels: tuple[str, ...] = ("model",)
-    buckets: tuple[float, ...] = ()
+    buckets: tuple[float, ...] = WAIT_BUCKETS
+    read: Read = lambda status: ()
 
 
 def _counter(name: str, says: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=COUNTER, says=says, labels=labels or ("model",))
+    return Metric(COUNTER, name, says, labels or ("model",))
 
 
 def _histogram(name: str, says: str, buckets: tuple[float, ...] = WAIT_BUCKETS) -> Metric:
-    return Metric(name=name, kind=HISTOGRAM, says=says, buckets=buckets)
+    return Metric(HISTOGRAM, name, says, buckets=buckets)
 
 
 REQUESTS = _counter("mlxsup_requests_total", "answers over HTTP, by how they ended; `cancelled`: "
@@ -113,32 +118,17 @@ OF_REQUESTS = (
 # ---------------------------------------------------------------- of the status
 
 
-Read = Callable[[Mapping[str, Any]], Iterable[tuple[tuple[str, ...], float | None]]]
-"""Takes a model's row or the whole status; yields the values of labels and a number, which is None
-if there is none."""
-
 MEMORY_KINDS = ("active", "cache", "peak", "kept", "prefix", "footprint", "reserved")
 DOWNLOAD_PARTS = ("done", "total")
 IN_A_STEP = (WorkerPhase.PREFILL, WorkerPhase.DECODE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusMetric(Metric):
-    """A metric, and where it is in the status.
-
-    Attributes:
-        read: finds its values.
-    """
-
-    read: Read
+def _whole(kind: str, name: str, says: str, read: Read, *labels: str) -> Metric:
+    return Metric(kind, name, says, labels, read=read)
 
 
-def _model(kind: str, name: str, says: str, read: Read, *labels: str) -> StatusMetric:
-    return StatusMetric(name=name, kind=kind, says=says, labels=("model", *labels), read=read)
-
-
-def _whole(kind: str, name: str, says: str, read: Read, *labels: str) -> StatusMetric:
-    return StatusMetric(name=name, kind=kind, says=says, labels=labels, read=read)
+def _model(kind: str, name: str, says: str, read: Read, *labels: str) -> Metric:
+    return _whole(kind, name, says, read, "model", *labels)
 
 
 def _at(*path: str) -> Read:
@@ -230,7 +220,7 @@ OF_MODELS = (
            lambda row: [((kind,), row[f"{kind}_bytes"]) for kind in MEMORY_KINDS], "kind"),
 )  # fmt: skip
 
-UP = Metric(name="mlxsup_up", kind=GAUGE, says="1 if the daemon has answered, else 0", labels=())
+UP = Metric(GAUGE, "mlxsup_up", "1 if the daemon has answered, else 0", ())
 
 
 # ---------------------------------------------------------------- values
@@ -261,11 +251,7 @@ class Meter:
         self._models: dict[str, str] = {}
 
     def know(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the daemon has these models.
-
-        Args:
-            rows: of its status.
-        """
+        """Note that the daemon has these models."""
         self._models.update((alias, row["name"]) for row in rows for alias in row["aliases"])
         self._models.update((name, row["name"]) for row in rows for name in names_of(row))
 
@@ -281,20 +267,17 @@ class Meter:
 
     def answered(self, model: str, results: Sequence[Result]) -> None:
         """Count the answers to a request over HTTP."""
-        model = self._label(model)
         for result in results:
-            self._answered(model, result)
+            self._answered(self._label(model), result)
 
     def failed(self, model: str, error: RequestError | ConnectionLost) -> None:
         """Count an error of the daemon."""
         code = LOST if isinstance(error, ConnectionLost) else error.code.value
-        known = self._label(model)
-        self._counters[ERRORS].labels(known, code).inc()
+        self._counters[ERRORS].labels(self._label(model), code).inc()
 
     def left(self, model: str) -> None:
         """Count a client that has not waited for its answer."""
-        known = self._label(model)
-        self._counters[REQUESTS].labels(known, FinishReason.CANCELLED.value).inc()
+        self._counters[REQUESTS].labels(self._label(model), FinishReason.CANCELLED.value).inc()
 
     def responded(self, status: int) -> None:
         """Count a response that has begun."""
@@ -328,11 +311,8 @@ class Meter:
             (UNFIT_CALLS, UNFIT_CALL in result.warnings),
         ):
             counters[metric].labels(model).inc(count)
-        for metric, took_s in (
-            (DURATION, timings.total_s),
-            (QUEUE_TIME, timings.queued_s),
-        ):
-            self._histograms[metric].labels(model).observe(took_s)
+        self._histograms[DURATION].labels(model).observe(timings.total_s)
+        self._histograms[QUEUE_TIME].labels(model).observe(timings.queued_s)
         if not usage.completion_tokens:
             return  # it ended before its first token
         self._histograms[FIRST_TOKEN].labels(model).observe(timings.first_token_s)
@@ -355,28 +335,19 @@ class _Status(Collector):
 
 def families(status: Mapping[str, Any] | None) -> Iterator[Family]:
     """Return the metrics of a status; without one, only that the daemon has not answered."""
-    up = _family(UP)
-    up.add_metric([], 0 if status is None else 1)
-    yield up
-    if status is None:
-        return
-    for metric in OF_DAEMON:
-        yield _filled(metric, [((), status)])
-    for metric in OF_MODELS:
-        yield _filled(metric, [((row["name"],), row) for row in status["models"]])
+    yield _filled(UP._replace(read=lambda _: [((), status is not None)]), [((), {})])
+    if status is not None:
+        for metric in OF_DAEMON:
+            yield _filled(metric, [((), status)])
+        for metric in OF_MODELS:
+            yield _filled(metric, [((row["name"],), row) for row in status["models"]])
 
 
-def _filled(
-    metric: StatusMetric, sources: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]
-) -> Family:
-    family = _family(metric)
+def _filled(metric: Metric, sources: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]) -> Family:
+    make = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
+    family = make(metric.name, metric.says, labels=metric.labels)
     for labels, source in sources:
         for more, value in metric.read(source):
             if value is not None:
                 family.add_metric([*labels, *more], float(value))
     return family
-
-
-def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
-    make = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
-    return make(metric.name, metric.says, labels=metric.labels)

@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -19,11 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
-
-from . import limits
 from .body import read_json
-from .errors import failure_of
+from .daemon import Daemon, answered
 from .failure import Failure, bad_field
 from .keys import CALLER, Caller, operator_needed
 
@@ -41,12 +37,9 @@ class Operator:
 
     Attributes:
         token: what a page has to send back.
-
-    Args:
-        daemon: its client, once the application runs.
     """
 
-    def __init__(self, daemon: Callable[[], AsyncClient]) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self.token = secrets.token_urlsafe(24)
         self._daemon = daemon
         # Accepted, and not over: at most one for each action and model.
@@ -57,11 +50,7 @@ class Operator:
         return [Route(f"/models/{action}", self.act, methods=["POST"]) for action in ACTIONS]
 
     def check(self, request: Request) -> None:
-        """Refuse who is not an operator.
-
-        Raises:
-            Failure: neither the key nor the token of the request allows it.
-        """
+        """Refuse who is not an operator."""
         if (refusal := self.refusal(request)) is not None:
             raise refusal
 
@@ -85,11 +74,7 @@ class Operator:
         )
 
     async def act(self, request: Request) -> Response:
-        """Ask the daemon for the action; answer as soon as it is accepted or refused.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """Ask the daemon for the action; answer as soon as it is accepted or refused."""
         self.check(request)
         action = request.url.path.rpartition("/")[2]
         model = _model_of(await read_json(request))
@@ -99,13 +84,10 @@ class Operator:
     async def _accepted(self, action: str, model: str) -> None:
         """Return once the daemon has accepted it: a load may take minutes, and `/models/sse` says
         how far it has come.
-
-        Raises:
-            Failure: the daemon has refused it, or is gone.
         """
         if (action, model) in self._under_way:
             return
-        client = self._daemon()
+        client = self._daemon.client
         calls = {"load": client.load, "unload": client.unload, "restart": client.restart}
         task = asyncio.create_task(calls[action](model))
         self._under_way[action, model] = task
@@ -128,32 +110,6 @@ async def _first(*tasks: asyncio.Task[T]) -> T:
     """Return what the first task returns that has ended."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return next(task for task in tasks if task.done()).result()
-
-
-async def answered(call: Awaitable[T]) -> T:
-    """Return what the daemon answers at once.
-
-    Raises:
-        Failure: it refuses, is gone, or does not answer.
-    """
-    try:
-        async with asyncio.timeout(limits.STATUS_LIMIT_S):
-            return await call
-    except (RequestError, ConnectionLost) as error:
-        raise failure_of(error) from None
-    except TimeoutError:
-        raise daemon_silent() from None
-
-
-def daemon_silent() -> Failure:
-    """Return the failure of a daemon that is there, and does not answer."""
-    return Failure(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        f"the daemon did not answer within {limits.STATUS_LIMIT_S:g} s",
-        code="daemon_silent",
-        is_retryable=True,
-        retry_after_s=1.0,
-    )
 
 
 def _model_of(body: dict[str, Any]) -> str:

@@ -152,9 +152,6 @@ def check_taker(ask: Ask, status: Mapping[str, Any]) -> None:
     """Raise if a request shows a picture to a model that is known to take text only.
 
     Of one whose files are not here yet, its worker says it.
-
-    Raises:
-        Failure: it does; the message names the models that take pictures.
     """
     row = row_of(status, ask.target or ask.model)
     if row is None or takes_pictures(row) is not False:

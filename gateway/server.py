@@ -39,14 +39,7 @@ CUT_OFF = "ASGI callable returned without completing response."
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says when it accepts connections, and that its loop runs.
-
-    Args:
-        config: of the server.
-        gateway: ends what is open when the server is to end.
-        keys: hear the pulse of the loop.
-        beat_pipe: the descriptor that gets the beats.
-    """
+    """uvicorn's server, which says when it accepts connections, and that its loop runs."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, keys: Keys, beat_pipe: int
@@ -105,7 +98,7 @@ def serve(spec: GatewaySpec) -> None:
     keys.watch()
     config = uvicorn.Config(
         gateway.app(spec.host, keys, spec.rules.hosts, spec.rules.origins),
-        http=cast(Any, partial(LimitedProtocol, responded=gateway.open_answers.meter.responded)),
+        http=cast(Any, partial(LimitedProtocol, responded=gateway.daemon.meter.responded)),
         ws="none",
         lifespan="on",
         log_config=None,

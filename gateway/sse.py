@@ -40,11 +40,6 @@ class EventStream:
     It is whole only after `end`. One that is left without it is cut off by the server, without the
     mark that closes a response: to its reader it is no complete answer.
 
-    Args:
-        scope: of the ASGI connection.
-        send: of the same.
-        headers: further ones; one of `HEADERS` takes its place.
-
     Attributes:
         pass_on: sends whole events at once, the head having been sent. Nothing waits: what a reader
             leaves unread piles up, no more than its answer, until the connection is cut for it.

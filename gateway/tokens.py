@@ -7,16 +7,13 @@ tokenizer make the prompt as they would for an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlxsup.client.async_streams import AsyncStream
-
-from .answers import Answer, read_whole
+from .answers import Answer, Stream, read_whole
 from .ask import Ask
+from .daemon import Daemon
 from .errors import renamed
 from .failure import Failure
 from .names import row_of
@@ -24,39 +21,23 @@ from .shape import encode
 
 
 async def counted(request: Request, ask: Ask, whole: Answer, **more: str) -> Response:
-    """Return the number of tokens of a prompt, and more fields if the API has any.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`.
-    """
+    """Return the number of tokens of a prompt, and more fields if the API has any."""
     (result,), headers = await read_whole(request, ask, whole, _drop)
     return JSONResponse({**more, "input_tokens": result.usage.prompt_tokens}, headers=headers)
 
 
-async def listed(
-    request: Request, ask: Ask, whole: Answer, status: Callable[[], Awaitable[Mapping[str, Any]]]
-) -> Response:
-    """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server.
-
-    Args:
-        request: for them.
-        ask: what was asked for.
-        whole: has the request of the daemon.
-        status: asks the daemon for its status; raises `Failure`.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`.
-    """
+async def listed(request: Request, ask: Ask, whole: Answer, daemon: Daemon) -> Response:
+    """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server."""
     pieces: list[str] = []
 
-    async def take(_: int, stream: AsyncStream) -> None:
+    async def take(_: int, stream: Stream) -> None:
         async for delta in stream:
             if delta.prompt_token_ids:
                 pieces.append(encode(delta.prompt_token_ids)[1:-1])
             await asyncio.sleep(0)  # a long prompt has many pieces, which come together
 
     (result,), headers = await read_whole(request, ask, whole, take)
-    row = row_of(await status(), ask.target or ask.model)
+    row = row_of(await daemon.status(), ask.target or ask.model)
     about = {
         "count": result.usage.prompt_tokens,
         "max_model_len": row and row["context_length"],
@@ -70,10 +51,6 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
     """Return the text of a prompt: of ids, or of a chat as the template renders it.
 
     vLLM calls it `prompt`, and llama-server calls that of ids `content`.
-
-    Raises:
-        Failure, Disconnected: as for `read_whole`; an id that the model does not have is named
-            by the field of the request.
     """
     try:
         (result,), headers = await read_whole(request, ask, whole, _drop)
@@ -85,6 +62,6 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
     return Response(encode(text), headers=headers, media_type="application/json")
 
 
-async def _drop(_: int, stream: AsyncStream) -> None:
+async def _drop(_: int, stream: Stream) -> None:
     async for _delta in stream:
         pass

@@ -68,12 +68,6 @@ def read_tools(given: Any, messages: Any, choice: Any, unread: list[str]) -> lis
     """Return the tools in OpenAI's form: without those that run on Anthropic's servers, and of the
     deferred ones those that the chat or the choice refers to.
 
-    Args:
-        given: the tools.
-        messages: the chat, as it was sent.
-        choice: of a tool, as it was sent.
-        unread: gets the paths of what is left out.
-
     Raises:
         Failure: one of them is none that the model could call.
     """
@@ -119,11 +113,7 @@ def _message(message: Any, path: str) -> list[Message]:
 
 
 def _is_read(block: Any, path: str) -> bool:
-    """True if a block is read; false if it is about a tool of Anthropic's servers.
-
-    Raises:
-        Failure: it is of a type that no model here takes.
-    """
+    """True if a block is read; false if it is about a tool of Anthropic's servers."""
     kind = block.get("type") if isinstance(block, dict) else None
     if isinstance(kind, str):
         if kind in BLOCKS:

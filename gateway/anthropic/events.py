@@ -1,9 +1,10 @@
-"""What answers look like in Anthropic's API: blocks, whole and as events."""
+"""What answers and the list of models look like in Anthropic's API: blocks, whole and as events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from mlxsup.client import Channel, Delta, FinishReason, Result
@@ -24,13 +25,7 @@ KINDS = {Channel.CONTENT: "text", Channel.REASONING: "thinking"}
 
 
 class MessageShape(Shape):
-    """The answer to one request for a message.
-
-    Args:
-        ask: what was asked for.
-        name: of the request.
-        created: seconds since the epoch, which no message has.
-    """
+    """The answer to one request for a message."""
 
     def __init__(self, ask: MessageAsk, name: str, created: int) -> None:
         self._name = name
@@ -98,8 +93,6 @@ class MessageShape(Shape):
         reason, stop = self._end_of(result)
         message = self._message(content, reason, stop, self._usage(result))
         return encode(message | warned(results)).encode()
-
-    # ------------------------------------------------------------ inside
 
     def _message(
         self,
@@ -198,3 +191,29 @@ def _block_of(call: dict[str, Any]) -> dict[str, Any]:
     if arguments is None:
         return {"type": "text", "text": f"{name}{call['function']['arguments']}"}
     return {"type": "tool_use", "id": call["id"], "name": name, "input": arguments}
+
+
+# ---------------------------------------------------------------- models
+
+
+def model_list(listed: Mapping[str, Any]) -> dict[str, Any]:
+    """`GET /v1/models`, from what it is in OpenAI's API."""
+    models = [one_model(model) for model in listed["data"]]
+    return {
+        "data": models,
+        "has_more": False,
+        "first_id": models[0]["id"] if models else None,
+        "last_id": models[-1]["id"] if models else None,
+    }
+
+
+def one_model(listed: Mapping[str, Any]) -> dict[str, Any]:
+    """`GET /v1/models/{id}`, from what it is in OpenAI's API."""
+    created = datetime.fromtimestamp(listed["created"], UTC)
+    return {
+        "type": "model",
+        "id": listed["id"],
+        "display_name": listed["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": listed["meta"]["n_ctx"],
+    }

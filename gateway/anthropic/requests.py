@@ -70,11 +70,7 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
 
 
 def read_count(body: dict[str, Any]) -> MessageAsk:
-    """Read the body of `POST /v1/messages/count_tokens`: the same as a message, without an answer.
-
-    Raises:
-        Failure: as for `read_message`.
-    """
+    """Read the body of `POST /v1/messages/count_tokens`: as a message, without an answer."""
     unread: list[str] = []
     given = check_fields(body, COUNT_FIELDS, unread) | {"tokenize": COUNTED}
     return _ask(given, unread, is_streamed=False, max_tokens=0)

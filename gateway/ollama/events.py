@@ -17,13 +17,7 @@ from .requests import OllamaAsk
 
 
 class OllamaShape(Shape):
-    """The answer to one request.
-
-    Args:
-        ask: what was asked for.
-        name: of the request, which no answer has.
-        created: seconds since the epoch.
-    """
+    """The answer to one request."""
 
     STREAM_TYPE: ClassVar[str] = "application/x-ndjson"
 
@@ -84,8 +78,6 @@ class OllamaShape(Shape):
         """Return the answer to an empty request: what has become of its model."""
         reason = "unload" if self._ask.parameters.get("keep_alive") == 0 else "load"
         return self._piece() | {"done": True, "done_reason": reason}
-
-    # ------------------------------------------------------------ inside
 
     def _piece(
         self, text: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()

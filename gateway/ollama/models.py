@@ -38,12 +38,7 @@ def tag_list(models: Sequence[Described], began: float) -> dict[str, Any]:
 
 
 def loaded_list(models: Sequence[Described], now: float) -> dict[str, Any]:
-    """Return `GET /api/ps`.
-
-    Args:
-        models: of the daemon; a preset is not listed beside its model.
-        now: seconds since the epoch.
-    """
+    """Return `GET /api/ps`; a preset is not listed beside its model."""
     loaded = []
     for model in models:
         row = model.row

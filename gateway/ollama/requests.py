@@ -120,11 +120,7 @@ def read_ollama_chat(body: dict[str, Any]) -> OllamaAsk:
 
 
 def read_generate(body: dict[str, Any]) -> OllamaAsk:
-    """Read the body of `POST /api/generate`.
-
-    Raises:
-        Failure: as for `read_ollama_chat`.
-    """
+    """Read the body of `POST /api/generate`."""
     unread: list[str] = []
     given = check_fields(body, GENERATE_FIELDS, unread)
     prompt, system = given.pop("prompt", ""), given.pop("system", "")
@@ -221,11 +217,7 @@ def _read_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def _read_images(given: Any, path: str) -> list[Part]:
-    """Return pictures, each in base64, or as a `data:` URL.
-
-    Raises:
-        Failure: they are something else.
-    """
+    """Return pictures, each in base64, or as a `data:` URL."""
     return [
         (read_url if isinstance(image, str) and image[:5].lower() == "data:" else read_base64)(
             image, f"{path}[{nth}]", f"{path}[{nth}]"

@@ -11,18 +11,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.states import State
 
+from .. import limits
 from ..adding import Adding, line_of
 from ..answers import OpenAnswers, answer
 from ..body import Bodies, read_json
 from ..converter import Api
+from ..daemon import answered
 from ..descriptions import Descriptions
-from ..errors import failure_of
 from ..failure import Failure, bad_field
 from ..keys import CALLER
-from ..names import Names, row_of
+from ..names import row_of
 from ..operator import Operator
 from .events import OllamaShape
 from .models import loaded_list, shown, tag_list, version
@@ -40,34 +40,18 @@ GONE = (State.STOPPED, State.FAILED)
 
 
 class Ollama:
-    """Ollama's API.
-
-    Args:
-        bodies: reads those of requests.
-        names: of models.
-        daemon: its client, once the application runs.
-        status: asks it for its status; raises `Failure`.
-        models: of the daemon.
-        open_answers: where answers are listed while they run.
-        adding: adds models.
-        operator: says who may add and remove them.
-    """
+    """Ollama's API."""
 
     def __init__(
         self,
         bodies: Bodies,
-        names: Names,
-        daemon: Callable[[], AsyncClient],
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
         models: Descriptions,
         open_answers: OpenAnswers,
         adding: Adding,
         operator: Operator,
     ) -> None:
         self._bodies = bodies
-        self._names = names
-        self._daemon = daemon
-        self._status = status
+        self._daemon = open_answers.daemon
         self._models = models
         self._open_answers = open_answers
         self._adding = adding
@@ -100,10 +84,10 @@ class Ollama:
         ask, sent = await self._bodies.read(request, api)
         assert isinstance(ask, OllamaAsk)
         if ask.is_empty and ask.parameters.get("keep_alive") == 0:
-            row = row_of(await self._status(), ask.target or ask.model)
+            row = row_of(await self._daemon.status(), ask.target or ask.model)
             if row is not None and row["state"] in GONE:  # or it would be loaded first
                 return JSONResponse(OllamaShape(ask, "", int(time.time())).emptied())
-        return await answer(request, self._daemon(), ask, sent, self._open_answers, OllamaShape)
+        return await answer(request, self._open_answers, ask, sent, OllamaShape)
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`."""
@@ -141,12 +125,8 @@ class Ollama:
     async def delete(self, request: Request) -> Response:
         """`DELETE /api/delete`: takes a model out of the configuration; its files stay."""
         self._operator.check(request)
-        name = _name_in(await read_json(request))
-        meant = await self._names.meant(name)
-        try:
-            await self._daemon().remove(meant.model)
-        except (RequestError, ConnectionLost) as error:
-            raise failure_of(error) from None
+        meant = await self._daemon.meant(_name_in(await read_json(request)))
+        await answered(self._daemon.client.remove(meant.model), limits.CHANGE_LIMIT_S)
         return Response()
 
     async def version(self, request: Request) -> Response:

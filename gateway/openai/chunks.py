@@ -69,11 +69,6 @@ class Counted:
 class OpenAiShape(Shape):
     """The answers to one HTTP request.
 
-    Args:
-        ask: what was asked for.
-        name: of the first request of the daemon.
-        created: seconds since the epoch.
-
     Attributes:
         begin: of the event of every chunk: made once, because there is a chunk for each token.
         close: its end; if a stream ends with its usage, all others have none yet.
@@ -113,11 +108,7 @@ class OpenAiShape(Shape):
             self.take_prompt(index, delta)
 
     def take_prompt(self, index: int, delta: Delta) -> None:
-        """Note how likely the next tokens of a prompt were.
-
-        Raises:
-            Failure: there are too many.
-        """
+        """Note how likely the next tokens of a prompt were."""
         logprobs = delta.logprobs or []
         self._told += sum(1 + len(one.top) for one in logprobs)
         if self._told > limits.MAX_PROMPT_LOGPROBS:
@@ -146,8 +137,6 @@ class OpenAiShape(Shape):
     @abstractmethod
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         """Return one choice of a whole answer."""
-
-    # ------------------------------------------------------------ inside
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {

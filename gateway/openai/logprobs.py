@@ -161,12 +161,7 @@ def chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(logprobs: Sequence[Logprobs], offsets: list[int]) -> dict[str, Any]:
-    """Return the log-probabilities of tokens, as a completion has them.
-
-    Args:
-        logprobs: of the tokens.
-        offsets: characters of the text before each of them.
-    """
+    """Return the log-probabilities of tokens, as a completion has them."""
     return {
         "tokens": [_name(one.chosen) for one in logprobs],
         "token_logprobs": [one.chosen.logprob for one in logprobs],

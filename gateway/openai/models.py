@@ -51,12 +51,6 @@ def model_list(status: Mapping[str, Any], created: int) -> dict[str, Any]:
 def one_model(status: Mapping[str, Any], name: str, meant: Meant, created: int) -> dict[str, Any]:
     """`GET /v1/models/{id}`.
 
-    Args:
-        status: of the daemon.
-        name: as it was asked for.
-        meant: what that name means.
-        created: seconds since the epoch.
-
     Raises:
         Failure: no model has this name; the message lists those that there are.
     """
@@ -85,11 +79,6 @@ def no_model(status: Mapping[str, Any], name: str) -> Failure:
 
 def check_ready(status: Mapping[str, Any], name: str, meant: Meant) -> str:
     """Return the name of a model that answers at once; for routers in front of several gateways.
-
-    Args:
-        status: of the daemon.
-        name: as it was asked for.
-        meant: what that name means.
 
     Raises:
         Failure: 404, no model has this name; or 503, it is not READY: with the time to ask again

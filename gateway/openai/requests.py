@@ -71,11 +71,7 @@ def _read_end(given: dict[str, Any]) -> None:
 
 
 def read_completion(body: dict[str, Any]) -> Ask:
-    """Read the body of a completion.
-
-    Raises:
-        Failure: as for `read_chat`.
-    """
+    """Read the body of a completion."""
     unread: list[str] = []
     given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)

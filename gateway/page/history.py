@@ -18,11 +18,7 @@ MOST_MODELS = 32
 
 
 class History:
-    """Samples, oldest first, each with its time and as the page gets it.
-
-    Args:
-        wall: seconds since the epoch.
-    """
+    """Samples, oldest first, each with its time and as the page gets it."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from html import escape
 from http import HTTPStatus
@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from mlxsup.client import AsyncClient, ConnectionLost, RequestError
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.states import Priority
 from mlxsup.store.hub_search import SearchError, find_repositories
@@ -29,11 +28,11 @@ from mlxsup.store.search import find_models
 
 from .. import limits
 from ..body import read_json
-from ..errors import failure_of
+from ..daemon import Daemon, answered
 from ..failure import Failure, bad_field
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
-from ..operator import Operator, daemon_silent
+from ..operator import Operator
 from .history import History
 from .logs import OWN_LOGS, end_of, lines_of, read_part
 from .recorded import Recorder
@@ -63,9 +62,6 @@ FIND_LIMIT_S = 20.0
 
 MOST_FOUND = 500
 
-CHANGE_LIMIT_S = 90.0
-"""For a change of the configuration: the daemon looks for the model, and at what it needs."""
-
 MOST_CHARACTERS = 512
 """Of a field of a request."""
 
@@ -78,9 +74,6 @@ OPEN_KEYS = (
 """What a key that is no operator's gets to know of a model."""
 
 Value = TypeVar("Value")
-
-AskStatus = Callable[[], Awaitable[dict[str, Any]]]
-"""Asks the daemon for its status; raises `Failure`."""
 
 
 class Found(NamedTuple):
@@ -96,18 +89,9 @@ class Found(NamedTuple):
 
 
 class Page:
-    """What browsers get.
+    """What browsers get."""
 
-    Args:
-        status: of the daemon.
-        operator: checks who asks for more than the page.
-        daemon: its client, once the application runs.
-    """
-
-    def __init__(
-        self, status: AskStatus, operator: Operator, daemon: Callable[[], AsyncClient]
-    ) -> None:
-        self._status = status
+    def __init__(self, daemon: Daemon, operator: Operator) -> None:
         self._operator = operator
         self._daemon = daemon
         self._history = History()
@@ -179,7 +163,7 @@ class Page:
         caller: Caller = request.scope[CALLER]
         if refusal is not None and not caller.has_key:
             raise refusal
-        status = await self._status()
+        status = await self._daemon.status()
         self._history.take(status)
         if refusal is not None:
             rows = [{key: row.get(key) for key in OPEN_KEYS} for row in status["models"]]
@@ -189,14 +173,14 @@ class Page:
     async def requests(self, request: Request) -> Response:
         """`GET /page/requests`: those that are open, and the last that have ended."""
         self._operator.check(request)
-        recorder = self._recorder_of(await self._status())
-        listed = await self._answered(self._daemon().requests())
+        recorder = self._recorder_of(await self._daemon.status())
+        listed = await answered(self._daemon.client.requests())
         return JSONResponse({**listed, "ended": await self._read(recorder.ended)})
 
     async def crashes(self, request: Request) -> Response:
         """`GET /page/crashes`: the last ones, and why."""
         self._operator.check(request)
-        recorder = self._recorder_of(await self._status())
+        recorder = self._recorder_of(await self._daemon.status())
         return JSONResponse({"crashes": await self._read(recorder.crashes)})
 
     async def history(self, request: Request) -> Response:
@@ -240,7 +224,7 @@ class Page:
     async def _settings(self, name: str) -> dict[str, Any]:
         if not 0 < len(name) <= MOST_CHARACTERS:
             raise bad_field("model", "model must be the name of a model")
-        return await self._answered(self._daemon().settings(name), limit_s=CHANGE_LIMIT_S)
+        return await answered(self._daemon.client.settings(name), limits.CHANGE_LIMIT_S)
 
     async def log(self, request: Request) -> Response:
         """`GET /page/log?name=NAME&cursor=CURSOR`: lines of a log; see `logs.read_part`."""
@@ -263,29 +247,22 @@ class Page:
     # ------------------------------------------------------------ what it changes
 
     async def act(self, request: Request) -> Response:
-        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`: ask the daemon for it.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`."""
         action = request.url.path.rpartition("/")[2]
         more = ("priority",) if action == "prioritize" else ()
         body = await self._asked(request, "request", *more)
-        named, client = body["request"], self._daemon()
+        named, client = body["request"], self._daemon.client
         if action == "prioritize":
             priority = body["priority"]
             if priority not in list(Priority):
                 raise bad_field("priority", f"priority must be one of {', '.join(Priority)}")
-            return JSONResponse(await self._answered(client.prioritize(named, priority)))
+            return JSONResponse(await answered(client.prioritize(named, priority)))
         calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
-        return JSONResponse(await self._answered(calls[action](named)))
+        return JSONResponse(await answered(calls[action](named)))
 
     async def add(self, request: Request) -> Response:
         """`POST /page/models/add`: serve one more model, which `found` has listed under this key,
         or whose repository, address or name is `model`.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
         """
         body = await self._asked(request, optional=("model", "found"))
         if len(body) != 1:
@@ -299,35 +276,24 @@ class Page:
             named = body["model"].strip()
             if not named or not named.isprintable() or named.startswith(("/", "~", ".")):
                 raise bad_field("model", "name a model by OWNER/NAME or its address, not by a path")
-        call = self._daemon().add(named)
-        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+        call = self._daemon.client.add(named)
+        return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def remove(self, request: Request) -> Response:
-        """`POST /page/models/remove`: take a model out of the configuration; its files stay.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/models/remove`: take a model out of the configuration; its files stay."""
         body = await self._asked(request, "model")
-        call = self._daemon().remove(body["model"])
-        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
+        call = self._daemon.client.remove(body["model"])
+        return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def keep(self, request: Request) -> Response:
-        """`POST /page/models/keep`: a model that is loaded stays, however idle it is.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
-        """
+        """`POST /page/models/keep`: a model that is loaded stays, however idle it is."""
         body = await self._asked(request, "model")
-        call = self._daemon().load(body["model"], keep_alive=FOR_EVER)
-        return JSONResponse(await self._answered(call))
+        call = self._daemon.client.load(body["model"], keep_alive=FOR_EVER)
+        return JSONResponse(await answered(call))
 
     async def configure(self, request: Request) -> Response:
         """`POST /page/models/configure`: change settings of a model, those that `settings` lists;
         null takes one out.
-
-        Raises:
-            Failure: it was refused, or the request is wrong.
         """
         self._operator.check(request)
         body = await read_json(request)
@@ -345,19 +311,13 @@ class Page:
             if text is not None and not (isinstance(text, str) and len(text) <= MOST_CHARACTERS):
                 message = f"{key} must be text of at most {MOST_CHARACTERS} characters, or null"
                 raise bad_field("changes", message)
-        call = self._daemon().configure(changes)
-        return JSONResponse(await self._answered(call, limit_s=CHANGE_LIMIT_S))
-
-    # ------------------------------------------------------------ inside
+        call = self._daemon.client.configure(changes)
+        return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def _asked(
         self, request: Request, *needed: str, optional: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the fields of an operator's request, each a text that is not empty.
-
-        Raises:
-            Failure: one is missing, unknown or no text; or the caller is no operator.
-        """
+        """Return the fields of an operator's request, each a text that is not empty."""
         self._operator.check(request)
         body = await read_json(request)
         for name in (*needed, *body):
@@ -368,33 +328,10 @@ class Page:
                 raise bad_field(name, f"{name} must be text of 1 to {MOST_CHARACTERS} characters")
         return body
 
-    async def _answered(
-        self, call: Awaitable[dict[str, Any]], *, limit_s: float | None = None
-    ) -> dict[str, Any]:
-        """Return what the daemon answers.
-
-        Raises:
-            Failure: it refuses, or does not answer.
-        """
-        try:
-            async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
-                return await call
-        except (RequestError, ConnectionLost) as error:
-            failure = failure_of(error)
-            if isinstance(error, RequestError) and (hint := error.detail.get("hint")):
-                failure.message += f"; {hint}"
-            raise failure from None
-        except TimeoutError:
-            raise daemon_silent() from None
-
     async def _log_path(self, request: Request) -> Path:
-        """Return the log that an operator asks for by its name.
-
-        Raises:
-            Failure: there is none of that name, or the caller is no operator.
-        """
+        """Return the log that an operator asks for by its name."""
         self._operator.check(request)
-        name, status = request.query_params.get("name", ""), await self._status()
+        name, status = request.query_params.get("name", ""), await self._daemon.status()
         if name not in [*OWN_LOGS, *(row["name"] for row in status["models"])]:
             raise bad_field("name", f"name must be the name of a model, or {' or '.join(OWN_LOGS)}")
         return log_path(Path(status["log_dir"]), name)
@@ -407,18 +344,14 @@ class Page:
 
     async def _find(self) -> list[Found]:
         """Return the models on this machine, as they are now."""
-        status = await self._status()
+        status = await self._daemon.status()
         folders = [row["folder"] for row in status["models"] if row["folder"]]
         return await self._read(find, folders, limit_s=FIND_LIMIT_S)
 
     async def _read(
         self, read: Callable[..., Value], *arguments: Any, limit_s: float | None = None
     ) -> Value:
-        """Return what a function reads in a thread.
-
-        Raises:
-            Failure: the disk does not answer, or refuses.
-        """
+        """Return what a function reads in a thread."""
         try:
             async with asyncio.timeout(limit_s or limits.STATUS_LIMIT_S):
                 await self._readers.acquire()
@@ -438,11 +371,7 @@ class Page:
 
 
 def find(folders: Collection[str]) -> list[Found]:
-    """Return the models on this machine that are none of the daemon's; reads disks.
-
-    Args:
-        folders: of the daemon's models.
-    """
+    """Return the models on this machine that are none of the daemon's; reads disks."""
     served = {os.path.realpath(folder) for folder in folders}
     models = [one for one in find_models() if os.path.realpath(one.path) not in served]
     return [

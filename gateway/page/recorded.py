@@ -31,11 +31,7 @@ Read = Callable[[Recorded], dict[str, Any] | None]
 
 
 class Recorder:
-    """The files of the recorder, each read again only once it has grown. Its methods block.
-
-    Args:
-        log_dir: the folder that has them.
-    """
+    """The files of the recorder, each read again only once it has grown. Its methods block."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir

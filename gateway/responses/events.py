@@ -163,8 +163,6 @@ class ResponseShape(Shape):
             **warned(results),
         )
 
-    # ------------------------------------------------------------ inside
-
     @property
     def _open(self) -> Item | None:
         """Return the item that is growing."""

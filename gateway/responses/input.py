@@ -41,11 +41,7 @@ REFERENCE = "item_reference"
 
 
 def read_items(given: Any) -> list[Any]:
-    """Return an input as a list of items.
-
-    Raises:
-        Failure: it is none.
-    """
+    """Return an input as a list of items."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list):
@@ -57,11 +53,7 @@ def read_items(given: Any) -> list[Any]:
 
 
 def references_in(items: Sequence[Any]) -> list[tuple[int, str]]:
-    """Return the ids of the items that are kept, each with its place.
-
-    Raises:
-        Failure: one has no id.
-    """
+    """Return the ids of the items that are kept, each with its place."""
     return [
         (place, read_text(item, "id", f"input[{place}]"))
         for place, item in enumerate(items)
@@ -112,9 +104,6 @@ def read_history(items: Iterable[Any], tools: Tools) -> list[Message]:
 
 class _Conversation:
     """Items become messages: reasoning, text and calls of one turn are one of them.
-
-    Args:
-        tools: what the model may call.
 
     Attributes:
         turns: the messages so far; the texts of the assistant's are still lists.

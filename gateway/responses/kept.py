@@ -102,9 +102,6 @@ class _Owner:
 class KeptResponses:
     """All that are kept. If there are too many, the key that has most loses the one that it has
     not used for longest: no key can push out what others have.
-
-    Args:
-        most_bytes: that they may count together.
     """
 
     def __init__(self, most_bytes: int = limits.MAX_KEPT_BYTES) -> None:
@@ -130,11 +127,7 @@ class KeptResponses:
         return owner.responses[id]
 
     def remove(self, key: str, id: str) -> None:
-        """Forget a response.
-
-        Raises:
-            Failure: as for `find`.
-        """
+        """Forget a response."""
         self.find(key, id)
         self._remove(key, id)
 
@@ -216,11 +209,7 @@ def named(items: Sequence[Item], name: str) -> dict[str, bytes]:
 
 
 def list_items(items: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
-    """Return a page of a list of items, in JSON.
-
-    Raises:
-        Failure: the query is wrong.
-    """
+    """Return a page of a list of items, in JSON."""
     ids = list(items)
     match query.get("order", "desc"):
         case "desc":

@@ -130,9 +130,6 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
 def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) -> ResponseAsk:
     """Read the body of `POST /v1/responses/input_tokens`: the same as a response, without an
     answer.
-
-    Raises:
-        Failure: as for `read_response`.
     """
     ask = read_response({**body, "store": False, "stream": False}, recalled)
     return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED})
@@ -192,11 +189,7 @@ def _read_tools(given: dict[str, Any], unread: list[str]) -> Tools:
 
 
 def _choice(choice: Any, tools: Tools) -> Any:
-    """Return a `tool_choice` as the daemon takes it.
-
-    Raises:
-        Failure: it is of no form that it could have.
-    """
+    """Return a `tool_choice` as the daemon takes it."""
     match choice:
         case "auto" | "none" | "required":
             return choice

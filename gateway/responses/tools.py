@@ -69,9 +69,6 @@ def read_tools(given: Any, unread: list[str]) -> Tools:
 
     Chat templates know no namespaces: a function has its own name there, unless another one has
     the same.
-
-    Raises:
-        Failure: the model could not call one of them.
     """
     check_list(given, "tools", "tools", limits.MAX_TOOLS)
     found = [

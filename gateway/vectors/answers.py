@@ -15,12 +15,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxsup.client import AsyncClient, RequestError, Result
-from mlxsup.client.async_streams import AsyncStream
+from mlxsup.client import RequestError, Result
 from mlxsup.client.vectors import ranked
 from mlxsup.protocol.pooling import unpack_vector
 
-from ..answers import Answer, OpenAnswers, ignored
+from ..answers import Answer, OpenAnswers, Stream, ignored
 from ..converter import Sent
 from ..errors import failure_of
 from ..failure import Failure
@@ -30,11 +29,7 @@ from .requests import Form, VectorAsk
 
 
 async def answer_vectors(
-    request: Request,
-    client: AsyncClient,
-    ask: VectorAsk,
-    sent: Sequence[Sent],
-    open_answers: OpenAnswers,
+    request: Request, open_answers: OpenAnswers, ask: VectorAsk, sent: Sequence[Sent]
 ) -> Response:
     """Return the response to a request whose body was read.
 
@@ -42,11 +37,11 @@ async def answer_vectors(
         Failure: the daemon has refused.
         Disconnected: the client has left.
     """
-    asked = Answer(client, ask, sent, open_answers, None, open_answers.meter)
+    asked = Answer(open_answers, ask, sent)
     shown: dict[int, str] = {}
     show = _SHOWN.get(ask.form)
 
-    async def take(_: int, stream: AsyncStream) -> None:
+    async def take(_: int, stream: Stream) -> None:
         async for delta in stream:
             if show is not None and delta.vector is not None:
                 shown[delta.token_ids[0]] = show(delta.vector)
@@ -96,13 +91,7 @@ def _body(
     vectors: Sequence[str],
     took_s: float,
 ) -> str:
-    """Return the whole answer as JSON.
-
-    Args:
-        results: of a ranking.
-        vectors: of texts, in JSON.
-        took_s: since the daemon was asked.
-    """
+    """Return the whole answer as JSON."""
     tokens = result.usage.prompt_tokens
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     match ask.form:

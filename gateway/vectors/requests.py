@@ -105,11 +105,7 @@ def read_embeddings(body: dict[str, Any]) -> VectorAsk:
 
 
 def read_rerank(body: dict[str, Any]) -> VectorAsk:
-    """Read the body of `POST /v1/rerank`.
-
-    Raises:
-        Failure: as for `read_embeddings`.
-    """
+    """Read the body of `POST /v1/rerank`."""
     unread: list[str] = []
     given = check_fields(body, RERANK_FIELDS, unread)
     model = read_model(given)
@@ -130,11 +126,7 @@ def read_rerank(body: dict[str, Any]) -> VectorAsk:
 
 
 def read_ollama_embed(body: dict[str, Any]) -> VectorAsk:
-    """Read the body of `POST /api/embed`.
-
-    Raises:
-        Failure: as for `read_embeddings`.
-    """
+    """Read the body of `POST /api/embed`."""
     unread: list[str] = []
     given = check_fields(body, OLLAMA_EMBED_FIELDS, unread)
     model = read_model(given)
@@ -143,11 +135,7 @@ def read_ollama_embed(body: dict[str, Any]) -> VectorAsk:
 
 
 def read_ollama_embedding(body: dict[str, Any]) -> VectorAsk:
-    """Read the body of `POST /api/embeddings`.
-
-    Raises:
-        Failure: as for `read_embeddings`.
-    """
+    """Read the body of `POST /api/embeddings`."""
     unread: list[str] = []
     given = check_fields(body, OLLAMA_EMBEDDING_FIELDS, unread)
     model = read_model(given)

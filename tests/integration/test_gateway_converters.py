@@ -88,6 +88,7 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     (MESSAGE, {**BODY, "stop_sequences": ["x"] * 20, "max_tokens": 9}),
     (RESPONSE, {"model": "m", "input": [{"type": "odd"}]}),
     (COUNT, {**BODY, "max_tokens": 9}),
+    ("/v1/rerank", {"model": "m", "query": "q", "documents": ["a"], "top_n": 3}),
 ]
 
 

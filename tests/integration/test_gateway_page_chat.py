@@ -6,13 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from support.daemon.daemon import fake, row
 from support.eventually import eventually
-from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
+from support.gateway.browser import AXE, CHROMIUM, NO_AXE, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
 from support.gateway.pictures import PNG_BASE64, PNG_URL
 
@@ -97,10 +96,7 @@ def click(browser: Browser, label: str, within: str = "#chat") -> None:
 
 
 def choose(browser: Browser, model: str) -> None:
-    browser.evaluate(
-        f"{{ const one = document.querySelector('#model'); one.value = {model!r};"
-        " one.dispatchEvent(new Event('change')); }"
-    )
+    browser.choose("#model", model)
 
 
 def turns(browser: Browser) -> list[str]:
@@ -393,22 +389,10 @@ MANY = """new Promise((done) => {
 
 # ---------------------------------------------------------------- for everybody
 
-AXE = Path(__file__).parents[2] / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-NO_AXE = "there is no axe-core: npm install --prefix build/npm axe-core"
-
 MARKDOWN = (
     "<think>hm</think># a\n\n> b\n\n| c | d |\n|-|-|\n| 1 | 2 |\n\n"
     "```py\n# x\ndef f(a): return 'b'\n```"
 )
-
-BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
-    !one.closest('.scroll, .skip, pre, #chats')
-    && one.getBoundingClientRect().right > innerWidth + 1
-    ).map((one) => one.outerHTML.slice(0, 80))"""
-"""What is beyond the right edge of the window."""
-
-FOUND = """axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map(
-    ({id, nodes}) => [id, nodes.map(({html, failureSummary}) => html + failureSummary)]))"""
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason=NO_AXE)
@@ -419,26 +403,20 @@ def test_chat_has_no_accessibility_problem_and_fits(
 ) -> None:
     browser.size(*size)
     browser.scheme(scheme)
-    browser.evaluate(AXE.read_text() + "; 0")
-
-    def check() -> None:
-        assert browser.evaluate(FOUND) == []
-        assert browser.evaluate(BEYOND) == []
-
-    check()
+    browser.check_access()
     answered(browser, MARKDOWN)
     browser.until(f"document.querySelector('{ANSWER} .hljs-keyword')")
     browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
-    check()
+    browser.check_access()
     click(browser, "Answer again")
     browser.until(shows(f"{ANSWER} .beside", "2 of 2"))
     click(browser, "Edit message")
     click(browser, "Chat settings")
-    check()
+    browser.check_access()
     if size != DESKTOP:
         browser.click("button[aria-label=Chats]")
     click(browser, "Rename this chat")
-    check()
+    browser.check_access()
     assert browser.problems == []
 
 
@@ -485,10 +463,7 @@ def test_pictures_are_attached_sent_kept_and_shown(
         browser.until(shows(".talk", "x.svg must be a picture that"))
     click(browser, "Remove cat.png")
     browser.until(attached(2))
-    if AXE.is_file():
-        browser.evaluate(AXE.read_text() + "; 0")
-        assert browser.evaluate(FOUND) == []
-    assert browser.evaluate(BEYOND) == []
+    browser.check_access()
     browser.evaluate(
         "{ const before = window.fetch; window.fetch = (url, how) => {"
         " if (how?.body?.includes('messages')) window.sent = how.body;"
@@ -506,9 +481,7 @@ def test_pictures_are_attached_sent_kept_and_shown(
     assert message["content"] == [picture, picture, {"type": "text", "text": "what?"}]
     show(browser, daemon, browser.evaluate("location.pathname + location.hash"))
     browser.until(shown)
-    if AXE.is_file():
-        browser.evaluate(AXE.read_text() + "; 0")
-        assert browser.evaluate(FOUND) == []
+    browser.check_access()
     assert browser.problems == []
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,20 +18,15 @@ from support.daemon.daemon import fake, row, wait_for_state
 from support.daemon.downloads import FILES, HELD_AT, WEIGHTS_NAME, hub_environment
 from support.daemon.local_hub import Fault, LocalHub, local_hub
 from support.eventually import eventually
-from support.gateway.browser import CHROMIUM, NO_CHROMIUM, Browser
+from support.gateway.browser import AXE, CHROMIUM, NO_AXE, NO_CHROMIUM, Browser
 from support.gateway.http_daemon import HttpDaemon, gateway_of
 from support.models.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
-AXE = Path(__file__).parents[2] / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-NO_AXE = "there is no axe-core: npm install --prefix build/npm axe-core"
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText"
-
-BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
-    !one.closest('.skip, .log, pre') && one.getBoundingClientRect().right > %d + 1).length"""
 
 
 @pytest.fixture
@@ -80,14 +74,6 @@ def lines(browser: Browser) -> list[str]:
     script = "[...document.querySelectorAll('#log > div')].filter((one) => !one.hidden)"
     found: list[str] = browser.evaluate(f"{script}.map((one) => one.textContent)")
     return found
-
-
-def choose(browser: Browser, selector: str, value: str) -> None:
-    """Choose from a list."""
-    browser.evaluate(
-        f"(() => {{ const one = document.querySelector({selector!r}); one.value = {value!r};"
-        " one.dispatchEvent(new Event('change')); })()"
-    )
 
 
 # ---------------------------------------------------------------- models
@@ -292,7 +278,7 @@ def test_requests_are_paused_resumed_cancelled_and_moved_in_the_line(
             return f'#open li[data-key^="#{number} "] {what}'
 
         browser.until(shows(line(3, ".what"), "waits, place 1"))
-        choose(browser, line(3, "select"), "interactive")
+        browser.choose(line(3, "select"), "interactive")
         eventually(lambda: priority_of(client, waits.request_id) == "interactive")
         browser.click(line(1, '[data-action="pause"]'))
         browser.until(shows(line(1, ".what"), "paused until you resume it"))
@@ -331,13 +317,13 @@ def test_a_log_is_followed_filtered_and_kept_short(daemon: HttpDaemon, browser: 
         log.write("2026-01-01T00:00:00.000Z INFO <img src=x onerror=window.pwned=1>\n")
     browser.until(shows("#log", "<img src=x"))
     assert browser.evaluate("document.querySelectorAll('#log img').length") == 0
-    choose(browser, "#log-level", "warning")
+    browser.choose("#log-level", "warning")
     assert lines(browser) == ["2026-01-01T00:00:00.000Z WARNING careful", "its second line"]
     browser.click("#log-text")
     browser.type("SECOND")
     assert lines(browser) == ["its second line"]
     browser.until(shows("#log-note", "1 of "))
-    choose(browser, "#log-name", "mlxsup")
+    browser.choose("#log-name", "mlxsup")
     browser.until(shows("#log-note", "mlxsup.log"))
     with (daemon.logs / "mlxsup.log").open("a") as log:
         log.write("".join(f"2026-01-01T00:00:00.000Z ERROR second {n}\n" for n in range(5000)))
@@ -438,16 +424,6 @@ def test_the_house_has_no_accessibility_problem(
 ) -> None:
     browser.size(*size)
     browser.scheme(scheme)
-    browser.evaluate(AXE.read_text() + "; 0")
-
-    def check(what: str) -> None:
-        found = browser.evaluate(
-            "axe.run().then(({violations}) => violations.map(({id, impact, nodes}) =>"
-            " [id, impact, nodes.map(({html, failureSummary}) => html + failureSummary)]))"
-        )
-        assert found == [], what
-        assert browser.evaluate(BEYOND % size[0]) == 0, f"{what}: beyond the right edge"
-
     with daemon.client() as client:
         os.kill(row(client, "m")["pid"], signal.SIGKILL)
         eventually(lambda: row(client, "m")["generation"] == 2)
@@ -457,24 +433,24 @@ def test_the_house_has_no_accessibility_problem(
         browser.until("document.querySelector('#crashes summary')")
         browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
         browser.until(shows("#crashes pre", "generation=1"))
-        check("models")
+        browser.check_access("models")
         browser.click(card("m", '[data-action="unload"]'))
         browser.until(shows("dialog", "Unload m?"))
-        check("a question")
+        browser.check_access("a question")
         browser.press("Escape")
         browser.until("!document.querySelector('dialog')")  # it takes clicks until it is gone
         browser.click(card("m", '[data-action="settings"]'))
         browser.until(shows("dialog", "Keep loaded for"))
         browser.evaluate("document.querySelector('dialog details').open = true")
-        check("settings")
+        browser.check_access("settings")
         browser.click('dialog [type="button"]')
         view(browser, "requests")
         browser.until(shows("#open", "answers"))
         browser.until(shows("#ended", "Complete"))
-        check("requests")
+        browser.check_access("requests")
         view(browser, "logs")
         browser.until(shows("#log", "listening"))
-        check("logs")
+        browser.check_access("logs")
         stream.cancel()
     assert browser.problems == []
 

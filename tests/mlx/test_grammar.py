@@ -108,6 +108,9 @@ def test_any_object_any_text_and_a_budget_that_ends_an_answer_early(worker: Loop
 
 LINK = {"$ref": "#/$defs/n"}
 ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "required": ["c"]}}}
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(400):
+    DEEP = {"type": "object", "properties": {"a": DEEP}, "required": ["a"]}
 IMPOSSIBLE: list[dict[str, Any]] = [
     of_schema({"type": "nonsense"}),
     of_schema({"type": "string", "minLength": 5, "maxLength": 2}),
@@ -119,11 +122,14 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     # Those that break where every answer goes.
     of_schema(ENDLESS),
     of_schema({"$ref": "#"}),
+    of_schema(LINK | {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": LINK}}),
+    of_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}),
+    of_schema(DEEP),
     {"type": "regex", "regex": r"[^\s\S]"},
 ]
 
 
-@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=str)
+@pytest.mark.parametrize("response_format", IMPOSSIBLE, ids=lambda form: str(form)[:80])
 def test_an_impossible_form_is_the_requests_own_error_C7(
     worker: LoopDriver, response_format: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from mlxsup.gateway.keys import Caller
 from mlxsup.gateway.operator import TOKEN_HEADER
 from mlxsup.protocol.errors import ErrorCode
 
-from support.gateway.played_gateway import PlayedDaemon, Response, Site
+from support.gateway.played_gateway import PlayedDaemon, Response, Site, refused
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -26,51 +26,40 @@ class AddingDaemon(PlayedDaemon):
     """A daemon that adds one model, `new`, and whose load fails or not.
 
     Attributes:
-        added, removed: what was asked for.
-        fails: how the load ends; None: well.
         rows: of the status, besides its own model.
     """
 
     def __init__(self, fails: RequestError | None = None) -> None:
-        super().__init__(
-            [RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so", detail={"close": []})]
-        )
-        self.added: list[str] = []
-        self.removed: list[str] = []
-        self.fails = fails
+        super().__init__([refused("unknown_model", close=[])])
+        self._fails = fails
         self.rows: list[dict[str, Any]] = []
 
     async def status(self) -> dict[str, Any]:
         value = await super().status()
         return {"models": [*value["models"], *self.rows]}
 
-    async def add(self, model: str) -> dict[str, Any]:
+    async def command(self, *words: Any) -> dict[str, Any]:
+        name, model, *_ = words
         if model == "unknown":
             raise RequestError(ErrorCode.UNKNOWN_MODEL, "no model is called so")
-        self.added.append(model)
-        row = {
-            "name": "new",
-            "aliases": [],
-            "presets": {},
-            "adapters": {},
-            "state": "STOPPED",
-            "generation": 0,
-        }
-        self.rows = [row]
+        if name == "load":
+            return await self._load()
+        await super().command(name, model)
+        if name == "add":
+            self.rows = [
+                {"name": "new", "aliases": [], "presets": {}, "adapters": {}, "state": "STOPPED",
+                 "generation": 0}
+            ]  # fmt: skip
         return {"model": "new", "added": ["new"]}
 
-    async def load(self, model: str, **how: Any) -> dict[str, Any]:
+    async def _load(self) -> dict[str, Any]:
         await asyncio.sleep(0)
         progress = {"done_bytes": 3, "total_bytes": 9}
         self.rows[0] |= {"state": "PENDING", "progress": progress}
         await asyncio.sleep(0.01)  # the download is seen before it ends
-        self.rows[0]["state"] = "FAILED" if self.fails else "READY"
-        if self.fails is not None:
-            raise self.fails
-        return {}
-
-    async def remove(self, model: str) -> dict[str, Any]:
-        self.removed.append(model)
+        self.rows[0]["state"] = "FAILED" if self._fails else "READY"
+        if self._fails is not None:
+            raise self._fails
         return {}
 
 
@@ -106,7 +95,7 @@ def test_request_adds_the_model_that_it_names_if_that_is_configured(
 ) -> None:
     daemon = AddingDaemon()
     asked(daemon, model, adds_models=adds_models)
-    assert (daemon.added, daemon.removed) == (added, [])
+    assert daemon.commands == [("add", one) for one in added]
     assert daemon.asked[0]["model"] == target
 
 
@@ -124,7 +113,7 @@ def test_model_that_cannot_be_downloaded_is_removed_again(
 ) -> None:
     daemon = AddingDaemon(fails)
     asked(daemon, "org/model")
-    assert daemon.removed == removed
+    assert daemon.commands == [("add", "org/model"), *(("remove", one) for one in removed)]
 
 
 def test_refusal_says_how_to_add_a_model() -> None:
@@ -166,7 +155,7 @@ def test_delete_removes_the_entry_that_a_name_means() -> None:
         return await site.ask("DELETE", "/api/delete", {"model": "n:latest"}, headers=token)
 
     assert asyncio.run(delete()).status == 200
-    assert daemon.removed == ["m"]
+    assert daemon.commands == [("remove", "m")]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pkgutil
-import re
-import typing
 from typing import Any
 
 import pytest
@@ -16,16 +13,11 @@ from mlxsup.client import Channel, Delta
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.gateway.answers import ignored
 from mlxsup.gateway.anthropic.client_tools import CLIENT_TOOLS
-from mlxsup.gateway.anthropic.conversation import BLOCKS, OF_SERVERS
-from mlxsup.gateway.anthropic.fields import COUNT_FIELDS, MESSAGES_FIELDS
 from mlxsup.gateway.ask import Ask
 from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import MOST_UNREAD, check_unread
-from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from mlxsup.gateway.responses.events import ResponseShape
-from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
-from mlxsup.gateway.responses.input import ITEMS, REFERENCE
 from mlxsup.gateway.responses.requests import ResponseAsk
 from mlxsup.protocol.body import RequestBody
 
@@ -54,11 +46,6 @@ def asked(api: Api, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in asked_in(frames).items() if name != "model"}
 
 
-def sdk(name: str) -> Any:
-    """Return a type of an SDK, whose import takes seconds: only the tests about it pay for it."""
-    return pkgutil.resolve_name(name)
-
-
 def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
     place = "input" if api is Api.RESPONSE else "messages"
     found: list[dict[str, Any]] = asked(api, **{place: [HELLO, *turns, HELLO]})["messages"][1:-1]
@@ -66,12 +53,6 @@ def chat_of(api: Api, *turns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- names
-
-
-@pytest.mark.parametrize("api", LEAST_OF)
-def test_null_is_absent_whatever_its_name(api: Api) -> None:
-    assert asked(api, thread=None, temprature=None) == asked(api)
-    assert not read(api, thread=None).unread
 
 
 def test_null_is_absent_on_the_socket() -> None:
@@ -356,25 +337,6 @@ def test_call_that_another_server_has_run_is_shown_with_its_output(result: dict[
     assert chat_of(Api.RESPONSE, call | result) == _used("find", "{}", "ok")
 
 
-LEFT_OUT = {
-    "file_search_call", "computer_call", "computer_call_output", "web_search_call",
-    "tool_search_call", "tool_search_output", "additional_tools", "configuration_update",
-    "compaction", "compaction_trigger", "image_generation_call", "code_interpreter_call",
-    "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
-}  # fmt: skip
-"""Items of tools that do not run here: left out, and named in the header."""
-
-
-def test_every_item_of_openais_sdk_has_its_treatment() -> None:
-    kinds = kinds_of(sdk("openai.types.responses.ResponseInputItemParam"))
-    assert len(kinds) > 20
-    assert not kinds - {*ITEMS, REFERENCE, *LEFT_OUT}
-    items = [{"type": kind, "id": "x", "call_id": "x", "output": {}} for kind in sorted(LEFT_OUT)]
-    ask = read(Api.RESPONSE, input=[HELLO, *items])
-    assert ask.unread == [f"input[{at}] ({one['type']})" for at, one in enumerate(items, 1)]
-    assert chat_of(Api.RESPONSE, *items) == []
-
-
 def test_outputs_of_shells_are_read_as_the_sdk_has_them() -> None:
     streams = [{"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}]
     shown = chat_of(
@@ -470,94 +432,3 @@ def test_call_of_a_custom_tool_comes_back_as_one(
     (item,) = shape.whole([result("")])["output"]
     assert (item["type"], item["name"], item[field]) == (kind, name, value)
     assert f"response.{kind}_{field}.done".encode() in sent
-
-
-# ---------------------------------------------------------------- the SDKs
-
-PARAMETERS = [
-    ("openai.types.chat.completion_create_params.CompletionCreateParamsBase", CHAT_FIELDS),
-    ("openai.types.completion_create_params.CompletionCreateParamsBase", COMPLETION_FIELDS),
-    ("openai.types.responses.response_create_params.ResponseCreateParamsBase", RESPONSE_FIELDS),
-    ("openai.types.responses.input_token_count_params.InputTokenCountParams", RESPONSE_FIELDS),
-    ("anthropic.types.beta.message_create_params.MessageCreateParamsBase", MESSAGES_FIELDS),
-    ("anthropic.types.beta.message_count_tokens_params.MessageCountTokensParams", COUNT_FIELDS),
-]
-
-
-@pytest.mark.parametrize(("params", "fields"), PARAMETERS)
-def test_every_field_of_the_installed_sdks_is_in_a_table(params: str, fields: Any) -> None:
-    """A new field of a client shows up here before users meet it in a header."""
-    assert not typing.get_type_hints(sdk(params)).keys() - {field.name for field in fields}
-
-
-def kinds_of(union: Any) -> set[str]:
-    """Return the values of `type` in the members of a union of typed dictionaries."""
-    found: set[str] = set()
-    for member in typing.get_args(union):
-        kind = getattr(member, "__annotations__", {}).get("type")
-        if kind is None:
-            found |= kinds_of(member)
-        else:
-            found |= set(
-                re.findall(r"['\"](\w+)['\"]", getattr(kind, "__forward_arg__", str(kind)))
-            )
-    return found
-
-
-def test_every_block_of_anthropics_sdk_has_its_treatment() -> None:
-    blocks = kinds_of(sdk("anthropic.types.beta.BetaContentBlockParam"))
-    assert len(blocks) > 10
-    assert not {
-        one for one in blocks if one not in BLOCKS and not OF_SERVERS.fullmatch(one)
-    }  # fmt: skip
-
-
-# ---------------------------------------------------------------- forced calls
-
-_F = {"type": "function", "function": {"name": "f"}}
-
-
-def _allowed(mode: str) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_F]}}
-
-
-@pytest.mark.parametrize(
-    ("api", "choice", "meant"),
-    [
-        (Api.CHAT, "required", "required"),
-        (Api.CHAT, _F, _F),
-        (Api.CHAT, {"type": "function", "name": "f"}, {"type": "function", "name": "f"}),
-        (Api.CHAT, _allowed("required"), _allowed("required")),
-        (Api.RESPONSE, "required", "required"),
-        (Api.RESPONSE, {"type": "function", "name": "f"}, _F),
-        (Api.RESPONSE, {"type": "custom", "name": "f"}, _F),
-        (Api.RESPONSE, {"type": "allowed_tools", "mode": "auto",
-                        "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]},
-         _allowed("auto")),
-        (Api.MESSAGE, {"type": "any"}, "required"),
-        (Api.MESSAGE, {"type": "tool", "name": "f"}, _F),
-    ],
-)  # fmt: skip
-def test_every_api_can_force_a_call(api: Api, choice: Any, meant: Any) -> None:
-    tool: dict[str, Any] = {"type": "function", "name": "f", "parameters": SCHEMA}
-    if api is Api.CHAT:
-        tool = _F
-    elif api is Api.MESSAGE:
-        tool = {"name": "f", "input_schema": SCHEMA}
-    assert asked(api, tools=[tool], tool_choice=choice)["tool_choice"] == meant
-
-
-@pytest.mark.parametrize(
-    ("api", "choice", "param"),
-    [
-        (Api.RESPONSE, "any", "tool_choice"),
-        (Api.RESPONSE, {"type": "web_search"}, "tool_choice"),
-        (Api.MESSAGE, {"type": "tool"}, "tool_choice.type"),
-        (Api.MESSAGE, {"type": "required"}, "tool_choice.type"),
-        (Api.MESSAGE, "any", "tool_choice"),
-    ],
-)
-def test_choice_of_another_api_is_refused(api: Api, choice: Any, param: str) -> None:
-    with pytest.raises(Failure) as caught:
-        read(api, tool_choice=choice)
-    assert (caught.value.status, caught.value.param) == (400, param)

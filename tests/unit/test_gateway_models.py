@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from starlette.requests import Request
 
 from mlxsup.client import AsyncClient, ConnectionLost, ErrorCode, RequestError
+from mlxsup.gateway import daemon as daemon_module
 from mlxsup.gateway import limits
-from mlxsup.gateway import names as names_module
-from mlxsup.gateway.answers import Endable, OpenAnswers
-from mlxsup.gateway.changes import Changes, Follower, ModelEvents, event_of
+from mlxsup.gateway.answers import OpenAnswers
+from mlxsup.gateway.changes import Changes, Follower, event_of
+from mlxsup.gateway.daemon import Daemon
 from mlxsup.gateway.errors import HOW_TO_ADD
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.metrics import Meter
-from mlxsup.gateway.names import Names
-from mlxsup.gateway.sse import WRITE
 
 from support.daemon.played_events import Item
 from support.gateway.played_gateway import (
@@ -158,30 +156,32 @@ def test_status_is_asked_only_for_names_that_may_mean_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def looks(name: str) -> int:
-        daemon, asked = daemon_of(), 0
+        played, asked = daemon_of(), 0
 
         async def status() -> dict[str, Any]:
             nonlocal asked
             asked += 1
-            return await daemon.status()
+            return await PlayedDaemon.status(played)
 
-        names = Names(NAMES[:2], status)
-        for _ in range(2):
-            await names.meant(name)
+        played.status = status  # type: ignore[method-assign]
+        daemon = Daemon(NAMES[:2])
+        async with daemon.connected(cast(Any, played)):
+            for _ in range(2):
+                await daemon.meant(name)
         return asked
 
     assert asyncio.run(looks("m")) == 0
-    monkeypatch.setattr(names_module, "FRESH_S", 1e9)
+    monkeypatch.setattr(daemon_module, "FRESH_S", 1e9)
     assert asyncio.run(looks("gpt-4o")) == 1
-    monkeypatch.setattr(names_module, "FRESH_S", 0.0)
+    monkeypatch.setattr(daemon_module, "FRESH_S", 0.0)
     assert asyncio.run(looks("m:warm")) == 2
 
 
 # ---------------------------------------------------------------- events of models
 
 
-def ignore(change: dict[str, Any]) -> None:
-    """Count nothing."""
+def changes_for(on_change: Callable[[dict[str, Any]], None] = lambda change: None) -> Changes:
+    return Changes(on_change, OpenAnswers(Daemon()))
 
 
 async def at_once(follower: Follower) -> dict[str, Any]:
@@ -283,49 +283,27 @@ def test_lost_daemon_or_ending_gateway_ends_followers_with_an_error(code: str) -
         assert not response.is_whole
 
 
-class Listed(OpenAnswers):
-    """Answers that are listed while they are under way."""
-
-    def __init__(self) -> None:
-        super().__init__(Meter())
-        self.now: list[Endable] = []
-
-    def add(self, streams: Sequence[Endable]) -> None:
-        super().add(streams)
-        self.now += streams
-
-    def remove(self, streams: Sequence[Endable]) -> None:
-        super().remove(streams)
-        self.now = [one for one in self.now if one not in streams]
-
-
 def test_follower_that_has_left_is_forgotten() -> None:
-    listed, counts = Listed(), list[int]()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    async def send(_: object) -> None:
-        counts.append(len(listed.now))
+    followers = Followers(1)
 
     async def run() -> None:
-        follow = ModelEvents(Changes(ignore), listed).follow
-        scope: dict[str, Any] = {"type": "http", "extensions": {WRITE: None}}
-        await (await follow(Request(scope)))(scope, receive, send)
+        async with followers.site.life():
+            await followers.site.ask("GET", "/models/sse", until=asyncio.sleep(0), has_life=False)
+            assert followers.site.gateway.open_answers.streams == set()
 
     asyncio.run(run())
-    assert (counts[0], listed.now) == (1, [])
 
 
 def test_followers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_FOLLOWERS", 2)
-    changes = Changes(ignore)
-    with changes.follow(), changes.follow():
+    changes = changes_for()
+    for _ in range(2):
+        followers = [changes.follow(), changes.follow()]
         with pytest.raises(Failure) as caught:
             changes.follow()
         assert (caught.value.status, caught.value.is_retryable) == (429, True)
-    with changes.follow(), changes.follow():
-        pass
+        for follower in followers:
+            changes.remove(follower)
 
 
 def test_slow_follower_is_cut_off_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +311,7 @@ def test_slow_follower_is_cut_off_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def run() -> None:
         daemon = PlayedDaemon()
-        changes = Changes(ignore)
+        changes = changes_for()
         async with changes.watching(cast(AsyncClient, daemon)):
             slow, quick = changes.follow(), changes.follow()
             for number in range(9):
@@ -365,7 +343,7 @@ def test_gateway_follows_again_after_each_end(
 
     async def run() -> None:
         daemon, seen = PlayedDaemon(), list[dict[str, Any]]()
-        changes = Changes(seen.append)
+        changes = changes_for(seen.append)
         async with changes.watching(cast(AsyncClient, daemon)):
             for _ in range(2):
                 told = await daemon.opened.get()
@@ -387,7 +365,7 @@ def test_gateway_follows_again_after_each_end(
 def test_follower_that_comes_after_the_loss_is_told_at_once() -> None:
     async def run() -> None:
         daemon = PlayedDaemon()
-        changes = Changes(ignore)
+        changes = changes_for()
         async with changes.watching(cast(AsyncClient, daemon)):
             early = changes.follow()
             await asyncio.sleep(0)
@@ -399,3 +377,23 @@ def test_follower_that_comes_after_the_loss_is_told_at_once() -> None:
             assert caught.value.code == "daemon_lost"
 
     asyncio.run(run())
+
+
+def test_bug_that_ends_the_watching_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(change: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> list[logging.LogRecord]:
+        daemon = PlayedDaemon()
+        async with changes_for(fail).watching(cast(AsyncClient, daemon)):
+            (await daemon.opened.get()).items.put_nowait({"number": 1})
+            for _ in range(5):  # the change, the task's end, and the call that follows it
+                await asyncio.sleep(0)
+            return list(caplog.records)
+
+    (record,) = asyncio.run(run())
+    assert (record.levelno, record.getMessage()) == (
+        logging.ERROR, "changes are no longer passed on"
+    )  # fmt: skip
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError

@@ -19,15 +19,12 @@ from mlxsup.client import (
 )
 from mlxsup.gateway import descriptions as descriptions_module
 from mlxsup.gateway import limits
-from mlxsup.gateway.descriptions import Descriptions
 from mlxsup.gateway.keys import Keys
-from mlxsup.gateway.names import Names
 from mlxsup.protocol.client_messages import Timings
-from mlxsup.protocol.key_file import add_key
 from mlxsup.store.description import Description, describe
 
 from support.daemon.hub_caches import MODEL, write_folder
-from support.gateway.key_place import place_in
+from support.gateway.key_place import new_key, place_in
 from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL
 from support.gateway.played_gateway import (
     GENERATE,
@@ -247,19 +244,15 @@ def test_model_that_is_not_loaded_is_not_loaded_to_unload_it(
 
 def test_only_an_operator_unloads(tmp_path: Path) -> None:
     place = place_in(tmp_path)
-    guest, boss = (
-        add_key(place, name=name, account=name, is_operator=name == "boss", created="")
-        for name in ("guest", "boss")
-    )
+    guest, boss = new_key(place, "guest"), new_key(place, "boss", is_operator=True)
     daemon = PlayedDaemon([result()])
     site = Site(daemon, keys=Keys(place))
 
-    def ask(key: str | None, **fields: Any) -> int:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        body = {"model": "m", **fields}
+    def unload(key: str) -> int:
+        body, headers = {"model": "m", "keep_alive": 0}, {"x-api-key": key}
         return asyncio.run(site.ask("POST", GENERATE, body, headers=headers)).status
 
-    assert [ask(key, keep_alive=0) for key in ("", guest, boss)] == [401, 403, 200]
+    assert [unload(key) for key in ("", guest, boss)] == [401, 403, 200]
     assert daemon.asked[0]["client"] == "boss"
 
 
@@ -437,11 +430,11 @@ def test_disk_that_does_not_answer_leaves_a_gap(
     monkeypatch.setattr(descriptions_module, "describe", stuck)
 
     async def run() -> list[int]:
-        models = Descriptions(Names([], daemon.status), daemon.status)
-        try:
-            return [(await models.all())[0].size_bytes for _ in range(3)]
-        finally:
+        site = Site(daemon)
+        async with site.life():
+            tags = [await site.ask("GET", "/api/tags", has_life=False) for _ in range(3)]
             goes_on.set()
+        return [one.json()["models"][0]["size"] for one in tags]
 
     assert asyncio.run(run()) == [0, 0, 0]
     assert len(begun) <= 1, "one thread waits for it"

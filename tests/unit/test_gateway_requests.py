@@ -132,6 +132,14 @@ SPACES = [
     for space, names in (("s", "ab"), ("t", "bc"))
 ]  # fmt: skip
 
+FUNCTION_NAMED = {"type": "function", "name": "f"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 BLOCKS: list[dict[str, Any]] = [
     {"type": "poem"}, {"type": []}, {"type": "text"}, text("a", mood=1),
     {"type": "tool_use", "id": "a", "name": "f", "input": {}},
@@ -160,6 +168,8 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True,
                                                      "parameters": {}}}],
          "tool_choice": "auto", "parallel_tool_calls": True},
+        *({"tools": [TOOL], "tool_choice": choice} for choice in (
+            "required", TOOL, FUNCTION_NAMED, allowed("required", TOOL))),
         {"tools": [], "parallel_tool_calls": False},
         {"reasoning_effort": "low"},
         {"reasoning_effort": "low", "chat_template_kwargs": {
@@ -232,7 +242,11 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"tools": [{"type": "namespace", "name": "s", "tools": 3}]},
         {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "namespace"}]}]},
         {"tools": [{"type": "namespace", "tools": [{"type": "function", "name": "f"}]}]},
-        {"tool_choice": "required"}, {"tool_choice": {"type": "function", "name": "f"}},
+        *({"tools": [FUNCTION], "tool_choice": choice} for choice in (
+            "required", "any", FUNCTION_NAMED, {"type": "custom", "name": "f"},
+            {"type": "web_search"},
+            {"type": "allowed_tools", "mode": "auto",
+             "tools": [FUNCTION_NAMED, {"type": "web_search"}]})),
         {"text": {"format": {"type": "poem"}}}, {"text": {"verbosity": "low"}},
         {"include": ["message.output_text.logprobs"]}, {"truncation": "auto"}, {"client": "bob"},
     ],
@@ -281,8 +295,9 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"system": [{"type": "thinking", "thinking": "x"}]}, {"tools": [3]},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tools": [{"name": "f"}]}, {"tools": [{"name": 3, "input_schema": {}}]},
-        *({"tool_choice": choice} for choice in (
+        *({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": choice} for choice in (
             {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "auto", "name": "f"}, "auto",
+            {"type": "tool"}, {"type": "required"},
             {"type": "auto", "disable_parallel_tool_use": 1})),
         {"output_config": {"format": {"type": "poem"}}}, {"client": "bob"}, {"n": 2},
     ],
@@ -311,7 +326,9 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
 @pytest.mark.parametrize("api", BODIES)
 def test_null_is_as_good_as_nothing(api: Api) -> None:
     names = {field.name for field in FIELDS[api]} - LEAST_OF[api].keys()
-    assert comes_of(api, **dict.fromkeys(names)) == comes_of(api)
+    nulls = dict.fromkeys({*names, "temprature"})
+    assert comes_of(api, **nulls) == comes_of(api)
+    assert not read_ask(api, json.dumps(LEAST_OF[api] | nulls).encode()).unread
 
 
 @pytest.mark.parametrize("api", BODIES)

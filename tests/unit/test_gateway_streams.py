@@ -19,7 +19,6 @@ from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
 from mlxsup.gateway.answers import Progress
 from mlxsup.gateway.ask import Ask
-from mlxsup.gateway.changes import background
 from mlxsup.gateway.connection import write_piece
 from mlxsup.gateway.openai.chunks import ChatShape, CompletionShape
 from mlxsup.gateway.openai.logprobs import (
@@ -160,7 +159,7 @@ def test_chunk_is_the_json_of_its_parts(text: str, logprobs: list[Logprobs] | No
 def test_piece_is_written_in_the_turn_that_brings_it() -> None:
     async def run() -> None:
         asking = await Asking(1).begun()
-        (inbox,) = asking.fed.inboxes
+        (inbox,) = asking.daemon.inboxes
         inbox.put(delta("one"))
         await eventually_async(lambda: b"one" in asking.sent.body)
         for text in ("two", "three"):
@@ -170,7 +169,7 @@ def test_piece_is_written_in_the_turn_that_brings_it() -> None:
         response = await asking.whole()
         assert response.is_whole
         assert response.body.count(b"data: ") == 6, "the role, three pieces, the reason, the mark"
-        assert not asking.fed.pings, "a single answer needs none"
+        assert not asking.daemon.pings, "a single answer needs none"
 
     asyncio.run(run())
 
@@ -182,7 +181,7 @@ def test_one_of_several_that_fails_ends_all() -> None:
     daemon = PlayedDaemon([refused("quarantined")], [delta("a"), asyncio.Event()])
     response = asyncio.run(Site(daemon).ask("POST", CHAT, {**BODY, "n": 2}))
     assert (response.status, response.error["code"]) == (503, "quarantined")
-    assert daemon.streams[1].is_cancelled
+    assert "r2" in daemon.cancelled
 
 
 def test_answer_ended_by_the_gateway_is_not_whole() -> None:
@@ -216,9 +215,7 @@ def test_ended_request_is_forgotten(end: str, stream: bool) -> None:
         site = Site(PlayedDaemon(ENDS[end]))
         async with site.life():
             await site.ask("POST", CHAT, {**BODY, "stream": stream}, has_life=False)
-            cancels = site.daemon.streams[0].cancels
-            site.gateway.open_answers.cancel()
-            assert site.daemon.streams[0].cancels == cancels
+            assert site.gateway.open_answers.streams == set()
 
     asyncio.run(run())
 
@@ -229,7 +226,7 @@ def test_reader_that_leaves_ends_its_request(stream: bool) -> None:
     asked = Site(daemon).ask("POST", CHAT, {**BODY, "stream": stream}, until=asyncio.sleep(0))
     response = asyncio.run(asyncio.wait_for(asked, 60))
     assert not response.is_whole
-    assert daemon.streams[0].is_cancelled
+    assert daemon.cancelled == {"r1"}
 
 
 # ---------------------------------------------------------------- waiting
@@ -331,10 +328,10 @@ class Asking:
     """A streamed chat with several answers, and what the daemon is made to say."""
 
     def __init__(self, n: int) -> None:
-        self.fed = FedDaemon()
+        self.daemon = FedDaemon()
         self.sent = Response()
         body = {**BODY, "stream": True, "n": n}
-        asked = Site(self.fed).ask("POST", CHAT, body, on_sent=self._on_sent)
+        asked = Site(self.daemon).ask("POST", CHAT, body, on_sent=self._on_sent)
         self._task = asyncio.create_task(asked)
         self._n = n
 
@@ -343,13 +340,13 @@ class Asking:
 
     async def begun(self) -> Asking:
         """Return it once everything was asked of the daemon."""
-        await eventually_async(lambda: len(self.fed.inboxes) == self._n)
+        await eventually_async(lambda: len(self.daemon.inboxes) == self._n)
         await self.turn()
         return self
 
     def answer_pings(self) -> None:
         """Let the daemon say that it has read everything that came before them."""
-        for inbox in self.fed.pings:
+        for inbox in self.daemon.pings:
             inbox.put({})
 
     async def turn(self) -> None:
@@ -359,7 +356,7 @@ class Asking:
 
     async def whole(self, *, is_answered: bool = False) -> Response:
         """Return the response once it has ended; `is_answered` ends each answer first."""
-        for inbox in self.fed.inboxes if is_answered else ():
+        for inbox in self.daemon.inboxes if is_answered else ():
             inbox.put(result(""))
         return await self._task
 
@@ -374,15 +371,15 @@ def test_refusal_behind_pieces_of_others_is_a_status(
     async def run() -> None:
         asking = await Asking(3).begun()
         for item in first:
-            asking.fed.inboxes[0].put(item)  # type: ignore[arg-type]
+            asking.daemon.inboxes[0].put(item)  # type: ignore[arg-type]
         if is_split:
             await asking.turn()
             assert asking.sent.status == 0
-        asking.fed.inboxes[2].put(refused("overloaded"))
+        asking.daemon.inboxes[2].put(refused("overloaded"))
         asking.answer_pings()
         response = await asking.whole()
         assert (response.status, response.error["code"]) == (429, "overloaded")
-        assert asking.fed.cancelled >= {"r2"}
+        assert asking.daemon.cancelled >= {"r2"}
 
     asyncio.run(run())
 
@@ -390,7 +387,7 @@ def test_refusal_behind_pieces_of_others_is_a_status(
 def test_waiting_answers_hold_no_other_back() -> None:
     async def run() -> None:
         asking = await Asking(limits.MAX_CHOICES).begun()
-        asking.fed.inboxes[1].put(delta("b"))
+        asking.daemon.inboxes[1].put(delta("b"))
         asking.answer_pings()
         await eventually_async(lambda: b'"b"' in asking.sent.body)
         assert asking.sent.status == 200
@@ -406,7 +403,7 @@ def test_comments_come_once_all_requests_are_taken(monkeypatch: pytest.MonkeyPat
         asking = await Asking(2).begun()
         asking.answer_pings()
         await asking.turn()
-        asking.fed.inboxes[1].put(QUEUED)
+        asking.daemon.inboxes[1].put(QUEUED)
         await eventually_async(lambda: asking.sent.comments() == ["queued, place 3"])
         assert (await asking.whole(is_answered=True)).is_whole
 
@@ -460,38 +457,6 @@ def test_half_characters_begin_where_their_character_does(text: str, cuts: list[
 def test_offsets_of_tokens(pieces: list[tuple[str, list[str]]], offsets: list[list[int]]) -> None:
     found = TextOffsets()
     assert [found.take(text, tokens) for text, tokens in pieces] == offsets
-
-
-# ---------------------------------------------------------------- work beside a block
-
-
-async def fail() -> None:
-    raise ZeroDivisionError
-
-
-async def wait(ended: list[bool]) -> None:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        ended.append(True)
-
-
-def test_bug_of_background_work_is_logged_at_once_and_work_ends_with_its_block(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ended: list[bool] = []
-
-    async def run() -> list[logging.LogRecord]:
-        async with background(wait(ended), lost="x"), background(fail(), lost="nothing is counted"):
-            for _ in range(3):  # the task, its end, and the call that follows it
-                await asyncio.sleep(0)
-            return list(caplog.records)
-
-    (record,) = asyncio.run(run())
-    assert (record.levelno, record.getMessage()) == (logging.ERROR, "nothing is counted")
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ZeroDivisionError
-    assert (ended, len(caplog.records)) == ([True], 1)
 
 
 PROMPTS = {

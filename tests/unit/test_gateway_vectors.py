@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from mlxsup.client import Delta, FinishReason, RequestError, Result, Usage
-from mlxsup.gateway.converter import Api, ask_of, encode_ask, head_of, read_ask
+from mlxsup.gateway.converter import Api, encode_ask, read_ask
 from mlxsup.gateway.failure import Failure
-from mlxsup.gateway.vectors.requests import VectorAsk
 from mlxsup.protocol.codec import decode_body
 from mlxsup.protocol.errors import invalid
 from mlxsup.protocol.pooling import PoolingBody, pack_vector
@@ -72,13 +71,6 @@ def test_wrong_field_is_named(api: Api, fields: dict[str, Any], param: str, word
     with pytest.raises(Failure, match=words) as caught:
         asked(api, **fields)
     assert caught.value.param == param
-
-
-def test_converter_leaves_out_the_texts_and_keeps_the_form() -> None:
-    ask = read_ask(Api.RERANK, b'{"model":"m","query":"q","documents":["a"],"top_n":3}')
-    head = ask_of(Api.RERANK, head_of(ask))
-    assert isinstance(head, VectorAsk)
-    assert (head.inputs, head.form, head.top_n) == ((), "ranking", 3)
 
 
 def answered(path: str, body: dict[str, Any], *vectors: list[float]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -21,6 +20,18 @@ from support.eventually import TIMEOUT_S, eventually
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 NO_CHROMIUM = f"there is no browser: none of {', '.join(NAMES)} is on the PATH"
+
+AXE = Path(__file__).parents[3] / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+NO_AXE = "there is no axe-core: npm install --prefix build/npm axe-core"
+
+PROBLEMS = """axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map(
+    ({id, nodes}) => [id, nodes.map(({html, failureSummary}) => html + failureSummary)]))"""
+
+BEYOND = """[...document.querySelectorAll('body *')].filter((one) =>
+    !one.closest('.scroll, .skip, .log, pre, #chats')
+    && one.getBoundingClientRect().right > innerWidth + 1
+    ).map((one) => one.outerHTML.slice(0, 80))"""
+"""What is beyond the right edge of the window."""
 
 FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-default-browser-check",
@@ -153,12 +164,22 @@ class Browser:
             "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
 
-    def picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """Write a PNG of the page, or of what is in the window."""
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
+    def choose(self, selector: str, value: str) -> None:
+        """Choose from a list."""
+        self.evaluate(
+            f"{{ const one = document.querySelector({selector!r}); one.value = {value!r};"
+            " one.dispatchEvent(new Event('change')); }"
+        )
 
     # ------------------------------------------------------------ looking
+
+    def check_access(self, what: str = "") -> None:
+        """Assert that no element is a problem for a screen reader, or beyond the window."""
+        if AXE.is_file():
+            if not self.evaluate("Boolean(window.axe)"):
+                self.evaluate(f"{AXE.read_text()}; 0")
+            assert self.evaluate(PROBLEMS) == [], what
+        assert self.evaluate(BEYOND) == [], what
 
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression; of a promise, what it leads to."""

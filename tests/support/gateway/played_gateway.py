@@ -14,6 +14,7 @@ from mlxsup.client import (
     AsyncClient,
     Channel,
     Delta,
+    ErrorCode,
     FinishReason,
     Notice,
     RequestError,
@@ -65,6 +66,11 @@ LEAST_OF: dict[Api, dict[str, Any]] = {
 }
 """The least bodies."""
 
+COMMANDS = (
+    "cancel", "pause", "resume", "prioritize", "add", "remove", "load", "unload", "restart",
+    "settings", "configure",
+)  # fmt: skip
+
 Item = Delta | Notice | Result | Exception | asyncio.Event
 """One step of a stream; an event is waited for."""
 
@@ -85,72 +91,13 @@ def said(text: str) -> list[Item]:
     return [delta(text), result(text)]
 
 
-class PlayedStream:
-    """An answer that goes as the test says."""
-
-    def __init__(self, name: str, items: Sequence[Item], on_notice: Any) -> None:
-        self.request_id = name
-        self._items = list(items)
-        self._on_notice = on_notice
-        self._cancelled = asyncio.Event()
-        self._end: Result | None = None
-        self.is_cancelled = False
-        self.cancels = 0
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        await asyncio.sleep(0)
-        while self._items:
-            item = self._items.pop(0)
-            match item:
-                case Delta():
-                    return item
-                case Notice():
-                    if self._on_notice is not None:
-                        self._on_notice(item)
-                case Result():
-                    self._end = item
-                    raise StopAsyncIteration
-                case asyncio.Event():
-                    await self._wait(item)
-                case Exception():
-                    raise item
-        raise StopAsyncIteration
-
-    async def forward(self, take: Callable[[Delta], None]) -> None:
-        """Read as the real one does."""
-        async for piece in self:
-            take(piece)
-
-    async def _wait(self, event: asyncio.Event) -> None:
-        """Wait for an event, or until the stream is cancelled, which ends it."""
-        waits = [asyncio.create_task(one.wait()) for one in (event, self._cancelled)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-        if self._cancelled.is_set():
-            self._items = [result("", FinishReason.CANCELLED)]
-
-    @property
-    def result(self) -> Result:
-        assert self._end is not None
-        return self._end
-
-    def cancel(self) -> None:
-        self.cancels += 1
-        if self._end is None:
-            self.is_cancelled = True
-            self._cancelled.set()
-
-
 class PlayedDaemon:
     """A client whose daemon does what the test says.
 
     Attributes:
-        answers: what happens to each request, in the order of the requests.
-        streams: those that were opened.
+        answers: what happens to each request, in the order of the requests; the test feeds others.
+        inboxes: of the requests that were opened.
+        cancelled: the names of those that were asked to end.
         asked: what each of them asks for, without the id and what `generate` always sends.
         state: of the only model.
         subscriptions: those that were opened.
@@ -159,11 +106,13 @@ class PlayedDaemon:
         row: what else the status says of it.
         log_dir: the folder with the logs.
         stopping: how it ends; None while it does not.
+        commands: those about requests and models that it got, with their arguments.
     """
 
     def __init__(self, *answers: Sequence[Item]) -> None:
         self.answers = list(answers)
-        self.streams: list[PlayedStream] = []
+        self.inboxes: list[AsyncInbox] = []
+        self.cancelled: set[str] = set()
         self.asked: list[dict[str, Any]] = []
         self.state: str | Exception = "READY"
         self.subscriptions: list[PlayedEvents] = []
@@ -173,6 +122,8 @@ class PlayedDaemon:
         self.row: dict[str, Any] = {"folder": None, "repo": None, "context_length": 64}
         self.log_dir = "/nowhere"
         self.stopping: dict[str, Any] | None = None
+        self.commands: list[tuple[Any, ...]] = []
+        self._plays: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,17 +131,39 @@ class PlayedDaemon:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> PlayedStream:
+    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> AsyncStream:
         """Read the request as a daemon does."""
-        name = f"r{len(self.streams) + 1}"
         self.asked.append(asked_in(frames))
-        stream = PlayedStream(name, self.answers[len(self.streams)], on_notice)
-        self.streams.append(stream)
-        return stream
+        self.inboxes.append(inbox := AsyncInbox())
+        ends = asyncio.Event()
+
+        def cancel(name: str) -> None:
+            self.cancelled.add(name)
+            ends.set()
+
+        if self.answers[len(self.inboxes) - 1 :]:
+            items = self.answers[len(self.inboxes) - 1]
+            self._plays.add(asyncio.create_task(_play(inbox, items, ends)))
+        return AsyncStream(RequestId(f"r{len(self.inboxes)}"), inbox, cancel, on_notice)
 
     async def ping(self) -> dict[str, Any]:
         """Answer at once."""
         return {}
+
+    async def command(self, *words: Any) -> dict[str, Any]:
+        """Take a command: its name and its arguments."""
+        self.commands.append(words)
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a command of a client by its name."""
+        if name not in COMMANDS:
+            raise AttributeError(name)
+
+        async def command(*given: Any, **more: Any) -> dict[str, Any]:
+            return await self.command(name, *given, *more.values())
+
+        return command
 
     def events(self) -> PlayedEvents:
         """Return changes that the test feeds."""
@@ -213,26 +186,32 @@ class PlayedDaemon:
         }  # fmt: skip
 
 
+async def _play(inbox: AsyncInbox, items: Sequence[Item], ends: asyncio.Event) -> None:
+    """Feed an answer; an event is waited for, or until the answer is cancelled, which ends it."""
+    for item in items:
+        await asyncio.sleep(0)
+        if not isinstance(item, asyncio.Event):
+            inbox.put(cast(Any, item))
+            continue
+        waits = [asyncio.create_task(one.wait()) for one in (item, ends)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        if ends.is_set():
+            inbox.put(result("", FinishReason.CANCELLED))
+            return
+
+
 class FedDaemon(PlayedDaemon):
-    """A client whose requests get what the test puts into their inboxes, as the real one does.
+    """A client whose requests and pings get what the test puts into their inboxes.
 
     Attributes:
-        inboxes: of each request, in their order.
-        pings: those of pings.
-        cancelled: requests that were asked to end.
+        pings: the inboxes of pings.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.inboxes: list[AsyncInbox] = []
         self.pings: list[AsyncInbox] = []
-        self.cancelled: set[str] = set()
-
-    def send_encoded(self, _: RequestId, frames: list[bytes], on_notice: Any) -> Any:
-        """Return an answer that is fed."""
-        self.inboxes.append(AsyncInbox())
-        name = RequestId(f"r{len(self.inboxes)}")
-        return AsyncStream(name, self.inboxes[-1], self.cancelled.add, on_notice)
 
     async def ping(self) -> dict[str, Any]:
         """Wait to be fed."""
@@ -294,17 +273,9 @@ class Response:
 
 
 class Site:
-    """The application in front of a played daemon.
+    """The application in front of a played daemon; see `Gateway`, and `app` there.
 
-    Args:
-        daemon: what it does.
-        host: the address that the gateway listens at.
-        keys: those that it takes, which are read before each request; None: it needs none.
-        names: names of other APIs, and the models they mean.
-        hosts: further names that requests may be sent to.
-        origins: pages of other sites that may ask.
-        refuses_unread: true if a field that is not read is an error.
-        adds_models: true if a request for a model that is not served adds it.
+    Its keys are read before each request.
     """
 
     def __init__(
@@ -345,11 +316,10 @@ class Site:
         """Send one request.
 
         Args:
-            method: GET or POST, for example.
-            path: without a query.
+            method, path: of it; the path without its query.
             body: bytes, or what becomes JSON; None for none.
-            query: of the address.
             headers: those that differ from what a client sends; an empty one is left out.
+            query: of the address.
             until: the client leaves when this is over; None: it stays.
             on_sent: called after each message of the application.
             has_life: whether the application lives for this request only, and not as long as a
@@ -452,6 +422,4 @@ def post(path: str, *items: Item, count: int = 1, **fields: Any) -> Response:
 
 def refused(code: str, **detail: Any) -> RequestError:
     """Return an error of the daemon."""
-    from mlxsup.protocol.errors import ErrorCode
-
     return RequestError(ErrorCode(code), f"it is {code}", detail=detail)
