@@ -8,9 +8,9 @@ explains the conversation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from .codec import read_known, undecodable
+from .codec import Form, read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .log_level import ChangeLogLevel
 from .message import Command, Message, Record, record
@@ -21,7 +21,6 @@ from .request_messages import (
     RequestsQuery,
     ResumeRequest,
 )
-from .serialisation import FORM, Form
 from .states import FinishReason, NoticeKind, Priority
 
 # ---------------------------------------------------------------- client → supervisor
@@ -302,7 +301,7 @@ class Deltas(Message):
     """Supervisor → client: what one engine step produced for the streams of this connection."""
 
     TYPE: ClassVar[str] = "deltas"
-    deltas: list[ClientDelta] = field(metadata={FORM: Form(to_plain=_plain, check=_read)})
+    deltas: Annotated[list[ClientDelta], Form(_read, _plain)]
 
 
 @record

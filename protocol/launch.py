@@ -14,19 +14,14 @@ only (`child_environment`): tokens and passwords stay with the daemon and its do
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
 from .ids import Generation, ModelName
-from .parameters import SAMPLING
-
-MAX_LAUNCH_SPEC_BYTES = 64 * 1024
-
 
 TEXT_LIMIT_STEPS = 10.0
 """Tokenising one prompt may take this many times `step_timeout_s`."""
@@ -54,77 +49,12 @@ PERMANENT_EXITS = frozenset(
 """Exits that, before READY, no further attempt can fix, so there is none."""
 
 
-ENGINES = ("mlx", "fake")
-
-
-DRAFTS = ("off", "ngram")
-
 MOST_DRAFT_TOKENS = 16
 """A row joins a batch with room for many times as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What a worker says about a value that a setting does not take, and how it finds out."""
-
-    takes: str
-    is_right: Callable[[Any], bool]
-
-
-_TEXT = {"values": Values("a folder", lambda value: isinstance(value, str))}
-_POOLING = {
-    "values": Values(
-        "empty, mean, cls, last or yes_no", lambda v: v in ("", "mean", "cls", "last", "yes_no")
-    )
-}
-_ENGINE = {"values": Values(" or ".join(ENGINES), lambda value: value in ENGINES)}
-_FROM_0 = {"values": Values("an integer of 0 or more", lambda value: is_integer(value, 0))}
-_FROM_1 = {"values": Values("an integer of 1 or more", lambda value: is_integer(value, 1))}
-_POSITIVE = {"values": Values("a number above 0", lambda value: is_positive(value))}
-_SHARE = {"values": Values("a number from 0 to 0.95", lambda value: is_share(value))}
-_FLAG = {"values": Values("true or false", lambda value: isinstance(value, bool))}
-_BYTES = {"values": Values("bytes or null", lambda value: value is None or is_integer(value, 0))}
-_DRAFTS = {"values": Values(" or ".join(DRAFTS), lambda value: value in DRAFTS)}
-_DRAFT_TOKENS = {
-    "values": Values(
-        f"an integer from 1 to {MOST_DRAFT_TOKENS}",
-        lambda value: is_integer(value, 1) and value <= MOST_DRAFT_TOKENS,
-    )
-}
-_MAP = {"values": Values("a map", lambda value: isinstance(value, dict))}
-_FOLDERS = {"values": Values("a map of folders", lambda value: _are_folders(value))}
-_SAMPLING = {
-    "values": Values("a map of parameters in their ranges", lambda value: _is_sampling(value))
-}
-
-
-def _is_sampling(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        name in SAMPLING and SAMPLING[name].is_right(number) for name, number in value.items()
-    )
-
-
-def _are_folders(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(folder, str) for folder in value.values())
-
-
-def is_integer(value: Any, low: int) -> bool:
-    """True if JSON gave an integer of at least `low`."""
-    return type(value) is int and value >= low
-
-
-def is_positive(value: Any) -> bool:
-    """True if JSON gave a finite number above 0."""
-    return type(value) in (int, float) and 0 < value < float("inf")
-
-
 MOST_DECODE_SHARE = 0.95
 """Prompts are read in what is left of the time: 20 times as long as alone, at most."""
-
-
-def is_share(value: Any) -> bool:
-    """True if JSON gave a share of the time that leaves some to prompts."""
-    return type(value) in (int, float) and 0 <= value <= MOST_DECODE_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,24 +89,24 @@ class LaunchSettings:
         fake: options of the fake engine, by name.
     """
 
-    path: str = field(default="", metadata=_TEXT)
-    engine: str = field(default="mlx", metadata=_ENGINE)
-    max_concurrency: int = field(default=8, metadata=_FROM_1)
-    step_timeout_s: float = field(default=30.0, metadata=_POSITIVE)
-    decode_stall_target_ms: int = field(default=250, metadata=_POSITIVE)
-    decode_share: float = field(default=0.5, metadata=_SHARE)
-    context_length: int = field(default=0, metadata=_FROM_0)
-    deterministic: bool = field(default=False, metadata=_FLAG)
-    memory_limit_bytes: int | None = field(default=None, metadata=_BYTES)
-    cache_limit_bytes: int | None = field(default=None, metadata=_BYTES)
-    wired_limit_bytes: int | None = field(default=0, metadata=_BYTES)
-    prefix_cache_bytes: int | None = field(default=None, metadata=_BYTES)
-    sampling: dict[str, Any] = field(default_factory=dict, metadata=_SAMPLING)
-    pooling: str = field(default="", metadata=_POOLING)
-    adapters: dict[str, str] = field(default_factory=dict, metadata=_FOLDERS)
-    drafts: str = field(default="off", metadata=_DRAFTS)
-    draft_tokens: int = field(default=4, metadata=_DRAFT_TOKENS)
-    fake: dict[str, Any] = field(default_factory=dict, metadata=_MAP)
+    path: str = ""
+    engine: str = "mlx"
+    max_concurrency: int = 8
+    step_timeout_s: float = 30.0
+    decode_stall_target_ms: int = 250
+    decode_share: float = 0.5
+    context_length: int = 0
+    deterministic: bool = False
+    memory_limit_bytes: int | None = None
+    cache_limit_bytes: int | None = None
+    wired_limit_bytes: int | None = 0
+    prefix_cache_bytes: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    pooling: str = ""
+    adapters: dict[str, str] = field(default_factory=dict)
+    drafts: str = "off"
+    draft_tokens: int = 4
+    fake: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,28 +140,6 @@ class LaunchSpec(LaunchSettings):
         """Make a spec with these settings; `others` are the remaining fields."""
         given = {f.name: getattr(settings, f.name) for f in fields(LaunchSettings)}
         return cls(**given, **others)
-
-    def to_line(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> LaunchSpec:
-        """Reads what `to_line` made.
-
-        Raises:
-            ValueError: the line is not a launch spec of this version; the message says why.
-        """
-        if len(line) > MAX_LAUNCH_SPEC_BYTES or not line.endswith(b"\n"):
-            raise ValueError("a launch spec is one line of JSON of at most 64 KiB")
-        try:
-            values = json.loads(line)
-        except RecursionError:
-            raise ValueError("a launch spec is nested less deeply") from None
-        names = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
-            raise ValueError(f"a launch spec has exactly the keys {', '.join(sorted(names))}")
-        return cls(**values)
 
 
 PREWARM_OPTION = "--prewarm"

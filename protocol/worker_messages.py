@@ -5,11 +5,12 @@ They travel like those of clients (`client_messages.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
+from .codec import Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .log_level import LogLevel
@@ -23,7 +24,7 @@ from .states import (
     Priority,
     WorkerPhase,
 )
-from .step_batch import ROWS, Row
+from .step_batch import Row, Rows
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker
@@ -237,8 +238,8 @@ class Ready(Message):
     fingerprint: str
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
-    active_bytes: int = 0
-    own_bytes: int | None = None
+    active_bytes: Size = 0
+    own_bytes: Size | None = None
     cache_layers: list[CacheLayers] = field(default_factory=list)
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
@@ -384,7 +385,7 @@ class Step(Message):
 
     TYPE: ClassVar[str] = "step"
     step: int
-    rows: Sequence[Row] = field(default_factory=list, metadata=ROWS)
+    rows: Rows = field(default_factory=list)
     prefill: list[PrefillProgress] = field(default_factory=list)
     took_s: float = 0.0
     decode_s: float = 0.0

@@ -8,18 +8,10 @@ import queue
 import signal
 import sys
 import threading
-from dataclasses import fields
-from typing import Any
 
-from mlxsup.protocol.folders import check_socket_path
-from mlxsup.protocol.launch import (
-    MAX_LAUNCH_SPEC_BYTES,
-    LaunchSettings,
-    LaunchSpec,
-    is_integer,
-)
+from mlxsup.protocol.codec import MAX_LINE_BYTES, read_line
+from mlxsup.protocol.launch import LaunchSpec
 
-from .logs import LEVELS
 from .parent_watch import ORPHANED_EXIT
 
 SWITCH_INTERVAL_S = 0.001
@@ -38,22 +30,20 @@ def read_launch_spec(descriptor: int) -> LaunchSpec:
     received = bytearray()
     while not received.endswith(b"\n"):
         try:
-            piece = os.read(descriptor, MAX_LAUNCH_SPEC_BYTES)
+            piece = os.read(descriptor, MAX_LINE_BYTES)
         except OSError as error:
             raise LaunchError(f"standard input cannot be read: {error.strerror}") from None
         received += piece
-        if not piece or len(received) > MAX_LAUNCH_SPEC_BYTES:
+        if not piece or len(received) > MAX_LINE_BYTES:
             break
     if not received:
         raise LaunchError(
             "there is no launch spec on standard input; `mlxsup start` starts the workers"
         )
     try:
-        spec = LaunchSpec.from_line(bytes(received))
+        return read_line(LaunchSpec, bytes(received), "the launch spec on standard input")
     except ValueError as error:
-        raise LaunchError(f"the launch spec on standard input is wrong: {error}") from None
-    check_spec(spec)
-    return spec
+        raise LaunchError(str(error)) from None
 
 
 def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:
@@ -95,50 +85,6 @@ def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:
     if isinstance(found, LaunchError):
         raise found
     return found
-
-
-def check_spec(spec: LaunchSpec) -> None:
-    """Checks types and ranges, because JSON does not.
-
-    Raises:
-        LaunchError: names the first key that is wrong and what it takes.
-    """
-    checks: tuple[tuple[str, str, bool], ...] = (
-        ("model", "a name", isinstance(spec.model, str) and bool(spec.model)),
-        ("generation", "an integer of 1 or more", is_integer(spec.generation, 1)),
-        ("token", "text", isinstance(spec.token, str) and bool(spec.token)),
-        ("endpoint", "an ipc:// endpoint", _is_ipc(spec.endpoint)),
-        ("supervisor_pid", "a process id", is_integer(spec.supervisor_pid, 1)),
-        ("known_batching", "a map of text or null", _is_text_map(spec.known_batching)),
-        ("learned_dir", "a folder or null", _is_text_or_none(spec.learned_dir)),
-        ("log_level", ", ".join(LEVELS), spec.log_level in LEVELS),
-        *(
-            (f.name, values.takes, values.is_right(getattr(spec, f.name)))
-            for f in fields(LaunchSettings)
-            for values in (f.metadata["values"],)
-        ),
-    )
-    for name, expected, is_right in checks:
-        if not is_right:
-            raise LaunchError(f"the launch spec is wrong: {name} must be {expected}")
-    try:
-        check_socket_path(spec.endpoint.removeprefix("ipc://"))
-    except ValueError as error:
-        raise LaunchError(f"the launch spec is wrong: {error}") from None
-
-
-def _is_text_map(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-    )
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_ipc(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("ipc://") and len(value) > len("ipc://")
 
 
 def prepare_process() -> None:

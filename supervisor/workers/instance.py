@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings, LaunchSpec
 from mlxsup.protocol.worker_messages import MessageToWorker, Ready
@@ -184,7 +185,7 @@ class WorkerUnit:
                 post=self._hear,
                 now=around.now,
             )
-            line = self._launch_spec(token, self._link.endpoint).to_line()
+            line = to_line(self._launch_spec(token, self._link.endpoint))
             write = self._model_log.write
             prewarmed = (
                 self._take_prewarmed(line, write) if self._take_prewarmed is not None else None
