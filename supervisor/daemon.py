@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import zmq
 
@@ -18,7 +17,6 @@ from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, held_log_folder, raise_open_file_limit, record_log_folder
 from .service_manager import ServiceManager
 from .signals import held_back
@@ -41,7 +39,6 @@ def run_daemon(
     on_change: OnChange,
     on_listening: OnListening,
     argv: Sequence[str] | None = None,
-    proc: Path = PROC,
 ) -> int:
     """Run a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
 
@@ -50,7 +47,6 @@ def run_daemon(
         on_change: called with each change of a model's state, as the map that watchers get.
         on_listening: called with the endpoint once clients can connect.
         argv: the command that starts a worker, for tests.
-        proc: where the system says how much memory is available, for tests.
 
     Returns:
         The exit code: 0, 70 for a bug, which the daemon's log describes, or 71 if a process could
@@ -77,7 +73,6 @@ def run_daemon(
                     argv or worker_argv(),
                     on_change,
                     on_listening,
-                    proc,
                 )
         finally:
             folder.release()
@@ -91,7 +86,6 @@ def _serve(
     argv: Sequence[str],
     on_change: OnChange,
     on_listening: OnListening,
-    proc: Path,
 ) -> int:
     writer = LogWriter(report)
     is_json = config.log_format == "json"
@@ -112,7 +106,6 @@ def _serve(
             context=context,
             argv=argv,
             announcer=Announcer(log, on_change, manager, sleep),
-            proc=proc,
         )
 
         def listening(endpoint: str) -> None:
