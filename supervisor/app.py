@@ -83,7 +83,6 @@ from .memory.snapshot import ConfigSnapshot, MemorySnapshot
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
-from .sockets.transport import Context
 from .workers.instance import Surroundings
 from .workers.measure import Sampler
 from .workers.orphans import WorkerRecord
@@ -181,7 +180,6 @@ class App:
         record: where live workers are recorded.
         log: the daemon's log.
         writer: writes every log file.
-        context: makes the sockets.
         argv: the command that starts a worker.
         announcer: learns what happens.
 
@@ -197,7 +195,6 @@ class App:
         record: WorkerRecord,
         log: DaemonLog,
         writer: LogWriter,
-        context: Context,
         argv: Sequence[str],
         announcer: Announcer,
     ) -> None:
@@ -208,7 +205,6 @@ class App:
         self._announcer = announcer
         self._clock = Clock()
         self._surroundings = Surroundings(
-            context=context,
             folder=folder,
             record=record,
             log=log,

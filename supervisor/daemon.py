@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import zmq
-
 from mlxsup.protocol.launch import worker_argv
 
 from .announcements import Announcer, OnChange
@@ -21,7 +19,6 @@ from .runtime_folder import RuntimeFolder, held_log_folder, raise_open_file_limi
 from .service_manager import ServiceManager
 from .signals import held_back
 from .sleep import SleepGuard
-from .sockets.transport import Context
 from .workers.orphans import WorkerRecord
 from .workers.registry import report
 
@@ -95,7 +92,6 @@ def _serve(
     _record_places(config, log)
     record = WorkerRecord(config.runtime_dir)
     _end_leftovers(record, log)
-    context: Context = zmq.Context()
     try:
         app = App(
             config,
@@ -103,7 +99,6 @@ def _serve(
             record=record,
             log=log,
             writer=writer,
-            context=context,
             argv=argv,
             announcer=Announcer(log, on_change, manager, sleep),
         )
@@ -115,7 +110,6 @@ def _serve(
         code = asyncio.run(app.run(listening, open_files=open_files))
     finally:
         sleep.close()
-        context.term()
     log.write("info", "daemon ended", code=code)
     log.flight.ended(code)
     log.close()
