@@ -13,10 +13,8 @@ from .cache_layers import CacheLayers
 from .codec import Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
-from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
 from .pooling import Task
-from .rendering import Render, Rendered
 from .states import (
     Batching,
     Channel,
@@ -138,6 +136,27 @@ class DropKept(Message):
 
 
 @record
+class Render(Message):
+    """Supervisor → worker: show once more what was delivered of an answer, for a client that joins
+    its stream: the supervisor keeps the ids of the tokens, and not their text.
+
+    Attributes:
+        number: the supervisor's name for this question.
+        opening, parameters, seed, fingerprint: of the answer's `Acceptance`.
+        delivered: ids of the tokens that its client was sent, packed as `ids.pack_tokens` does; at
+            least one.
+    """
+
+    TYPE: ClassVar[str] = "render"
+    number: int
+    opening: str
+    parameters: dict[str, Any]
+    seed: int
+    fingerprint: str
+    delivered: bytes
+
+
+@record
 class GiveBack(Message):
     """Supervisor → worker: free what is only kept for reuse; nothing answers."""
 
@@ -161,6 +180,14 @@ class SetBudget(Message):
     number: int
     rows_bytes: int
     gives_back: bool = False
+
+
+@record
+class LogLevel(Message):
+    """Supervisor → worker: log from this level on; nothing answers."""
+
+    TYPE: ClassVar[str] = "set_log_level"
+    level: str
 
 
 @record
@@ -395,6 +422,21 @@ class Step(Message):
     wants_lease: bool = False
     only_waits: bool = False
     drafts: list[RowDrafts] = field(default_factory=list)
+
+
+@record
+class Rendered(Message):
+    """Worker → supervisor: the answer to `Render`.
+
+    Attributes:
+        number: of the question.
+        bodies: what a client is shown, packed by `delta_body.pack_body`, at least one; empty if
+            this worker cannot say, because it is of another model than the one that answers.
+    """
+
+    TYPE: ClassVar[str] = "rendered"
+    number: int
+    bodies: list[bytes]
 
 
 @record

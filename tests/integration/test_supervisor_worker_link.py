@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from mlxsup.protocol.worker_messages import (
 from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
 from mlxsup.supervisor.sockets.transport import MAX_LINES
 from mlxsup.supervisor.sockets.worker_link import MAX_UNSENT_MESSAGES, WorkerLink
-from mlxsup.supervisor.sockets.zmtp import GREETING
+from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
+from support.client.zmtp import READY
 from support.eventually_async import eventually_async
 
 HELLO = Hello(
@@ -132,6 +134,18 @@ WRONG: list[tuple[Message, str]] = [
     (replace(HELLO, pid=43), "said HELLO with pid 43 and not 42"),
 ]
 
+PUSH_READY = b"\x04\x27\x05READY\x0bSocket-Type\0\0\0\x04PUSH\x08Identity\0\0\0\0"
+
+
+@contextmanager
+def visitor(path: Path, data: bytes) -> Iterator[None]:
+    """A connection over which these bytes have been sent."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(str(path))
+        visitor.sendall(data)
+        yield
+
+
 STRANGE: list[list[bytes]] = [
     [b"hello"],
     [b"\xc1"],
@@ -145,15 +159,13 @@ STRANGE: list[list[bytes]] = [
 @with_bench
 async def test_a_stranger_on_the_socket_has_no_effect(bench: Bench, frames: list[bytes]) -> None:
     progress = LoadProgress(phase=LoadPhase.WEIGHTS, progress=0.5)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.connect(bench.link.endpoint)
-        stranger.send_multipart(frames)
-        await asyncio.to_thread(stranger.poll, 0)
+    with visitor(bench.path, GREETING + READY + to_wire(frames)):
+        bench.link.drain()
+        assert bench.events == []
         bench.say(HELLO)
         assert await bench.said(0) == HELLO
         bench.say(progress)
         assert await bench.said(1) == progress
-        bench.link.drain()
     assert len(bench.events) == 2
 
 
@@ -279,18 +291,13 @@ async def test_a_worker_after_a_stranger_is_waited_for_P23(bench: Bench) -> None
 
 @with_bench
 async def test_beats_before_hello_and_noise_for_beats_are_ignored(bench: Bench) -> None:
-    for noise in (encode(BEAT), [b"\xc1"]):
-        with bench.worker_context.socket(zmq.PUSH) as stranger:
-            stranger.setsockopt(zmq.LINGER, 5000)
-            stranger.connect(bench.link.endpoint + ".beat")
-            stranger.send_multipart(noise)
-        for _ in range(5):
-            await asyncio.sleep(0.01)
-            bench.link.drain()
-        assert [type(one) for one in bench.events] == [WorkerSaid] * len(bench.events)
-        if not bench.events:
-            bench.say(HELLO)
-            await bench.event()
+    with visitor(bench.beat_path, GREETING + PUSH_READY + to_wire(encode(BEAT))):
+        bench.link.drain()
+    assert bench.events == []
+    bench.say(HELLO)
+    await bench.event()
+    with visitor(bench.beat_path, GREETING + PUSH_READY + to_wire([b"\xc1"])):
+        bench.link.drain()
     bench.beat(BEAT)
     assert await bench.said(1) == BEAT
 
