@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from mlxsup.protocol.launch import worker_argv
 
@@ -58,64 +59,42 @@ def run_daemon(
     os.umask(0o077)
     return_large_blocks()
     open_files = raise_open_file_limit(len(config.models))
-    with held_back():
-        folder = RuntimeFolder.claim(config.runtime_dir)
-        try:
-            with held_log_folder(config.log_dir):
-                return _serve(
-                    config,
-                    folder,
-                    manager,
-                    open_files,
-                    argv or worker_argv(),
-                    on_change,
-                    on_listening,
-                )
-        finally:
-            folder.release()
-
-
-def _serve(
-    config: DaemonConfig,
-    folder: RuntimeFolder,
-    manager: ServiceManager,
-    open_files: int,
-    argv: Sequence[str],
-    on_change: OnChange,
-    on_listening: OnListening,
-) -> int:
-    writer = LogWriter(report)
-    is_json = config.log_format == "json"
-    log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
-    sleep = SleepGuard(config.prevent_sleep, log)
-    _warn_of_watchdog(manager, log)
-    _record_places(config, log)
-    record = WorkerRecord(config.runtime_dir)
-    _end_leftovers(record, log)
-    try:
-        app = App(
-            config,
-            folder=folder,
-            record=record,
-            log=log,
-            writer=writer,
-            argv=argv,
-            announcer=Announcer(log, on_change, manager, sleep),
-        )
+    with (
+        held_back(),
+        closing(RuntimeFolder.claim(config.runtime_dir)) as folder,
+        held_log_folder(config.log_dir),
+    ):
+        writer = LogWriter(report)
+        is_json = config.log_format == "json"
+        log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+        _warn_of_watchdog(manager, log)
+        _record_places(config, log)
+        record = WorkerRecord(config.runtime_dir)
+        _end_leftovers(record, log)
 
         def listening(endpoint: str) -> None:
             on_listening(endpoint)
             manager.ready()
 
-        code = asyncio.run(app.run(listening, open_files=open_files))
-    finally:
-        sleep.close()
-    log.write("info", "daemon ended", code=code)
-    log.flight.ended(code)
-    log.close()
-    if not writer.close(LOG_LIMIT_S):
-        report(f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost")
-    return code
+        with closing(SleepGuard(config.prevent_sleep, log)) as sleep:
+            app = App(
+                config,
+                folder=folder,
+                record=record,
+                log=log,
+                writer=writer,
+                argv=argv or worker_argv(),
+                announcer=Announcer(log, on_change, manager, sleep),
+            )
+            code = asyncio.run(app.run(listening, open_files=open_files))
+        log.write("info", "daemon ended", code=code)
+        log.flight.ended(code)
+        log.close()
+        if not writer.close(LOG_LIMIT_S):
+            report(
+                f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost"
+            )
+        return code
 
 
 def _warn_of_watchdog(manager: ServiceManager, log: DaemonLog) -> None:

@@ -149,7 +149,7 @@ class WorkerLink:
                 )
 
     def _take(self, line: Line, frames: list[bytes]) -> None:
-        if self._is_broken or self._peer not in (None, line):
+        if self._is_broken:
             return
         try:
             message = self._decoder.decode(frames)
