@@ -44,6 +44,7 @@ HELLO = Hello(
     model=ModelName("m"), generation=Generation(3), token="secret", pid=42, version="0.1.0"
 )
 BEAT = Heartbeat(step=1, phase=WorkerPhase.IDLE, phase_s=0.5)
+GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
 
 
 class Bench:
@@ -258,7 +259,15 @@ async def test_every_message_before_the_end_of_a_worker_is_read_F9(bench: Bench)
     assert steps == list(range(25))
 
 
-GONE = WorkerUnlinked(now=5.0, model=ModelName("m"), generation=Generation(3))
+@with_bench
+async def test_words_that_the_loop_has_not_heard_of_are_taken_at_the_end_F9(bench: Bench) -> None:
+    said = [HELLO, Step(step=1)]
+    with visitor(bench.path, GREETING + READY + b"".join(to_wire(encode(one)) for one in said)):
+        pass
+    bench.link.drain()
+    *words, gone = bench.events
+    assert [one.message for one in words if isinstance(one, WorkerSaid)] == said
+    assert gone == GONE
 
 
 @pytest.mark.parametrize("how", ["oversized", "closed"])
