@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .codec import DecodeError, read_part, to_map
 from .folders import DEFAULT_CONFIG
@@ -168,7 +169,7 @@ def parse_keys(path: Path, data: bytes) -> tuple[Key, ...]:
         KeyFileError: it is something else.
     """
     try:
-        content = json.loads(data) if len(data) <= MAX_FILE_BYTES else None
+        content: Any = json.loads(data) if len(data) <= MAX_FILE_BYTES else None
         found = read_part(_Content, content, "it")
     except (ValueError, RecursionError, DecodeError):
         found = None
