@@ -135,51 +135,19 @@ def test_the_status_says_which_daemon_answers_and_what_it_measured() -> None:
     assert play(body) == 0
 
 
-def test_the_launch_spec_follows_the_entry() -> None:
-    entry = fake(
-        max_concurrency=3,
-        step_timeout_s=7.5,
-        decode_stall_target_ms=123,
-        context_length=2048,
-        deterministic=True,
-        memory="1GiB",
-        cache_limit="2MiB",
-        wired="3MiB",
-        prefix_cache="4MiB",
-        sampling={"temperature": 0.25},
-        fake={"seed": 5},
-    )
-
-    async def body(stage: Stage) -> None:
-        spec = (await stage.worker()).spec
-        assert (spec.model, spec.generation, spec.engine) == ("a", 1, "fake")
-        assert spec.endpoint == f"ipc://{stage.folder}/run/w1.sock"
-        assert spec.supervisor_pid == os.getpid()
-        assert (spec.max_concurrency, spec.step_timeout_s) == (3, 7.5)
-        assert (spec.decode_stall_target_ms, spec.context_length) == (123, 2048)
-        assert spec.deterministic is True
-        limits = (spec.memory_limit_bytes, spec.cache_limit_bytes, spec.wired_limit_bytes)
-        assert limits == (2**30, 2 * 2**20, 3 * 2**20)
-        assert spec.prefix_cache_bytes == 4 * 2**20
-        assert spec.sampling["temperature"] == 0.25
-        assert (spec.fake, spec.log_level) == ({"seed": 5}, "warning")
-        assert len(spec.token) == 32
-
-    assert play(body, {"a": entry}, supervisor={"log_level": "warning"}) == 0
-
-
 def test_each_life_has_a_socket_and_a_token_of_its_own_F9() -> None:
     async def body(stage: Stage) -> None:
         first = await stage.ready()
         first.die()
         second = await stage.ready(generation=2)
+        assert (second.spec.log_level, second.spec.supervisor_pid) == ("warning", os.getpid())
         assert second.spec.token != first.spec.token
         assert second.spec.endpoint == f"ipc://{stage.folder}/run/w2.sock"
         assert not (stage.folder / "run" / "w1.sock").exists()
         assert not (stage.folder / "run" / "w1.sock.beat").exists()
         await eventually_async(lambda: recorded(stage.folder) == [("a", second.pid)])
 
-    assert play(body) == 0
+    assert play(body, supervisor={"log_level": "warning"}) == 0
 
 
 def test_a_death_in_mid_stream_is_told_and_the_stream_continues_in_the_next_life_F1() -> None:

@@ -598,4 +598,4 @@ def test_a_refused_start_gives_the_runtime_folder_back() -> None:
             start(folder)
         (folder / "run" / "client.sock").rmdir()
         # Each refusal has given the folder back.
-        runtime_module.RuntimeFolder.claim(folder / "run").release()
+        runtime_module.RuntimeFolder.claim(folder / "run").close()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -52,13 +53,17 @@ LAUNCH = LaunchSpec(
 
 
 def test_launch_is_the_settings_and_one_life() -> None:
-    settings = {f.name: getattr(LAUNCH, f.name) for f in dataclasses.fields(LaunchSettings)}
-    others = {
-        f.name: getattr(LAUNCH, f.name)
-        for f in dataclasses.fields(LAUNCH)
-        if f.name not in settings
-    }
-    assert LaunchSpec.of(LaunchSettings(**settings), **others) == LAUNCH
+    marks: dict[str, Any] = {f.name: f.name for f in dataclasses.fields(LaunchSettings)}
+    spec = LaunchSpec.of(
+        LaunchSettings(**marks),
+        model=ModelName("m"),
+        generation=Generation(1),
+        token="t",
+        endpoint="ipc:///x",
+        supervisor_pid=1,
+    )
+    assert {name: getattr(spec, name) for name in marks} == marks
+    assert (spec.model, spec.log_level) == ("m", "info")
 
 
 def test_processes_start_without_the_working_folder() -> None:
