@@ -18,14 +18,11 @@ import pytest
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.client_messages import (
-    Alive,
     Deltas,
     Done,
-    Ping,
     Reload,
     Reply,
     StatusQuery,
-    Unload,
 )
 from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import RequestId, pack_tokens
@@ -33,12 +30,10 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
-from mlxsup.supervisor import app as app_module
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Ready, RowDelta, Step
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import instance as incarnation_module
-from mlxsup.supervisor.workers.registry import Workers
 
 from support.client.pieces import texts_of
 from support.daemon.daemon import fake
@@ -266,27 +261,6 @@ def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
     assert play(body, {"a": entries["a"]}) == 0
 
 
-def test_commands_and_signs_of_life_go_out() -> None:
-    async def body(stage: Stage) -> None:
-        peer, worker = stage.peer(), await stage.ready()
-        assert (await peer.ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await peer.say(generate())
-        key = await worker.accept()
-        assert isinstance(await peer.hear_any(), Alive)
-        other = stage.peer()
-        await other.say(Unload(id=RequestId("u"), model=worker.spec.model))
-        await stage.until("a", "DRAINING")
-        peer.close()  # the request goes with its client, and with it what the drain waits for
-        assert (await worker.hear(CancelRow)).key == key
-        await worker.step(RowDelta(key=key, finish=FinishReason.CANCELLED))
-        await worker.hear(Exit)
-        worker.die(signal.SIGTERM)
-        await stage.until("a", "STOPPED")
-        assert (await other.hear(Reply)).id == "u"
-
-    assert play(body) == 0
-
-
 def test_a_worker_that_was_stopped_is_found_by_its_state_F7(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -300,29 +274,6 @@ def test_a_worker_that_was_stopped_is_found_by_its_state_F7(
         exit_ = (await status(stage.peer()))["last_exit"]
         assert (exit_["reason"], exit_["signal"]) == ("stall", "SIGKILL")
         assert "stopped" in exit_["detail"]
-
-    assert play(body) == 0
-
-
-def test_a_silent_worker_that_is_not_stopped_is_left_alone_P7(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watchdog_module, "SILENCE_S", 0.1)
-    monkeypatch.setattr(app_module, "LOOK_DELAY_S", 0.01)
-    looked: list[tuple[str, int]] = []
-    look = Workers.is_stopped
-
-    def noted(self: Workers, model: Any, generation: Any) -> bool | None:
-        looked.append((model, generation))
-        return look(self, model, generation)
-
-    monkeypatch.setattr(Workers, "is_stopped", noted)
-
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-        await eventually_async(lambda: len(looked) > 1)
-        assert set(looked) == {("a", 1)}
-        assert (await status(stage.peer()))["state"] == "READY"
 
     assert play(body) == 0
 
