@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadDone,
     DownloadFailed,
@@ -68,7 +69,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     """
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
-    spec = DownloadSpec(work=repository, parent_pid=os.getpid())
+    spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
     with _process(spec) as process, LiveLine(output) as line:
         show = progress_printer(repository, line)
         try:
@@ -108,7 +109,7 @@ def _process(spec: DownloadSpec) -> Iterator[subprocess.Popen[bytes]]:
     ) as process:
         try:
             assert process.stdin is not None
-            process.stdin.write(spec.to_line())
+            process.stdin.write(to_line(spec))
             process.stdin.flush()
             yield process
         except BaseException:

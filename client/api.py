@@ -11,13 +11,19 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from mlxsup.protocol.client_messages import (
     AddModel,
+    Attach,
+    CancelRequest,
+    ChangeLogLevel,
     Configure,
     Load,
+    PauseRequest,
     Ping,
     Prioritize,
     Reload,
     RemoveModel,
+    RequestsQuery,
     Restart,
+    ResumeRequest,
     SettingsQuery,
     StatusQuery,
     Stop,
@@ -26,15 +32,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.discovery import find_place
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Command
-from mlxsup.protocol.request_messages import (
-    Attach,
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
 
 from .connection import RequestIds
 from .parameters import (

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxsup.protocol.client_messages import Generate, Ping, StatusQuery
+from mlxsup.protocol.client_messages import Generate, Ping, RequestsQuery, StatusQuery
 from mlxsup.protocol.codec import body_of, encode, encode_body
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from mlxsup.protocol.message import Command
 from mlxsup.protocol.parameters import MOST_TOKENS
-from mlxsup.protocol.request_messages import RequestsQuery
 from mlxsup.protocol.states import Priority
 
 from .errors import ConnectionLost, RequestError

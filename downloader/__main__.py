@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 
+from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.download import (
     DownloadFailed,
     DownloadProblem,
@@ -29,14 +30,14 @@ def run() -> int:
     # A Ctrl-C in the terminal is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        spec = DownloadSpec.from_line(sys.stdin.buffer.readline())
+        spec = read_line(DownloadSpec, sys.stdin.buffer.readline(), "a download spec")
     except ValueError as error:
         print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
     if os.getppid() != spec.parent_pid:
         return ORPHANED_EXIT
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
-    report = _carry_out(spec.work)
+    report = _carry_out(spec.repository or Search(spec.words))
     _say(report)
     return FAILED_EXIT if isinstance(report, DownloadFailed) else 0
 

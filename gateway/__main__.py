@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.gateway import GatewaySpec
 
 from .server import ORPHANED_EXIT, serve
@@ -16,7 +17,7 @@ def run() -> int:
     """Read the spec and serve; return the exit code."""
     line = sys.stdin.buffer.readline()
     try:
-        spec = GatewaySpec.from_line(line)
+        spec = read_line(GatewaySpec, line, "a gateway's spec")
     except ValueError as error:
         print(f"mlxsup gateway: {error}; `mlxsup start --http` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT

@@ -85,7 +85,7 @@ def serve(spec: GatewaySpec) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     gateway = Gateway(
         lambda: AsyncClient(spec.endpoint),
-        spec.rules.names,
+        list(spec.rules.names.items()),
         refuses_unread=spec.rules.refuses_unread,
         adds_models=spec.rules.adds_models,
     )

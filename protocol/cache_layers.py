@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
-
+from .codec import Size
 from .message import Record, record
 
 
@@ -21,33 +19,7 @@ class CacheLayers(Record):
             None: all of them.
     """
 
-    layers: int
-    token_bytes: int = 0
-    row_bytes: int = 0
-    window: int | None = None
-
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the group that a file or another process names.
-
-        Raises:
-            ValueError, TypeError, LookupError: it is none.
-        """
-        window = value["window"]
-        return cls(
-            layers=size_of_json(value["layers"]),
-            token_bytes=size_of_json(value["token_bytes"]),
-            row_bytes=size_of_json(value["row_bytes"]),
-            window=None if window is None else size_of_json(window),
-        )
-
-
-def size_of_json(value: object) -> int:
-    """Return a size as it was read.
-
-    Raises:
-        ValueError: it is no whole number from 0.
-    """
-    if type(value) is not int or value < 0:
-        raise ValueError("not a size")
-    return value
+    layers: Size
+    token_bytes: Size = 0
+    row_bytes: Size = 0
+    window: Size | None = None

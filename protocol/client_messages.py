@@ -2,26 +2,18 @@
 
 A message travels as one frame, a msgpack map with `type` and its fields (fields with their default
 are left out), followed by a second frame if the message has a `body`. docs/protocol.md
-explains the conversation.
+explains the conversation. Messages about open requests of all clients name one by its id or, as
+`#12`, by the number that `requests` and `status` show for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from .codec import read_known, undecodable
+from .codec import Form, read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
-from .log_level import ChangeLogLevel
 from .message import Command, Message, Record, record
-from .request_messages import (
-    Attach,
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
-from .serialisation import FORM, Form
 from .states import FinishReason, NoticeKind, Priority
 
 # ---------------------------------------------------------------- client → supervisor
@@ -137,6 +129,82 @@ class Restart(Command):
     TYPE: ClassVar[str] = "restart"
     model: ModelName
     now: bool = False
+
+
+@record
+class RequestsQuery(Command):
+    """Client → supervisor: answer with `Reply`: every open request, and how far it is.
+
+    Attributes:
+        client: only the requests of this account, or of the process or terminal with this number;
+            None for all.
+    """
+
+    TYPE: ClassVar[str] = "requests"
+    client: str | None = None
+
+
+@record
+class CancelRequest(Command):
+    """Client → supervisor: end an open request of any connection; answered at once.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "cancel_request"
+    request: RequestId
+
+
+@record
+class Attach(Command):
+    """Client → supervisor: send me the stream of an open request of any connection, from its first
+    token; under this id come `Deltas` and an end as for a request of one's own. A `Cancel` of this
+    id only ends the listening.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "attach"
+    request: RequestId
+
+
+@record
+class PauseRequest(Command):
+    """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
+    until it is resumed; answered at once.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "pause"
+    request: RequestId
+
+
+@record
+class ResumeRequest(Command):
+    """Client → supervisor: let a paused request continue; answered at once.
+
+    Attributes:
+        request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    TYPE: ClassVar[str] = "resume"
+    request: RequestId
+
+
+@record
+class ChangeLogLevel(Command):
+    """Client → supervisor: log from this level on, in the daemon and its workers; answered at once.
+
+    Attributes:
+        level: one of `text.LOG_LEVELS`; until it is changed again, or the daemon ends.
+    """
+
+    TYPE: ClassVar[str] = "log_level"
+    level: str
 
 
 @record
@@ -302,7 +370,7 @@ class Deltas(Message):
     """Supervisor → client: what one engine step produced for the streams of this connection."""
 
     TYPE: ClassVar[str] = "deltas"
-    deltas: list[ClientDelta] = field(metadata={FORM: Form(to_plain=_plain, check=_read)})
+    deltas: Annotated[list[ClientDelta], Form(_read, _plain)]
 
 
 @record

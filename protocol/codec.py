@@ -1,4 +1,4 @@
-"""Messages to frames and back, under limits; the only importer of msgpack.
+"""Messages to frames and back, under limits, and parts to lines of JSON; alone imports msgpack.
 
 Decoding checks every field against the annotations of its message class: a peer's mistake becomes
 a `DecodeError` that names the field and what was expected, never an attribute of the wrong type.
@@ -10,19 +10,19 @@ and a step is decoded for every token.
 from __future__ import annotations
 
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgpack
 
 from .errors import ErrorCode, RemoteError
 from .ids import MAX_ID_CHARACTERS
 from .message import Message
-from .serialisation import Check, own_check, to_map, without_none
 from .version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_FRAME_BYTES = 40 * 1024 * 1024
 """The largest frame a socket accepts; a body between the two limits is refused with an answer."""
 
+
+MAX_LINE_BYTES = 64 * 1024
+"""Of a line of JSON: no wider than a pipe, so that it is written at once."""
 
 PACK_BYTES = 4096
 """The buffer that a message is packed into at first; it grows as needed."""
@@ -62,6 +65,24 @@ class DecodeError(Exception):
 
 M = TypeVar("M", bound=Message)
 P = TypeVar("P")
+
+Check = Callable[[Any, str], Any]
+"""Takes a decoded value and the path of its field; returns the value for the message."""
+
+Convert = Callable[[Any], Any]
+"""Takes a value of a message; returns what msgpack or JSON packs."""
+
+
+class Form(NamedTuple):
+    """How a field travels, in its annotation, for what the type alone does not say.
+
+    Attributes:
+        check: checks what has arrived, and makes the value for the message.
+        to_plain: makes what is packed; None: as the type says.
+    """
+
+    check: Check
+    to_plain: Convert | None = None
 
 
 class Decoder(Generic[M]):
@@ -301,13 +322,93 @@ def undecodable(message: str, request_id: str = "") -> DecodeError:
     return DecodeError(ErrorCode.INVALID_REQUEST, message, request_id)
 
 
+# ---------------------------------------------------------------- lines of JSON
+
+
+def to_line(part: Any) -> bytes:
+    """Return a dataclass as one line of JSON for another process, newline included."""
+    return json.dumps(to_map(part), separators=(",", ":")).encode() + b"\n"
+
+
+def read_line(cls: type[P], line: bytes, what: str) -> P:
+    """Read what `to_line` has made.
+
+    Args:
+        cls: a dataclass.
+        line: of at most 64 KiB.
+        what: what it is, for the error.
+
+    Raises:
+        ValueError: it is something else; the message says why.
+    """
+    try:
+        value = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be one line of JSON of at most 64 KiB")
+    try:
+        return read_part(cls, value, "")
+    except DecodeError as error:
+        raise ValueError(f"{what} is wrong: {error.message}") from None
+
+
+# ---------------------------------------------------------------- dataclasses to maps
+
+
+def to_map(part: Any) -> dict[str, Any]:
+    """Return a message or another dataclass; fields with their default are left out."""
+    result = {}
+    for name, default, convert in _conversions(typing.cast(Any, type(part))):
+        item = getattr(part, name)
+        if item != default:
+            result[name] = item if convert is None or item is None else convert(item)
+    return result
+
+
+@functools.cache
+def _conversions(cls: Any) -> tuple[tuple[str, Any, Convert | None], ...]:
+    """Return of each field its name, default (or MISSING), and how it becomes a plain value."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(
+        (
+            f.name,
+            f.default if f.default_factory is MISSING else f.default_factory(),
+            _conversion(hints[f.name]),
+        )
+        for f in fields(cls)
+    )
+
+
+def _conversion(hint: Any) -> Convert | None:
+    """Return what makes of such a value one that msgpack packs; None if nothing has to."""
+    hint = _without_none(hint)
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        form: Form = hint.__metadata__[0]
+        return form.to_plain or _conversion(hint.__origin__)
+    if origin in (list, tuple):
+        item = _conversion(typing.get_args(hint)[0])
+        return None if item is None else lambda values: [item(value) for value in values]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda member: member.value
+    return to_map if is_dataclass(hint) else None
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the other part of an annotation that allows None; any other as it is."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(a for a in typing.get_args(hint) if a is not types.NoneType)
+    return hint
+
+
 # ---------------------------------------------------------------- maps to dataclasses
 
 
 @functools.cache
 def _schema(cls: Any, *, is_strict: bool) -> Check:
-    hints = typing.get_type_hints(cls)
-    checks = {f.name: own_check(f) or _check_for(hints[f.name], is_strict) for f in fields(cls)}
+    hints = typing.get_type_hints(cls, include_extras=True)
+    checks = {f.name: _check_for(hints[f.name], is_strict) for f in fields(cls)}
     required = [
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
     ]
@@ -338,12 +439,14 @@ def _check_for(hint: Any, is_strict: bool) -> Check:
         supertype = hint.__supertype__
         return _name_check if supertype is str else _check_for(supertype, is_strict)
     origin = typing.get_origin(hint)
+    if origin is Annotated:
+        form: Form = hint.__metadata__[0]
+        return form.check
     if origin in (types.UnionType, typing.Union):
-        inner = _check_for(without_none(hint), is_strict)
+        inner = _check_for(_without_none(hint), is_strict)
         return lambda value, path: None if value is None else inner(value, path)
-    if origin is list:
-        item_check = _check_for(typing.get_args(hint)[0], is_strict)
-        return _list_check(item_check)
+    if origin in (list, tuple):
+        return _list_check(_check_for(typing.get_args(hint)[0], is_strict), origin)
     if origin is dict:
         return _type_check((dict,), "a map")
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -374,13 +477,23 @@ def _name_check(value: Any, path: str) -> str:
     return value
 
 
-def _list_check(item_check: Check) -> Check:
-    def check(value: Any, path: str) -> list[Any]:
+def _list_check(item_check: Check, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Check:
+    def check(value: Any, path: str) -> Any:
         if type(value) is not list:
             raise undecodable(f"{path} must be a list")
-        return [item_check(item, path) for item in value]
+        return kind(item_check(item, path) for item in value)
 
     return check
+
+
+def _size_check(value: Any, path: str) -> int:
+    if type(value) is not int or value < 0:
+        raise undecodable(f"{path} must be an integer of 0 or more")
+    return value
+
+
+Size = Annotated[int, Form(_size_check)]
+"""A number of bytes, or of anything else that is counted."""
 
 
 def _enum_check(enum: type[Enum]) -> Check:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MAX_SPEC_BYTES = 64 * 1024
+from .codec import DecodeError, read_part, to_map
+
 DEFAULT_REVISION = "main"
 
 _REPORT_KEY = "mlxsup_download"
@@ -53,31 +54,14 @@ class DownloadSpec:
     """Everything that the process gets at its start.
 
     Attributes:
-        work: what to download, or to look for.
         parent_pid: the process whose death it watches for.
+        repository: what to download; None: it searches.
+        words: what it searches for.
     """
 
-    work: Repository | Search
     parent_pid: int
-
-    def to_line(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> DownloadSpec:
-        """Return what `to_line` has written.
-
-        Raises:
-            ValueError: the line is not a download spec.
-        """
-        try:
-            values = json.loads(line[:MAX_SPEC_BYTES])
-            work = values["work"]
-            kind = Search if "words" in work else Repository
-            return cls(work=kind(**work), parent_pid=int(values["parent_pid"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError("a download spec is one line of JSON") from None
+    repository: Repository | None = None
+    words: str = ""
 
 
 class DownloadProblem(StrEnum):
@@ -211,20 +195,15 @@ _REPORTS: dict[str, type[DownloadReport]] = {
 def report_line(report: DownloadReport) -> str:
     """Return the line for a report, without its newline."""
     kind = next(name for name, type_ in _REPORTS.items() if isinstance(report, type_))
-    return json.dumps({_REPORT_KEY: kind, **asdict(report)})
+    return json.dumps({_REPORT_KEY: kind, **to_map(report)})
 
 
 def read_report(line: bytes) -> DownloadReport | None:
     """Return the report in a line; None if the line is something else."""
     try:
         values: Any = json.loads(line)
-        kind = _REPORTS[values.pop(_REPORT_KEY)]
-        if kind is DownloadFailed:
-            values["problem"] = DownloadProblem(values["problem"])
-        if kind is RepositoriesFound:
-            values["found"] = [FoundRepository(**one) for one in values["found"]]
-        return kind(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return read_part(_REPORTS[values.pop(_REPORT_KEY)], values, "")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DecodeError):
         return None
 
 

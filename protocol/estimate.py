@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .cache_layers import CacheLayers
+from .codec import DecodeError, Size, read_part, to_map
 from .regular_file import MIB, read_regular
 
 MAX_FILE_BYTES = MIB
@@ -39,32 +39,27 @@ class ModelMemory:
         layers: what its layers keep for each row.
     """
 
-    weight_bytes: int
+    weight_bytes: Size
     layers: tuple[CacheLayers, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values that `of_json` reads."""
-        return {"weight_bytes": self.weight_bytes, "layers": [asdict(one) for one in self.layers]}
-
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> ModelMemory:
-        """Return what `to_json` has written.
-
-        Raises:
-            ValueError, TypeError, LookupError: it is something else, or has sizes that no model
-                has.
-        """
-        memory = cls(
-            weight_bytes=value["weight_bytes"],
-            layers=tuple(CacheLayers.of_json(one) for one in value["layers"]),
+    @property
+    def is_possible(self) -> bool:
+        """True if there are models with such sizes."""
+        totals = [one.layers * (one.token_bytes + one.row_bytes) for one in self.layers]
+        tokens = sum(one.layers * one.token_bytes for one in self.layers)
+        return (
+            max(self.weight_bytes, *totals, 0) <= MAX_BYTES
+            and tokens <= MAX_TOKEN_BYTES
+            and len(self.layers) <= MAX_GROUPS
         )
-        totals = [one.layers * (one.token_bytes + one.row_bytes) for one in memory.layers]
-        tokens = sum(one.layers * one.token_bytes for one in memory.layers)
-        sizes = [memory.weight_bytes, *totals]
-        is_size = all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes)
-        if not is_size or tokens > MAX_TOKEN_BYTES or len(memory.layers) > MAX_GROUPS:
-            raise ValueError("sizes that no model has")
-        return memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """An answer as its file has it, with the key under which it is kept."""
+
+    key: str
+    memory: ModelMemory
 
 
 def estimate_argv(python: str = sys.executable) -> list[str]:
@@ -85,9 +80,10 @@ def find_kept(key: str, folder: Path) -> ModelMemory | None:
     """Return the answer that is kept for a key; None if there is none, or it is damaged."""
     try:
         value = json.loads(read_regular(folder / f"{key}.json", MAX_FILE_BYTES))
-        return ModelMemory.of_json(value) if value["key"] == key else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        kept = read_part(_Kept, value, "")
+    except (OSError, ValueError, DecodeError, RecursionError):
         return None
+    return kept.memory if kept.key == key and kept.memory.is_possible else None
 
 
 def keep(key: str, memory: ModelMemory, folder: Path) -> None:
@@ -95,7 +91,7 @@ def keep(key: str, memory: ModelMemory, folder: Path) -> None:
     draft = folder / f"{key}.{os.getpid()}"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"key": key, **memory.to_json()}), encoding="utf-8")
+        draft.write_text(json.dumps(to_map(_Kept(key=key, memory=memory))), encoding="utf-8")
         os.replace(draft, folder / f"{key}.json")
         files = [folder / name for name in os.listdir(folder)]
         for old in sorted(files, key=lambda file: file.stat().st_mtime_ns)[:-MAX_KEPT]:

@@ -12,9 +12,8 @@ from dataclasses import field
 from typing import ClassVar
 
 from .client_messages import Timings, Usage
-from .codec import DecodeError, read_known
+from .codec import DecodeError, read_known, to_map
 from .message import Record, record
-from .serialisation import to_map
 from .text import escaped
 
 MODELS_FILE_NAME = "mlxsup-flight.jsonl"

@@ -13,9 +13,8 @@ from its pipe, as they could a request to `/health`: they fill the listener's ba
 from __future__ import annotations
 
 import ipaddress
-import json
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Self
 
 DEFAULT_LISTEN = "127.0.0.1:8484"
@@ -23,8 +22,6 @@ ADDRESS_EXPECTED = 'an address of this machine and a port, such as "127.0.0.1:84
 KEYS_HINT = "mlxsup key new NAME"
 LOCAL_NAME = "localhost"
 LOCAL_HOST = "127.0.0.1"
-
-MAX_SPEC_BYTES = 64 * 1024
 
 BEAT_S = 1.0
 BEAT, BEAT_WITH_KEYS = b".", b"K"
@@ -113,7 +110,7 @@ class GatewayRules:
         adds_models: true if a request for a model that is not served adds it.
     """
 
-    names: tuple[tuple[str, str], ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     needs_keys: bool = False
@@ -185,34 +182,6 @@ class GatewaySpec:
     has_had_keys: bool = False
     log_level: str = "info"
     rules: GatewayRules = field(default_factory=GatewayRules)
-
-    def to_line(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> Self:
-        """Read what `to_line` made.
-
-        Raises:
-            ValueError: the line is not a spec of this version; the message says why.
-        """
-        if len(line) > MAX_SPEC_BYTES or not line.endswith(b"\n"):
-            raise ValueError("a gateway's spec is one line of JSON of at most 64 KiB")
-        values = json.loads(line)
-        names = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
-            raise ValueError(f"a gateway's spec has exactly the keys {', '.join(sorted(names))}")
-        rules = values["rules"]
-        values["rules"] = GatewayRules(
-            names=tuple((name, model) for name, model in rules["names"]),
-            hosts=tuple(rules["hosts"]),
-            origins=tuple(rules["origins"]),
-            needs_keys=rules["needs_keys"],
-            refuses_unread=rules["refuses_unread"],
-            adds_models=rules["adds_models"],
-        )
-        return cls(**values)
 
 
 def gateway_argv(python: str = sys.executable) -> list[str]:

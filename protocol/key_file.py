@@ -18,10 +18,11 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .codec import DecodeError, read_part, to_map
 from .folders import DEFAULT_CONFIG
 
 KEYS_SUFFIX = ".keys.json"
@@ -64,8 +65,16 @@ class Key:
     name: str
     digest: str
     account: str
-    is_operator: bool = False
-    created: str = ""
+    is_operator: bool
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """The content of the file."""
+
+    schema_version: int
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +169,16 @@ def parse_keys(path: Path, data: bytes) -> tuple[Key, ...]:
         KeyFileError: it is something else.
     """
     try:
-        return _parse(data)
-    except (ValueError, RecursionError):
+        content: Any = json.loads(data) if len(data) <= MAX_FILE_BYTES else None
+        found = read_part(_Content, content, "it")
+    except (ValueError, RecursionError, DecodeError):
+        found = None
+    if found is None or found.schema_version != SCHEMA_VERSION:
         raise KeyFileError(
             f"{path} is not a whole file of keys: put a copy of it back, or move it away and make"
             " new keys with `mlxsup key new NAME`"
-        ) from None
+        )
+    return found.keys
 
 
 def read_mark(path: Path) -> bool | None:
@@ -282,31 +295,6 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
         raise KeyFileError(f"{path} has mode {mode:04o}, {reach}; run: chmod 600 {path}")
 
 
-def _parse(data: bytes) -> tuple[Key, ...]:
-    """Return the keys in the text of a file.
-
-    Raises:
-        ValueError, RecursionError: it is something else.
-    """
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError("too long")
-    value = json.loads(data)
-    if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError("another format")
-    entries = value.get("keys")
-    if not isinstance(entries, list):
-        raise ValueError("no list")
-    return tuple(map(_parse_key, entries))
-
-
-def _parse_key(entry: Any) -> Key:
-    kinds: dict[str, type] = {f.name: bool if f.name == "is_operator" else str for f in fields(Key)}
-    is_key = isinstance(entry, dict) and entry.keys() == kinds.keys()
-    if not is_key or any(type(entry[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("not a key")
-    return Key(**entry)
-
-
 @contextmanager
 def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
     """Keep other writers out; a command waits for them, and makes the folder if it is missing."""
@@ -328,7 +316,7 @@ def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
 
 def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
     """Replace the file as a whole, so that no reader gets half of it."""
-    value = {"schema_version": SCHEMA_VERSION, "keys": [asdict(key) for key in keys]}
+    value = to_map(_Content(schema_version=SCHEMA_VERSION, keys=tuple(keys)))
     try:
         new = _prepare(place.file, json.dumps(value, indent=1).encode() + b"\n")
         # Before the first key counts, and after all that may fail of a disk that is full.

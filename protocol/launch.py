@@ -14,18 +14,14 @@ only (`child_environment`): tokens and passwords stay with the daemon and its do
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
 from .ids import Generation, ModelName
-
-MAX_LAUNCH_SPEC_BYTES = 64 * 1024
-
 
 TEXT_LIMIT_STEPS = 10.0
 """Tokenising one prompt may take this many times `step_timeout_s`."""
@@ -144,28 +140,6 @@ class LaunchSpec(LaunchSettings):
         """Make a spec with these settings; `others` are the remaining fields."""
         given = {f.name: getattr(settings, f.name) for f in fields(LaunchSettings)}
         return cls(**given, **others)
-
-    def to_line(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> LaunchSpec:
-        """Reads what `to_line` made.
-
-        Raises:
-            ValueError: the line is not a launch spec of this version; the message says why.
-        """
-        if len(line) > MAX_LAUNCH_SPEC_BYTES or not line.endswith(b"\n"):
-            raise ValueError("a launch spec is one line of JSON of at most 64 KiB")
-        try:
-            values = json.loads(line)
-        except RecursionError:
-            raise ValueError("a launch spec is nested less deeply") from None
-        names = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
-            raise ValueError(f"a launch spec has exactly the keys {', '.join(sorted(names))}")
-        return cls(**values)
 
 
 PREWARM_OPTION = "--prewarm"

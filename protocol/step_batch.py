@@ -10,11 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from .codec import read_part, undecodable
+from .codec import Form, read_part, undecodable
 from .ids import RequestKey
-from .serialisation import FORM, Form
 from .states import FinishReason, PauseReason, RowState
 
 BYTES_PER_TOKEN = 4
@@ -149,5 +148,5 @@ def _more(row: Row) -> dict[str, Any]:
     return more
 
 
-ROWS = {FORM: Form(to_plain=pack_rows, check=read_rows)}
-"""The metadata of a field that takes rows."""
+Rows = Annotated[Sequence[Row], Form(read_rows, pack_rows)]
+"""As `Step` has them."""

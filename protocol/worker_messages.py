@@ -5,17 +5,16 @@ They travel like those of clients (`client_messages.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
+from .codec import Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
-from .log_level import LogLevel
 from .message import Logprobs, Message, Record, record
 from .pooling import Task
-from .rendering import Render, Rendered
 from .states import (
     Batching,
     Channel,
@@ -23,7 +22,7 @@ from .states import (
     Priority,
     WorkerPhase,
 )
-from .step_batch import ROWS, Row
+from .step_batch import Row, Rows
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker
@@ -137,6 +136,27 @@ class DropKept(Message):
 
 
 @record
+class Render(Message):
+    """Supervisor → worker: show once more what was delivered of an answer, for a client that joins
+    its stream: the supervisor keeps the ids of the tokens, and not their text.
+
+    Attributes:
+        number: the supervisor's name for this question.
+        opening, parameters, seed, fingerprint: of the answer's `Acceptance`.
+        delivered: ids of the tokens that its client was sent, packed as `ids.pack_tokens` does; at
+            least one.
+    """
+
+    TYPE: ClassVar[str] = "render"
+    number: int
+    opening: str
+    parameters: dict[str, Any]
+    seed: int
+    fingerprint: str
+    delivered: bytes
+
+
+@record
 class GiveBack(Message):
     """Supervisor → worker: free what is only kept for reuse; nothing answers."""
 
@@ -160,6 +180,14 @@ class SetBudget(Message):
     number: int
     rows_bytes: int
     gives_back: bool = False
+
+
+@record
+class LogLevel(Message):
+    """Supervisor → worker: log from this level on; nothing answers."""
+
+    TYPE: ClassVar[str] = "set_log_level"
+    level: str
 
 
 @record
@@ -237,8 +265,8 @@ class Ready(Message):
     fingerprint: str
     backend: str
     versions: dict[str, str] = field(default_factory=dict)
-    active_bytes: int = 0
-    own_bytes: int | None = None
+    active_bytes: Size = 0
+    own_bytes: Size | None = None
     cache_layers: list[CacheLayers] = field(default_factory=list)
     batching: Batching = Batching.TOGETHER
     batching_reason: str = ""
@@ -384,7 +412,7 @@ class Step(Message):
 
     TYPE: ClassVar[str] = "step"
     step: int
-    rows: Sequence[Row] = field(default_factory=list, metadata=ROWS)
+    rows: Rows = field(default_factory=list)
     prefill: list[PrefillProgress] = field(default_factory=list)
     took_s: float = 0.0
     decode_s: float = 0.0
@@ -394,6 +422,21 @@ class Step(Message):
     wants_lease: bool = False
     only_waits: bool = False
     drafts: list[RowDrafts] = field(default_factory=list)
+
+
+@record
+class Rendered(Message):
+    """Worker → supervisor: the answer to `Render`.
+
+    Attributes:
+        number: of the question.
+        bodies: what a client is shown, packed by `delta_body.pack_body`, at least one; empty if
+            this worker cannot say, because it is of another model than the one that answers.
+    """
+
+    TYPE: ClassVar[str] = "rendered"
+    number: int
+    bodies: list[bytes]
 
 
 @record

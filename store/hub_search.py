@@ -6,13 +6,13 @@ import asyncio
 import os
 from dataclasses import dataclass
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadFailed,
     DownloadProblem,
     DownloadSpec,
     FoundRepository,
     RepositoriesFound,
-    Search,
     download_argv,
     read_report,
 )
@@ -59,7 +59,8 @@ async def find_repositories(words: str) -> list[FoundRepository]:
         async with asyncio.timeout(LIMIT_S):
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(DownloadSpec(work=Search(words), parent_pid=os.getpid()).to_line())
+            spec = DownloadSpec(words=words, parent_pid=os.getpid())
+            process.stdin.write(to_line(spec))
             await process.stdin.drain()
             async for line in process.stdout:
                 match read_report(line):

@@ -78,14 +78,13 @@ from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
 from .memory.folder_reader import Place
+from .memory.machine import ram_bytes
 from .memory.snapshot import ConfigSnapshot, MemorySnapshot
-from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
-from .sockets.transport import Context
 from .workers.instance import Surroundings
-from .workers.measure import Sampler, keep_measuring
+from .workers.measure import Sampler
 from .workers.orphans import WorkerRecord
 from .workers.registry import Workers, report
 
@@ -181,10 +180,8 @@ class App:
         record: where live workers are recorded.
         log: the daemon's log.
         writer: writes every log file.
-        context: makes the sockets.
         argv: the command that starts a worker.
         announcer: learns what happens.
-        proc: where the system says how much memory is available.
 
     Raises:
         ConfigError: the pinned models do not fit into the memory budget together.
@@ -198,20 +195,16 @@ class App:
         record: WorkerRecord,
         log: DaemonLog,
         writer: LogWriter,
-        context: Context,
         argv: Sequence[str],
         announcer: Announcer,
-        proc: Path = PROC,
     ) -> None:
         self._config = config
-        self._proc = proc
         self._log = log
         self._writer = writer
         self._record = record
         self._announcer = announcer
         self._clock = Clock()
         self._surroundings = Surroundings(
-            context=context,
             folder=folder,
             record=record,
             log=log,
@@ -479,19 +472,25 @@ class App:
 
     async def _sample(self) -> None:
         """Measure every second, and write the record if that failed before."""
-
-        def sampled(event: Sampled) -> None:
-            self._loop.call_soon(self.dispatch, event)
-            self._record.write_again()
-            self._log.flight.alive()
-
         sampler = Sampler(
             lambda error: self._log.write("warning", "memory not measured", error=error.strerror),
-            self._memory.watch(self._proc),
+            self._memory.watch(),
         )
-        await keep_measuring(
-            sampler, pids=lambda: self._workers.pids, now=self._clock.now, on_sampled=sampled
-        )
+        try:
+            while True:
+                await sampler.measure(self._workers.pids)
+                sampled = Sampled(
+                    now=self._clock.now(),
+                    footprint_bytes=sampler.footprint_bytes,
+                    machine_bytes=ram_bytes(),
+                    reading=sampler.reading,
+                )
+                self._loop.call_soon(self.dispatch, sampled)
+                self._record.write_again()
+                self._log.flight.alive()
+                await asyncio.sleep(1.0)
+        finally:
+            sampler.close()
 
     def _on_signal(self, number: signal.Signals, is_repeated: bool) -> None:
         self._announcer.ends(number.name, *self._core.left_to_finish(is_repeated))

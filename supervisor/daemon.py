@@ -7,9 +7,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-import zmq
+from contextlib import closing
 
 from mlxsup.protocol.launch import worker_argv
 
@@ -18,12 +16,10 @@ from .app import App, OnListening
 from .config.load import DaemonConfig
 from .log_files import LogWriter
 from .logs import DaemonLog
-from .memory.watch import PROC
 from .runtime_folder import RuntimeFolder, held_log_folder, raise_open_file_limit, record_log_folder
 from .service_manager import ServiceManager
 from .signals import held_back
 from .sleep import SleepGuard
-from .sockets.transport import Context
 from .workers.orphans import WorkerRecord
 from .workers.registry import report
 
@@ -41,7 +37,6 @@ def run_daemon(
     on_change: OnChange,
     on_listening: OnListening,
     argv: Sequence[str] | None = None,
-    proc: Path = PROC,
 ) -> int:
     """Run a supervisor until it is asked to end; called by `mlxsup start` on the main thread.
 
@@ -50,7 +45,6 @@ def run_daemon(
         on_change: called with each change of a model's state, as the map that watchers get.
         on_listening: called with the endpoint once clients can connect.
         argv: the command that starts a worker, for tests.
-        proc: where the system says how much memory is available, for tests.
 
     Returns:
         The exit code: 0, 70 for a bug, which the daemon's log describes, or 71 if a process could
@@ -65,70 +59,42 @@ def run_daemon(
     os.umask(0o077)
     return_large_blocks()
     open_files = raise_open_file_limit(len(config.models))
-    with held_back():
-        folder = RuntimeFolder.claim(config.runtime_dir)
-        try:
-            with held_log_folder(config.log_dir):
-                return _serve(
-                    config,
-                    folder,
-                    manager,
-                    open_files,
-                    argv or worker_argv(),
-                    on_change,
-                    on_listening,
-                    proc,
-                )
-        finally:
-            folder.release()
-
-
-def _serve(
-    config: DaemonConfig,
-    folder: RuntimeFolder,
-    manager: ServiceManager,
-    open_files: int,
-    argv: Sequence[str],
-    on_change: OnChange,
-    on_listening: OnListening,
-    proc: Path,
-) -> int:
-    writer = LogWriter(report)
-    is_json = config.log_format == "json"
-    log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
-    sleep = SleepGuard(config.prevent_sleep, log)
-    _warn_of_watchdog(manager, log)
-    _record_places(config, log)
-    record = WorkerRecord(config.runtime_dir)
-    _end_leftovers(record, log)
-    context: Context = zmq.Context()
-    try:
-        app = App(
-            config,
-            folder=folder,
-            record=record,
-            log=log,
-            writer=writer,
-            context=context,
-            argv=argv,
-            announcer=Announcer(log, on_change, manager, sleep),
-            proc=proc,
-        )
+    with (
+        held_back(),
+        closing(RuntimeFolder.claim(config.runtime_dir)) as folder,
+        held_log_folder(config.log_dir),
+    ):
+        writer = LogWriter(report)
+        is_json = config.log_format == "json"
+        log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+        _warn_of_watchdog(manager, log)
+        _record_places(config, log)
+        record = WorkerRecord(config.runtime_dir)
+        _end_leftovers(record, log)
 
         def listening(endpoint: str) -> None:
             on_listening(endpoint)
             manager.ready()
 
-        code = asyncio.run(app.run(listening, open_files=open_files))
-    finally:
-        sleep.close()
-        context.term()
-    log.write("info", "daemon ended", code=code)
-    log.flight.ended(code)
-    log.close()
-    if not writer.close(LOG_LIMIT_S):
-        report(f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost")
-    return code
+        with closing(SleepGuard(config.prevent_sleep, log)) as sleep:
+            app = App(
+                config,
+                folder=folder,
+                record=record,
+                log=log,
+                writer=writer,
+                argv=argv or worker_argv(),
+                announcer=Announcer(log, on_change, manager, sleep),
+            )
+            code = asyncio.run(app.run(listening, open_files=open_files))
+        log.write("info", "daemon ended", code=code)
+        log.flight.ended(code)
+        log.close()
+        if not writer.close(LOG_LIMIT_S):
+            report(
+                f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost"
+            )
+        return code
 
 
 def _warn_of_watchdog(manager: ServiceManager, log: DaemonLog) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadDone,
     DownloadFailed,
@@ -117,10 +118,10 @@ class _Unit:
         """Run it, and post what it reports; return when its process is gone."""
         if not self._is_wanted:
             return
-        spec = DownloadSpec(work=self.repository, parent_pid=os.getpid())
+        spec = DownloadSpec(repository=self.repository, parent_pid=os.getpid())
         try:
             # Of all children only this one needs proxies, mirrors and the hub's token.
-            process = WorkerProcess.spawn(argv, spec.to_line(), self._read, environment=os.environ)
+            process = WorkerProcess.spawn(argv, to_line(spec), self._read, environment=os.environ)
         except OSError as error:
             await self._end(_broken(f"it could not be started: {error.strerror}"))
             return

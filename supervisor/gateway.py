@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.folders import GATEWAY_LOG_NAME
 from mlxsup.protocol.gateway import (
     BEAT_WITH_KEYS,
@@ -190,7 +191,7 @@ class GatewayKeeper:
             rules=self._rules,
         )
         inherited = [listener.fileno(), beat_pipe]
-        process = WorkerProcess.spawn(self._argv, spec.to_line(), output.write, inherited=inherited)
+        process = WorkerProcess.spawn(self._argv, to_line(spec), output.write, inherited=inherited)
         self._process = process
         around.spawned(RECORDED_AS, process.pid)
         around.log.write("info", "gateway started", pid=process.pid)

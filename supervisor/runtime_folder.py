@@ -89,7 +89,7 @@ class AlreadyRunningError(Exception):
 
 
 class RuntimeFolder:
-    """A runtime folder that this process holds; `claim` makes one, `release` gives it back.
+    """A runtime folder that this process holds; `claim` makes one, `close` gives it back.
 
     Attributes:
         path: the folder.
@@ -149,7 +149,7 @@ class RuntimeFolder:
                 try:
                     stale.unlink(missing_ok=True)
                 except OSError as error:
-                    folder.release()
+                    folder.close()
                     raise RuntimeFolderError(
                         f"cannot remove {stale}, which is in the way: {error.strerror}",
                         hint="remove it, or set another runtime_dir",
@@ -175,7 +175,7 @@ class RuntimeFolder:
         """Return where the workers of a model keep what they learn of it."""
         return self.path / LEARNED_NAME / model
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Give the folder to the next supervisor. The lock file stays: unlinking it could take
         away the one that another process has just locked."""
         os.close(self._lock)

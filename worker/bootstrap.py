@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 
-from mlxsup.protocol.launch import MAX_LAUNCH_SPEC_BYTES, LaunchSpec
+from mlxsup.protocol.codec import MAX_LINE_BYTES, read_line
+from mlxsup.protocol.launch import LaunchSpec
 
 SWITCH_INTERVAL_S = 0.001
 
@@ -37,20 +38,20 @@ def read_launch_spec(descriptor: int) -> LaunchSpec:
     received = bytearray()
     while not received.endswith(b"\n"):
         try:
-            piece = os.read(descriptor, MAX_LAUNCH_SPEC_BYTES)
+            piece = os.read(descriptor, MAX_LINE_BYTES)
         except OSError as error:
             raise LaunchError(f"standard input cannot be read: {error.strerror}") from None
         received += piece
-        if not piece or len(received) > MAX_LAUNCH_SPEC_BYTES:
+        if not piece or len(received) > MAX_LINE_BYTES:
             break
     if not received:
         raise LaunchError(
             "there is no launch spec on standard input; `mlxsup start` starts the workers"
         )
     try:
-        return LaunchSpec.from_line(bytes(received))
+        return read_line(LaunchSpec, bytes(received), "the launch spec on standard input")
     except ValueError as error:
-        raise LaunchError(f"the launch spec on standard input is wrong: {error}") from None
+        raise LaunchError(str(error)) from None
 
 
 def wait_for_spec(spec_pipe: int, ready_pipe: int) -> LaunchSpec:

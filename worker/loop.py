@@ -16,9 +16,7 @@ from typing import Any, assert_never
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import TEXT_LIMIT_STEPS
-from mlxsup.protocol.log_level import LogLevel
 from mlxsup.protocol.pooling import PoolingBody
-from mlxsup.protocol.rendering import Render
 from mlxsup.protocol.states import FinishReason, PauseReason, RowState, WorkerPhase
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import (
@@ -31,8 +29,10 @@ from mlxsup.protocol.worker_messages import (
     GiveBack,
     Lease,
     Leases,
+    LogLevel,
     PauseRow,
     Rejected,
+    Render,
     RowDelta,
     SetBudget,
 )

@@ -14,9 +14,9 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import unpack_tokens
-from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import Channel
 from mlxsup.protocol.text import log_line
+from mlxsup.protocol.worker_messages import Render, Rendered
 
 from .answer import AnswerText
 from .engine import Engine, EngineFacts, TextCodec

@@ -245,7 +245,7 @@ def rules_of(table: GatewayTable) -> GatewayRules:
     for origin in map(str.lower, table.origins):
         origins.append(origin.removesuffix(usual_ports.get(origin.partition("://")[0], "")))
     return GatewayRules(
-        names=tuple(table.names.items()),
+        names=dict(table.names),
         hosts=tuple(table.hosts),
         origins=tuple(origins),
         needs_keys=table.keys == "required",

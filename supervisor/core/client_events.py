@@ -7,16 +7,22 @@ from typing import assert_never
 
 from mlxsup.protocol.client_messages import (
     AddModel,
+    Attach,
     Cancel,
+    CancelRequest,
+    ChangeLogLevel,
     ClientMessage,
     Configure,
     Generate,
     Load,
+    PauseRequest,
     Ping,
     Prioritize,
     Reload,
     RemoveModel,
+    RequestsQuery,
     Restart,
+    ResumeRequest,
     SettingsQuery,
     StatusQuery,
     Stop,
@@ -28,14 +34,6 @@ from mlxsup.protocol.errors import RemoteError, unfit
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.log_level import ChangeLogLevel
-from mlxsup.protocol.request_messages import (
-    Attach,
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
 from mlxsup.protocol.states import State, Wanted, Why
 
 from .actions import (

@@ -9,10 +9,9 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.log_level import LogLevel
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
-from mlxsup.protocol.worker_messages import GiveBack
+from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .actions import (
     Abandon,

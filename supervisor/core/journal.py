@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
+from mlxsup.protocol.codec import to_map
 from mlxsup.protocol.flight import (
     CONTINUES,
     GIVEN_UP,
@@ -28,7 +29,6 @@ from mlxsup.protocol.flight import (
     RequestStarted,
     WorkerDied,
 )
-from mlxsup.protocol.serialisation import to_map
 from mlxsup.protocol.states import ExitReason, FinishReason, State
 
 from .health.poison import Verdict

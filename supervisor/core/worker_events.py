@@ -8,7 +8,6 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -19,6 +18,7 @@ from mlxsup.protocol.worker_messages import (
     LoadProgress,
     Ready,
     Rejected,
+    Rendered,
     Step,
     WorkerMessage,
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from mlxsup.protocol.codec import DecodeError, read_part, to_line
 from mlxsup.protocol.estimate import ModelMemory, estimate_argv
 from mlxsup.protocol.launch import child_environment
 
@@ -177,10 +178,10 @@ async def ask(
     found: dict[int, Look | str] = {}
 
     def take(line: bytes) -> None:
-        number, answer = Look.of_line(line)
-        found[number] = answer
+        number, answer = json.loads(line)
+        found[number] = read_part(Look, answer, "")
 
-    lines = [question.to_line() for question in questions]
+    lines = [to_line(question) for question in questions]
     cause = await _converse(_Program(argv or reader_argv(), quiet_s=quiet_s), lines, take)
     left = [question for question in questions if question.number not in found]
     if not cause or len(questions) == 1:
@@ -238,8 +239,10 @@ def _answered(estimate: Estimate, value: Mapping[str, object]) -> Estimate:
     if not isinstance(memory, dict):
         return _unanswered(estimate, str(value["problem"]))
     try:
-        said = ModelMemory.of_json(memory)
-    except (ValueError, TypeError, LookupError):
+        said = read_part(ModelMemory, memory, "")
+    except DecodeError:  # such as of a negative size
+        said = None
+    if said is None or not said.is_possible:
         return _unanswered(estimate, "its config.json has impossible sizes")
     return replace(estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark="")
 
@@ -295,8 +298,9 @@ async def _converse(
         process.stdin.close()
         is_silent, is_whole = await _collect(process, len(lines), program.quiet_s, take)
     finally:
-        # Otherwise it ends by itself; asyncio loses the exit code of one that is killed just then.
-        if is_silent and process.returncode is None:
+        # One that has given every answer only takes the interpreter apart, which takes time. Of one
+        # that ends by itself, asyncio would lose the exit code if it were killed just then.
+        if (is_silent or is_whole) and process.returncode is None:
             process.kill()
         with suppress(TimeoutError):  # if its disk does not let go of it, the system reaps it later
             async with asyncio.timeout(KILL_LIMIT_S):

@@ -124,10 +124,7 @@ def measured_by(launch: LaunchSettings, ready: Ready, loaded: Stamp | None) -> M
         ready: its message.
         loaded: the files that it has loaded; None: not known, as for the fake engine.
     """
-    sizes = [ready.active_bytes, ready.own_bytes or 0]
-    for one in ready.cache_layers:
-        sizes += [one.layers, one.token_bytes, one.row_bytes, one.window or 0]
-    if loaded is None or ready.active_bytes == 0 or min(sizes) < 0:
+    if loaded is None or ready.active_bytes == 0:
         return None
     return Measured(
         path=launch.path,

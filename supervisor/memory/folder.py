@@ -38,6 +38,8 @@ from mlxsup.protocol.pooling import Pooling, Task, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
 
+from .machine import installed
+
 MAX_CONFIG_BYTES = 16 * MIB
 MAX_HEADERS_BYTES = 64 * MIB
 """Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
@@ -398,12 +400,5 @@ def _key(read: FolderBytes) -> str:
 
 
 def _engine_versions() -> list[str]:
-    """Return the installed versions of MLX and mlx-lm.
-
-    `importlib.metadata` looks for the same; to import it takes longer than all of `mlxsup show`.
-    """
-    found: list[str] = []
-    for folder in sys.path:
-        with suppress(OSError):  # not every entry of the path is a folder that exists
-            found += filter(_ENGINE_VERSION.fullmatch, os.listdir(folder or os.curdir))
-    return sorted(found)
+    """Return the installed versions of MLX and mlx-lm."""
+    return sorted(path.name for path in installed() if _ENGINE_VERSION.fullmatch(path.name))

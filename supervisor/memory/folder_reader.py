@@ -14,14 +14,13 @@ import resource
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.codec import read_part, to_map
 from mlxsup.protocol.estimate import estimates_folder, find_kept
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.pooling import Task
 from mlxsup.store.folder_problems import FolderProblem, folder_problem
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
 
@@ -83,18 +82,6 @@ class Question:
     known: str = ""
     is_checked: bool = False
 
-    def to_line(self) -> bytes:
-        """Return the line that asks it."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def of_line(cls, line: bytes) -> Question:
-        """Return the question that a line asks."""
-        values = json.loads(line)
-        place = values["place"]
-        place["adapters"] = tuple(place["adapters"])
-        return cls(**{**values, "place": Place(**place)})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -118,24 +105,6 @@ class Look:
     problem: str = ""
     hint: str = ""
     is_read: bool = True
-
-    def to_line(self, number: int) -> str:
-        """Return the line that answers the question of that number, without its newline."""
-        return json.dumps([number, asdict(self)])
-
-    @classmethod
-    def of_line(cls, line: bytes) -> tuple[int, Look]:
-        """Return the number of the question, and the answer that a line gives.
-
-        Raises:
-            ValueError, TypeError, LookupError: the line is something else.
-        """
-        number, values = json.loads(line)
-        if (found := values["estimate"]) is not None:
-            layers = tuple(CacheLayers.of_json(one) for one in found["layers"])
-            task = Task(found["task"])
-            values["estimate"] = Estimate(**{**found, "layers": layers, "task": task})
-        return number, cls(**values)
 
 
 def reader_argv(python: str = sys.executable) -> list[str]:
@@ -217,7 +186,7 @@ def main() -> None:
     questions: SimpleQueue[Question] = SimpleQueue()
     count = 0
     for line in sys.stdin.buffer:
-        questions.put(Question.of_line(line))
+        questions.put(read_part(Question, json.loads(line), ""))
         count += 1
     answers: SimpleQueue[str] = SimpleQueue()
     threading.stack_size(STACK_BYTES)
@@ -239,7 +208,7 @@ def _work(questions: SimpleQueue[Question], answers: SimpleQueue[str]) -> None:
             question = questions.get_nowait()
         except Empty:
             return
-        answers.put(look(question).to_line(question.number))
+        answers.put(json.dumps([question.number, to_map(look(question))]))
 
 
 if __name__ == "__main__":

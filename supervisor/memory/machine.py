@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,7 @@ from ..core.memory.budget import Budget
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 
 _FOLDER = re.compile(rf"({'|'.join(CUDA_PACKAGES).replace('-', '_')})-[^-]+\.dist-info")
-"""The name that an installed one of them has next to its modules. `importlib.metadata` looks for
-the same, but importing it takes longer than all that `mlxsup show` does besides."""
+"""The name that an installed one of them has next to its modules."""
 
 RESERVE_SHARE = 10
 """Divides the memory: one part is left to everything else."""
@@ -73,13 +72,19 @@ def find_backend() -> str:
     """Return `metal`, `cuda` or `cpu`, by the system and the installed packages."""
     if platform.system() == "Darwin":
         return "metal" if platform.machine() == "arm64" else "cpu"
-    return "cuda" if any(map(_has_cuda, sys.path)) else "cpu"
+    return "cuda" if any(_FOLDER.fullmatch(path.name) for path in installed()) else "cpu"
 
 
-def _has_cuda(folder: str) -> bool:
-    with suppress(OSError):  # not every entry of the path is a folder that exists
-        return any(map(_FOLDER.fullmatch, os.listdir(folder or os.curdir)))
-    return False
+def installed() -> Iterator[Path]:
+    """Yield the `.dist-info` folders of the installed packages.
+
+    `importlib.metadata` looks for the same; to import it takes longer than all of `mlxsup show`.
+    """
+    for folder in map(Path, sys.path):
+        with suppress(OSError):  # not every entry of the path is a folder that exists
+            for name in os.listdir(folder):
+                if name.endswith(".dist-info"):
+                    yield folder / name
 
 
 def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) -> Budget:

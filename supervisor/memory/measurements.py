@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from mlxsup.protocol.cache_layers import CacheLayers, size_of_json
+from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.codec import DecodeError, Size, read_part, to_map
 
 FILE_NAME = "measured.json"
 FORMAT = 2
@@ -39,8 +39,8 @@ class Measured:
     path: str
     backend: str
     fingerprint: str
-    weight_bytes: int
-    own_bytes: int | None
+    weight_bytes: Size
+    own_bytes: Size | None
     layers: tuple[CacheLayers, ...]
 
 
@@ -60,7 +60,16 @@ class Raised:
     path: str
     backend: str
     fingerprint: str
-    raised_bytes: int
+    raised_bytes: Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """The content of the file, the oldest entries first; `format` is `FORMAT`."""
+
+    format: int
+    models: list[Measured]
+    raised: list[Raised]
 
 
 Entry = TypeVar("Entry", Measured, Raised)
@@ -85,15 +94,15 @@ class Measurements:
         self._entries: dict[tuple[str, str], Measured] = {}
         self._raised: dict[tuple[str, str], Raised] = {}  # in the same way
         try:
-            entries, raised = _read(self._path)
+            file = _read(self._path)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, DecodeError, RecursionError) as error:
             cause = error.strerror if isinstance(error, OSError) else "it is damaged"
             self.problem = f"{self._path} is ignored ({cause}); models are measured again"
             return
-        self._entries = {(entry.path, entry.backend): entry for entry in entries}
-        self._raised = {(one.path, one.backend): one for one in raised}
+        self._entries = {(entry.path, entry.backend): entry for entry in file.models}
+        self._raised = {(one.path, one.backend): one for one in file.raised}
 
     def find(self, path: str, backend: str, fingerprint: str) -> Measured | None:
         """Return what is known of a model, if its files are still those that were measured."""
@@ -130,11 +139,8 @@ class Measurements:
             self._write()
 
     def _write(self) -> None:
-        value = {
-            "format": FORMAT,
-            "models": [asdict(one) for one in self._entries.values()],
-            "raised": [asdict(one) for one in self._raised.values()],
-        }
+        models, raised = list(self._entries.values()), list(self._raised.values())
+        value = to_map(_File(format=FORMAT, models=models, raised=raised))
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps(value, indent=1), encoding="utf-8")
         os.replace(draft, self._path)
@@ -152,42 +158,14 @@ def _remember(entries: dict[tuple[str, str], Entry], entry: Entry) -> bool:
     return True
 
 
-def _read(path: Path) -> tuple[list[Measured], list[Raised]]:
-    """Return the entries of a file.
+def _read(path: Path) -> _File:
+    """Return the content of a file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError, LookupError, TypeError, RecursionError: it is damaged, or of another format.
+        ValueError, DecodeError, RecursionError: it is damaged, or of another format.
     """
-    value = json.loads(path.read_bytes())
-    if value["format"] != FORMAT:
+    file = read_part(_File, json.loads(path.read_bytes()), "it")
+    if file.format != FORMAT:
         raise ValueError("another format")
-    entries = [_entry(entry) for entry in value["models"]]
-    return entries, [_raised(one) for one in value["raised"]]
-
-
-def _entry(value: Mapping[str, Any]) -> Measured:
-    own = value["own_bytes"]
-    return Measured(
-        path=_text(value["path"]),
-        backend=_text(value["backend"]),
-        fingerprint=_text(value["fingerprint"]),
-        weight_bytes=size_of_json(value["weight_bytes"]),
-        own_bytes=None if own is None else size_of_json(own),
-        layers=tuple(CacheLayers.of_json(one) for one in value["layers"]),
-    )
-
-
-def _raised(value: Mapping[str, Any]) -> Raised:
-    return Raised(
-        path=_text(value["path"]),
-        backend=_text(value["backend"]),
-        fingerprint=_text(value["fingerprint"]),
-        raised_bytes=size_of_json(value["raised_bytes"]),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
+    return file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
@@ -67,17 +66,13 @@ class MemorySnapshot:
         self._lacking: dict[ModelName, Repository] = {}
         self.needs: Mapping[ModelName, Need] = {}
 
-    def watch(self, proc: Path) -> Watch:
-        """Return what reads the memory that is available.
-
-        Args:
-            proc: where the system's files are.
-        """
+    def watch(self) -> Watch:
+        """Return what reads the memory that is available."""
 
         def report(problem: str) -> None:
             self._log.write("warning", "available memory not read", cause=problem)
 
-        return find_watch(self._backend, report, proc)
+        return find_watch(self._backend, report)
 
     def changed(self, budget: Budget) -> None:
         """Log what is left of the budget: memory is short, or no longer."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from ..core.memory.budget import Reading, Strain
-from .machine import CGROUP_ROOT, limit_files, read_limit, reserve_bytes
+from .machine import CGROUP_ROOT, OWN_CGROUPS, limit_files, read_limit, reserve_bytes
 
 KEPT_FREE_SHARE = 4
 """Divides the reserve of `machine.py`, which is for all that other programs hold: so much of it
@@ -18,7 +18,7 @@ must still be available."""
 
 MAC_LEVEL = b"kern.memorystatus_vm_pressure_level"
 
-PROC = Path("/proc")
+PRESSURE = Path("/proc/pressure/memory")
 
 STALLED_PERCENT = 5.0
 """Memory is short if all processes waited for it for more of the last ten seconds."""
@@ -43,28 +43,33 @@ class LinuxWatch:
 
     Args:
         report: called once for each file that cannot be used, with a sentence.
-        proc: where the system's files are.
-        cgroup_root: where the file system of control groups is mounted.
+        root: where the file system of control groups is mounted.
+        groups: lists the groups of this process.
+        stalls: says how long processes have waited for memory.
     """
 
-    def __init__(self, report: Report, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> None:
+    def __init__(
+        self,
+        report: Report,
+        root: Path = CGROUP_ROOT,
+        groups: Path = OWN_CGROUPS,
+        stalls: Path = PRESSURE,
+    ) -> None:
         self._report = report
-        self._proc = proc
-        self._root = cgroup_root
+        self._root = root
+        self._groups = groups
+        self._stalls = stalls
         # At most one entry for each file that is read.
         self._reported: set[Path] = set()
 
-    def read(self) -> Reading | None:
+    def read(self) -> Reading:
         """Return what is available, as `Watch` says."""
-        host = self._host()
-        if host is None:
-            return None
-        machine_bytes, available_bytes = host
-        total_bytes, place = machine_bytes, "machine"
-        stalls = self._proc / "pressure" / "memory"
-        for limit_file in limit_files(self._root, self._proc / "self" / "cgroup"):
+        memory = psutil.virtual_memory()
+        total_bytes, available_bytes, place = memory.total, memory.available, "machine"
+        stalls = self._stalls
+        for limit_file in limit_files(self._root, self._groups):
             limit_bytes = read_limit(limit_file)
-            if limit_bytes is None or limit_bytes >= machine_bytes:
+            if limit_bytes is None or limit_bytes >= memory.total:
                 continue
             total_bytes = min(total_bytes, limit_bytes)
             left_bytes = self._left(limit_file, limit_bytes)
@@ -79,14 +84,6 @@ class LinuxWatch:
         )
 
     # ------------------------------------------------------------ inside
-
-    def _host(self) -> tuple[int, int] | None:
-        path = self._proc / "meminfo"
-        try:
-            return host_memory(path.read_text())
-        except (OSError, ValueError) as error:
-            self._complain(path, error)
-            return None
 
     def _left(self, limit_file: Path, limit_bytes: int) -> int | None:
         is_first = limit_file.name == "memory.limit_in_bytes"
@@ -142,41 +139,21 @@ def mac_level() -> int | None:
     return level.value if code == 0 else None
 
 
-def find_watch(backend: str, report: Report, proc: Path = PROC) -> Watch:
+def find_watch(backend: str, report: Report) -> Watch:
     """Return what reads the memory that models live in.
 
     Args:
         backend: that MLX uses: `cpu`, `cuda` or `metal`.
         report: called once for each file that cannot be used.
-        proc: where the system's files are.
     """
     if backend == "cuda":  # only nvidia-smi knows the memory of a GPU, and it takes too long
         return lambda: None
     if platform.system() == "Darwin":
         return lambda: read_mac(mac_level())
-    return LinuxWatch(report, proc).read
+    return LinuxWatch(report).read
 
 
 # ------------------------------------------------------------ the texts of the system
-
-
-def host_memory(text: str) -> tuple[int, int]:
-    """Return the bytes that a `/proc/meminfo` says of the RAM: all, and those that could be
-    allocated without swapping.
-
-    Raises:
-        ValueError: it does not say them.
-    """
-    sizes = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        number, _, unit = value.strip().partition(" ")
-        if unit == "kB" and number.isdecimal():
-            sizes[name] = int(number) * 1024
-    try:
-        return sizes["MemTotal"], sizes["MemAvailable"]
-    except KeyError as missing:
-        raise ValueError(f"no line {missing}") from None
 
 
 def group_left_bytes(limit_bytes: int, used: str, statistics: str) -> int:

@@ -52,7 +52,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._is_accepting = False
         self._is_closed = False
-        self._socket, self._identity = _listen(path)
+        self._socket, self._identity = listen(path)
         self.start()
 
     @property
@@ -66,7 +66,7 @@ class Listener:
         Raises:
             OSError: it cannot be made; connections are accepted as before.
         """
-        fresh, identity = _listen(self._path)
+        fresh, identity = listen(self._path)
         while self._is_accepting and self._accept():
             pass  # those who came before the file was gone
         self._stop()
@@ -121,7 +121,7 @@ class Listener:
             self._warn(cause)
 
 
-def _listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
+def listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     """Return a socket that listens in the place of whatever the path was, and its file's identity.
 
     Raises:

@@ -1,30 +1,28 @@
-"""What both kinds of sockets share: a ZeroMQ socket in the event loop, without threads or polls."""
+"""The sockets of workers, which speak ZMTP, and the turns in which all sockets are read."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import struct
+import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import zmq
-
-Socket = zmq.Socket[bytes]
-Context = zmq.Context[Socket]
-
-# Plain integers: arithmetic on the enumerations costs more than the calls that use them.
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = _NOBLOCK | int(zmq.SNDMORE)
-_POLLIN = int(zmq.POLLIN)
-
-_MONITOR_EVENT = struct.Struct("=Hi")
-"""A monitor's first frame: the event and its value, in the machine's byte order."""
+from .listener import identity_of, listen
+from .zmtp import GREETING, Inbound, ZmtpError
 
 TURN_MESSAGES = 128
 TURN_BYTES = 1024 * 1024
 """How many messages to take from one socket before others get their turn."""
 
+READ_BYTES = 64 * 1024
+
+MAX_LINES = 16
+"""Connections at one door; beyond them the oldest is ended."""
+
+RETRY_S = 0.1
+"""When to accept again after no file was free."""
 
 _at_turn_end: list[Callable[[], None]] | None = None
 """What must still be done in the turn under way; None between turns."""
@@ -51,190 +49,180 @@ def at_turn_end(function: Callable[[], None], loop: asyncio.AbstractEventLoop) -
         _at_turn_end.append(function)
 
 
-class LoopSocket:
-    """Calls `take` for each message of a socket, on the event loop's thread.
+class Line:
+    """A connection that was accepted at a `Door`.
 
-    The descriptor of a ZeroMQ socket is edge-triggered, and any call on the socket can swallow an
-    edge. So a socket through which something was sent is looked at once: at the end of the turn in
-    which that happened, whichever socket's turn it is, otherwise in the loop's next round. A turn
-    that only forwards then costs one round of the loop and not two.
+    Attributes:
+        socket: its end here.
+        inbound: what it sends.
+        unsent: what its socket had no room for, in order.
+        is_ended: whether its socket is closed.
+    """
+
+    __slots__ = ("inbound", "is_ended", "socket", "unsent")
+
+    def __init__(self, accepted: socket.socket, peer: bytes) -> None:
+        self.socket = accepted
+        self.inbound = Inbound(peer)
+        self.unsent: deque[memoryview] = deque()
+        self.is_ended = False
+
+    def send(self, wire: bytes) -> None:
+        """Send bytes, or keep those that there is no room for; drop them once it has ended."""
+        if self.is_ended:
+            return
+        self.unsent.append(memoryview(wire))
+        if len(self.unsent) == 1 and not self._send_some():
+            asyncio.get_running_loop().add_writer(self.socket.fileno(), self._on_writable)
+
+    def close(self) -> None:
+        """Close its socket."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.socket.fileno())
+        loop.remove_writer(self.socket.fileno())
+        self.is_ended = True
+        self.unsent.clear()
+        self.socket.close()
+
+    def _on_writable(self) -> None:
+        if self._send_some():
+            asyncio.get_running_loop().remove_writer(self.socket.fileno())
+
+    def _send_some(self) -> bool:
+        """Send what there is room for; return whether nothing is left."""
+        try:
+            while self.unsent:
+                taken = self.socket.send(self.unsent[0])
+                if taken < len(self.unsent[0]):
+                    self.unsent[0] = self.unsent[0][taken:]
+                else:
+                    self.unsent.popleft()
+        except BlockingIOError:
+            return False
+        except OSError:  # it has ended, as is about to be read
+            self.unsent.clear()
+        return True
+
+
+class Door:
+    """A Unix socket of one worker: it accepts whoever connects, and reads what they send.
 
     Args:
-        socket: already bound; closed by `close`.
-        take: called with the frames of each message.
-        on_drained: called after each turn of receiving, when there may be room to send again.
+        path: of the socket.
+        peer: the type of the peers' ZeroMQ sockets.
+        take: called with the line and the frames of each message.
+        come: called when a line was accepted.
+        leave: called with a line that has ended; by then all that it sent was taken.
+
+    Raises:
+        OSError: the socket cannot be made.
     """
 
     def __init__(
         self,
-        socket: Socket,
-        take: Callable[[list[bytes]], None],
-        on_drained: Callable[[], None] | None = None,
+        path: Path,
+        peer: bytes,
+        *,
+        take: Callable[[Line, list[bytes]], None],
+        come: Callable[[], None] = lambda: None,
+        leave: Callable[[Line], None] = lambda line: None,
     ) -> None:
-        self.socket = socket
+        self._path = path
+        self._peer = peer
         self._take = take
-        self._on_drained = on_drained
+        self._come = come
+        self._leave = leave
         self._loop = asyncio.get_running_loop()
-        self._is_drain_scheduled = False
-        self._is_look_due = False
-        self._is_closed = False
-        descriptor = socket.getsockopt(zmq.FD)
-        assert isinstance(descriptor, int)
-        self._descriptor = descriptor
-        self._loop.add_reader(descriptor, self._drain)
-        self.drain_soon()
+        self._chunk = memoryview(bytearray(READ_BYTES))
+        # Bounded by MAX_LINES.
+        self.lines: list[Line] = []
+        self._listener, self._identity = listen(path)
+        self._is_open = True
+        self._watch()
 
-    def drain_soon(self) -> None:
-        """Schedule a turn of receiving in the loop's next round."""
-        if not self._is_drain_scheduled:
-            self._is_drain_scheduled = True
-            self._loop.call_soon(self._drain)
+    def drain(self) -> None:
+        """Take all that has arrived."""
+        self._accept()
+        for line in list(self.lines):
+            while not line.is_ended and self._read(line):
+                pass
 
-    def drain_now(self) -> None:
-        """Take all messages that have arrived."""
-        while self._receive_turn():
-            pass
-
-    def send(self, frames: list[bytes]) -> bool:
-        """Send at once and return True, or return False if there is no room.
+    def hide(self) -> None:
+        """Accept no others from now on, and remove the socket's file.
 
         Raises:
-            zmq.ZMQError: the peer is unreachable.
+            OSError: it cannot be removed.
         """
-        try:
-            for frame in frames[:-1]:
-                self.socket.send(frame, _MORE)
-            self.socket.send(frames[-1], _NOBLOCK)
-        except zmq.Again:
-            return False
-        finally:
-            # Sending, even in vain, may have swallowed the edge of something that arrived.
-            if not self._is_look_due:
-                self._is_look_due = True
-                at_turn_end(self._look, self._loop)
-        return True
-
-    def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what was sent has this long to leave."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.remove_reader(self._descriptor)
-            self.socket.close(linger_ms)
-
-    def _look(self) -> None:
-        """Have what arrived while something was sent taken, if anything did."""
-        self._is_look_due = False
-        if not self._is_closed and self._has_arrived():
-            self.drain_soon()
-
-    def _has_arrived(self) -> bool:
-        return bool(self.socket.getsockopt(zmq.EVENTS) & _POLLIN)  # type: ignore[operator]
-
-    def _drain(self) -> None:
-        self._is_drain_scheduled = False
-        if self._is_closed:
-            return
-        with turn():
-            if self._receive_turn():
-                self.drain_soon()
-            if self._on_drained is not None and not self._is_closed:
-                self._on_drained()
-
-    def _receive_turn(self) -> bool:
-        """Take some messages; return whether there may be more."""
-        left_bytes = TURN_BYTES
-        for _ in range(TURN_MESSAGES):
-            if self._is_closed:
-                return False
-            if left_bytes <= 0:
-                return True
-            # A look costs a fifth of an error that says that there is nothing.
-            if not self._has_arrived():
-                return False
-            frames = self._receive()
-            left_bytes -= len(frames[-1])
-            self._take(frames)
-        return True
-
-    def _receive(self) -> list[bytes]:
-        return [frame.bytes for frame in self._frames()]
-
-    def _frames(self) -> list[zmq.Frame]:
-        # `recv_multipart` asks the socket after each frame whether there are more, which takes
-        # longer than to receive one: pyzmq looks each option up in an enumeration.
-        frames = [self.socket.recv(_NOBLOCK, copy=False)]
-        while frames[-1].more:
-            frames.append(self.socket.recv(_NOBLOCK, copy=False))
-        return frames
-
-
-NO_SOURCE = -1
-
-
-class TracedSocket(LoopSocket):
-    """A socket that knows which connection the current message came over.
-
-    Attributes:
-        source: the descriptor of that connection, which libzmq may have closed since; NO_SOURCE
-            if the peer speaks ZMTP 2 or less, for which libzmq does not say.
-    """
-
-    source = NO_SOURCE
-
-    def _receive(self) -> list[bytes]:
-        frames = self._frames()
-        try:
-            self.source = int(frames[-1].get(zmq.SRCFD))
-        except zmq.ZMQError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.source = NO_SOURCE
-        return [frame.bytes for frame in frames]
-
-
-class Monitor:
-    """Calls `take` for each event of a socket's connections.
-
-    Args:
-        socket: the socket whose connections to monitor.
-        events: the kinds of events to take.
-        take: called with the event's kind and its value.
-    """
-
-    def __init__(self, socket: Socket, events: int, take: Callable[[int, int], None]) -> None:
-        self._socket = socket
-        endpoint = f"inproc://monitor-{socket.getsockopt(zmq.FD)!r}"
-        socket.monitor(endpoint, events)
-        pair: Socket = socket.context.socket(zmq.PAIR)
-        # libzmq can do this many things before anybody is notified of them.
-        pair.setsockopt(zmq.RCVHWM, 1)
-        pair.connect(endpoint)
-
-        def take_event(frames: list[bytes]) -> None:
-            take(*_MONITOR_EVENT.unpack_from(frames[0]))
-
-        self._pair = LoopSocket(pair, take_event)
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        if self._identity is not None:  # the path may be another daemon's by now
+            if identity_of(self._path) == self._identity:
+                self._path.unlink(missing_ok=True)
+            self._identity = None
 
     def close(self) -> None:
-        """End the events; must come before the socket is closed."""
-        self._socket.disable_monitor()
-        self._pair.close()
+        """Close everything; a second time does nothing.
 
+        Raises:
+            OSError: the socket's file cannot be removed; the sockets are closed.
+        """
+        for line in self.lines:
+            line.close()
+        self.lines.clear()
+        self.hide()
 
-def bound_socket(
-    context: Context, kind: int, endpoint: str, options: dict[zmq.SocketOption, int]
-) -> Socket:
-    """Return a socket that listens.
+    def end(self, line: Line) -> None:
+        """End a connection."""
+        if not line.is_ended:
+            line.close()
+            self.lines.remove(line)
+            self._leave(line)
 
-    Raises:
-        zmq.ZMQError: it cannot listen.
-    """
-    socket = context.socket(kind)
-    try:
-        for option, value in options.items():
-            socket.setsockopt(option, value)
-        socket.bind(endpoint)
-    except zmq.ZMQError:
-        socket.close(0)
-        raise
-    return socket
+    def _watch(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        while self._is_open:
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no file is left: nothing spins until there is one
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(RETRY_S, self._watch)
+                return
+            accepted.setblocking(False)
+            line = Line(accepted, self._peer)
+            self.lines.append(line)
+            self._loop.add_reader(accepted.fileno(), self._read, line)
+            self._come()
+            line.send(GREETING)
+            if len(self.lines) > MAX_LINES:
+                self.end(self.lines[0])
+
+    def _read(self, line: Line) -> bool:
+        """Take what there is for a moment; return whether there was anything."""
+        try:
+            received = line.socket.recv_into(self._chunk)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = 0
+        if not received:
+            self.end(line)
+            return False
+        with turn():
+            line.inbound.feed(self._chunk[:received])
+            try:
+                while not line.is_ended and (frames := line.inbound.next()) is not None:
+                    if frames:
+                        self._take(line, frames)
+            except ZmtpError:
+                self.end(line)
+            if line.inbound.answers:
+                line.send(bytes(line.inbound.answers))
+                line.inbound.answers.clear()
+        return True

@@ -1,7 +1,8 @@
 """The server's side of ZMTP 3, which ZeroMQ 4 speaks: bytes in, messages out. No sockets.
 
 Only what a daemon needs of https://rfc.zeromq.org/spec/23/: the NULL mechanism, a ROUTER that
-DEALERs connect to, and heartbeats. What a peer may send is bounded before it is kept.
+DEALERs connect to, a PULL for PUSHes, and heartbeats. What a peer may send is bounded before it is
+kept.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ GREETING = (
     + bytes(31)
 )
 MECHANISM = slice(12, 32)
+
+SERVES = {b"DEALER": b"ROUTER", b"PUSH": b"PULL"}
+"""The types of peers' sockets, and what each of them expects here."""
 
 MORE, LONG, COMMAND = 1, 2, 4
 
@@ -54,6 +58,9 @@ class _Stage(Enum):
 class Inbound:
     """What one peer sends, and what must be answered to it.
 
+    Args:
+        peer: the type that its socket must have.
+
     Attributes:
         answers: bytes that must go out; whoever sends them clears them.
         routing_id: the id that the peer has given itself; empty if it has not.
@@ -65,6 +72,7 @@ class Inbound:
         "_buffer",
         "_frames",
         "_kept_bytes",
+        "_peer",
         "_stage",
         "announced_bytes",
         "answers",
@@ -72,7 +80,8 @@ class Inbound:
         "routing_id",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, peer: bytes = b"DEALER") -> None:
+        self._peer = peer
         self.answers = bytearray()
         self.routing_id = b""
         self._stage = _Stage.GREETING
@@ -180,13 +189,13 @@ class Inbound:
     def _take_ready(self, body: bytes) -> None:
         properties = dict(_properties(body))
         kind = properties.get(b"socket-type", b"")
-        if kind != b"DEALER":
-            reason = b"a client must be a DEALER socket"
+        if kind != self._peer:
+            reason = b"a client must be a %s socket" % self._peer
             answer = _command(b"ERROR", bytes((len(reason),)) + reason)
-            raise ZmtpError(f"the peer is no DEALER: {kind[:20]!r}", answer)
+            raise ZmtpError(f"the peer is no {self._peer.decode()}: {kind[:20]!r}", answer)
         self.routing_id = properties.get(b"identity", b"")
         # Not before: the peer's handshake succeeds only if it is one that will be served.
-        self.answers += _command(b"READY", _property(b"Socket-Type", b"ROUTER"))
+        self.answers += _command(b"READY", _property(b"Socket-Type", SERVES[self._peer]))
         self._stage = _Stage.TRAFFIC
 
 

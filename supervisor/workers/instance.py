@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import zmq
-
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings, LaunchSpec
 from mlxsup.protocol.worker_messages import MessageToWorker, Ready
@@ -22,7 +21,6 @@ from ..core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from ..logs import DaemonLog, ModelLog
 from ..memory.folder import Stamp
 from ..runtime_folder import RuntimeFolder
-from ..sockets.transport import Context
 from ..sockets.worker_link import WorkerLink
 from .orphans import WorkerRecord
 from .process import LAST_WORDS_S, Exit, WorkerProcess
@@ -33,7 +31,6 @@ class Surroundings:
     """The parts of the supervisor that each process of it needs.
 
     Attributes:
-        context: makes the sockets.
         folder: the runtime folder, where they are.
         record: where live workers are recorded.
         log: the daemon's log.
@@ -42,7 +39,6 @@ class Surroundings:
         now: the time that events carry.
     """
 
-    context: Context
     folder: RuntimeFolder
     record: WorkerRecord
     log: DaemonLog
@@ -175,22 +171,20 @@ class WorkerUnit:
         asyncio.get_running_loop().call_soon(self._announce)
         try:
             self._link = WorkerLink(
-                around.context,
                 around.folder.worker_socket(self._number),
                 model=self.model,
                 generation=self.generation,
                 token=token,
-                max_concurrency=self._spawn.launch.max_concurrency,
                 post=self._hear,
                 now=around.now,
             )
-            line = self._launch_spec(token, self._link.endpoint).to_line()
+            line = to_line(self._launch_spec(token, self._link.endpoint))
             write = self._model_log.write
             prewarmed = (
                 self._take_prewarmed(line, write) if self._take_prewarmed is not None else None
             )
             self._process = prewarmed or WorkerProcess.spawn(around.argv, line, write)
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             detail = error.strerror or str(error)
             self._start_news = SpawnFailed(
                 now=around.now(), model=self.model, generation=self.generation, detail=detail

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from ..core.events import Sampled
 from ..core.memory.budget import Reading
 from ..memory.watch import Watch
 
@@ -21,7 +20,6 @@ class Sampler:
 
     Attributes:
         footprint_bytes: resident bytes of each process, by pid, as last measured.
-        machine_bytes: memory of the machine; 0 before it was measured.
         reading: what was available after the processes were measured; None: not known.
 
     Args:
@@ -37,7 +35,6 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.footprint_bytes: Mapping[int, int] = {}
-        self.machine_bytes = 0
         self.reading: Reading | None = None
         self._watch = watch
         self._report = report
@@ -50,8 +47,6 @@ class Sampler:
         """Measure once; keeps the last values if that fails, such as without a free file."""
         run = asyncio.get_running_loop().run_in_executor
         try:
-            if not self.machine_bytes:
-                self.machine_bytes = await run(self._executor, machine_bytes)
             measured = await run(self._executor, self._measure, list(pids))
             self.footprint_bytes, self.reading = measured
         except OSError as error:
@@ -68,46 +63,6 @@ class Sampler:
     def close(self) -> None:
         """Let the thread end."""
         self._executor.shutdown(wait=False)
-
-
-async def keep_measuring(
-    sampler: Sampler,
-    *,
-    pids: Callable[[], Iterable[int]],
-    now: Callable[[], float],
-    on_sampled: Callable[[Sampled], None],
-) -> None:
-    """Measure every second until it is cancelled, and then closes the sampler.
-
-    Args:
-        sampler: measures.
-        pids: of the workers there are.
-        now: monotonic seconds.
-        on_sampled: called with what was measured.
-    """
-    try:
-        while True:
-            await sampler.measure(pids())
-            on_sampled(
-                Sampled(
-                    now=now(),
-                    footprint_bytes=sampler.footprint_bytes,
-                    machine_bytes=sampler.machine_bytes,
-                    reading=sampler.reading,
-                )
-            )
-            await asyncio.sleep(1.0)
-    finally:
-        sampler.close()
-
-
-def machine_bytes() -> int:
-    """Return memory of the machine.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return int(psutil.virtual_memory().total)
 
 
 def measure_footprints(pids: Iterable[int]) -> dict[int, int]:

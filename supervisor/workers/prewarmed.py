@@ -14,6 +14,7 @@ from mlxsup.protocol.launch import prewarmed_argv
 
 from ..core.events import PrewarmedEnded, PrewarmedReady
 from ..file_threads import LIMIT_S, FileThreads
+from ..memory.machine import installed
 from .instance import Surroundings
 from .measure import is_process_stopped
 from .process import Exit, WorkerProcess
@@ -37,12 +38,8 @@ def find_installation() -> Installation:
 
     Each installation of a package makes its `.dist-info` folder anew, even of the same version.
     """
-    found = {("python", os.stat(sys.executable).st_mtime_ns)}
-    for folder in (path for path in sys.path if os.path.isdir(path)):
-        for name in os.listdir(folder):
-            if name.endswith(".dist-info"):
-                found.add((name, os.stat(os.path.join(folder, name)).st_mtime_ns))
-    return frozenset(found)
+    packages = (Path(sys.executable), *installed())
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in packages)
 
 
 class PrewarmedUnit:

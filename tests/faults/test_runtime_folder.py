@@ -76,7 +76,7 @@ def test_a_folder_that_another_daemon_has_taken_is_left_to_it_P19() -> None:
             eventually(lambda: row(client, "m")["state"] == "BACKOFF", timeout_s=30.0)
             assert {path.name: path.stat().st_ino for path in run.iterdir()} == before
             assert (run / "workers.json").read_text() == "[]"
-        other.release()
+        other.close()
         # The other one has ended: the first takes the folder again, and its stream continues.
         assert running.finished().token_ids == undisturbed("runs", 1000)
         eventually(lambda: answers(daemon), timeout_s=30.0)

@@ -18,9 +18,9 @@ from syrupy.assertion import SnapshotAssertion
 from mlxsup.cli.main import main, root
 from mlxsup.client import Client
 from mlxsup.client.client import Stream
+from mlxsup.protocol.client_messages import Attach, RequestsQuery
 from mlxsup.protocol.key_file import KeyPlace, add_key
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.request_messages import Attach, RequestsQuery
 
 from support.cli.cli import (
     COLUMNS,

@@ -19,28 +19,26 @@ import zmq
 from mlxsup.client import AsyncClient, Client, ConnectionLost, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
+    CancelRequest,
+    ChangeLogLevel,
     Deltas,
     Event,
     Generate,
     Load,
+    PauseRequest,
     Ping,
     Prioritize,
     Reload,
+    RequestsQuery,
     Restart,
+    ResumeRequest,
     StatusQuery,
     Stop,
     Subscribe,
     Unload,
 )
 from mlxsup.protocol.ids import ModelName, RequestId, pack_tokens
-from mlxsup.protocol.log_level import ChangeLogLevel
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.request_messages import (
-    CancelRequest,
-    PauseRequest,
-    RequestsQuery,
-    ResumeRequest,
-)
 from mlxsup.protocol.states import Priority
 
 from support.cli.cli import environment

@@ -21,6 +21,7 @@ from huggingface_hub import constants
 from mlxsup.downloader import snapshot as snapshot_module
 from mlxsup.downloader.failures import DownloadError, explain
 from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, fetch
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadDone,
     DownloadFailed,
@@ -166,7 +167,7 @@ def test_download_ends_with_its_parent(hub: LocalHub, start: Start) -> None:
 
 
 def test_process_without_a_spec_or_its_parent_asks_nothing(hub: LocalHub, tmp_path: Path) -> None:
-    orphan = DownloadSpec(work=Repository(REPO), parent_pid=1).to_line()
+    orphan = to_line(DownloadSpec(repository=Repository(REPO), parent_pid=1))
     for line, code, said in ((b"{}\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
         environment = hub_environment(hub, tmp_path)
         ended = subprocess.run(

@@ -18,14 +18,11 @@ import pytest
 from mlxsup.client import AsyncClient, RequestError
 from mlxsup.client.async_streams import AsyncStream
 from mlxsup.protocol.client_messages import (
-    Alive,
     Deltas,
     Done,
-    Ping,
     Reload,
     Reply,
     StatusQuery,
-    Unload,
 )
 from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import RequestId, pack_tokens
@@ -33,12 +30,10 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Exit, Ready, RowDelta, Step
-from mlxsup.supervisor import app as app_module
+from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Ready, RowDelta, Step
 from mlxsup.supervisor.core.health import watchdog as watchdog_module
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import instance as incarnation_module
-from mlxsup.supervisor.workers.registry import Workers
 
 from support.client.pieces import texts_of
 from support.daemon.daemon import fake
@@ -135,51 +130,19 @@ def test_the_status_says_which_daemon_answers_and_what_it_measured() -> None:
     assert play(body) == 0
 
 
-def test_the_launch_spec_follows_the_entry() -> None:
-    entry = fake(
-        max_concurrency=3,
-        step_timeout_s=7.5,
-        decode_stall_target_ms=123,
-        context_length=2048,
-        deterministic=True,
-        memory="1GiB",
-        cache_limit="2MiB",
-        wired="3MiB",
-        prefix_cache="4MiB",
-        sampling={"temperature": 0.25},
-        fake={"seed": 5},
-    )
-
-    async def body(stage: Stage) -> None:
-        spec = (await stage.worker()).spec
-        assert (spec.model, spec.generation, spec.engine) == ("a", 1, "fake")
-        assert spec.endpoint == f"ipc://{stage.folder}/run/w1.sock"
-        assert spec.supervisor_pid == os.getpid()
-        assert (spec.max_concurrency, spec.step_timeout_s) == (3, 7.5)
-        assert (spec.decode_stall_target_ms, spec.context_length) == (123, 2048)
-        assert spec.deterministic is True
-        limits = (spec.memory_limit_bytes, spec.cache_limit_bytes, spec.wired_limit_bytes)
-        assert limits == (2**30, 2 * 2**20, 3 * 2**20)
-        assert spec.prefix_cache_bytes == 4 * 2**20
-        assert spec.sampling["temperature"] == 0.25
-        assert (spec.fake, spec.log_level) == ({"seed": 5}, "warning")
-        assert len(spec.token) == 32
-
-    assert play(body, {"a": entry}, supervisor={"log_level": "warning"}) == 0
-
-
 def test_each_life_has_a_socket_and_a_token_of_its_own_F9() -> None:
     async def body(stage: Stage) -> None:
         first = await stage.ready()
         first.die()
         second = await stage.ready(generation=2)
+        assert (second.spec.log_level, second.spec.supervisor_pid) == ("warning", os.getpid())
         assert second.spec.token != first.spec.token
         assert second.spec.endpoint == f"ipc://{stage.folder}/run/w2.sock"
         assert not (stage.folder / "run" / "w1.sock").exists()
         assert not (stage.folder / "run" / "w1.sock.beat").exists()
         await eventually_async(lambda: recorded(stage.folder) == [("a", second.pid)])
 
-    assert play(body) == 0
+    assert play(body, supervisor={"log_level": "warning"}) == 0
 
 
 def test_a_death_in_mid_stream_is_told_and_the_stream_continues_in_the_next_life_F1() -> None:
@@ -298,27 +261,6 @@ def test_a_model_that_a_reload_added_is_planned_for_once_another_was_measured(
     assert play(body, {"a": entries["a"]}) == 0
 
 
-def test_commands_and_signs_of_life_go_out() -> None:
-    async def body(stage: Stage) -> None:
-        peer, worker = stage.peer(), await stage.ready()
-        assert (await peer.ask(Ping(id=RequestId("p")), Reply)).id == "p"
-        await peer.say(generate())
-        key = await worker.accept()
-        assert isinstance(await peer.hear_any(), Alive)
-        other = stage.peer()
-        await other.say(Unload(id=RequestId("u"), model=worker.spec.model))
-        await stage.until("a", "DRAINING")
-        peer.close()  # the request goes with its client, and with it what the drain waits for
-        assert (await worker.hear(CancelRow)).key == key
-        await worker.step(RowDelta(key=key, finish=FinishReason.CANCELLED))
-        await worker.hear(Exit)
-        worker.die(signal.SIGTERM)
-        await stage.until("a", "STOPPED")
-        assert (await other.hear(Reply)).id == "u"
-
-    assert play(body) == 0
-
-
 def test_a_worker_that_was_stopped_is_found_by_its_state_F7(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,29 +274,6 @@ def test_a_worker_that_was_stopped_is_found_by_its_state_F7(
         exit_ = (await status(stage.peer()))["last_exit"]
         assert (exit_["reason"], exit_["signal"]) == ("stall", "SIGKILL")
         assert "stopped" in exit_["detail"]
-
-    assert play(body) == 0
-
-
-def test_a_silent_worker_that_is_not_stopped_is_left_alone_P7(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watchdog_module, "SILENCE_S", 0.1)
-    monkeypatch.setattr(app_module, "LOOK_DELAY_S", 0.01)
-    looked: list[tuple[str, int]] = []
-    look = Workers.is_stopped
-
-    def noted(self: Workers, model: Any, generation: Any) -> bool | None:
-        looked.append((model, generation))
-        return look(self, model, generation)
-
-    monkeypatch.setattr(Workers, "is_stopped", noted)
-
-    async def body(stage: Stage) -> None:
-        await stage.ready()
-        await eventually_async(lambda: len(looked) > 1)
-        assert set(looked) == {("a", 1)}
-        assert (await status(stage.peer()))["state"] == "READY"
 
     assert play(body) == 0
 

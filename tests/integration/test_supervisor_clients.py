@@ -307,26 +307,6 @@ def test_a_connection_has_so_many_requests_open_and_no_more(
     run(body)
 
 
-def test_a_connection_has_one_subscription_and_ids_that_collide_leave_none_behind() -> None:
-    async def body(bench: Bench) -> None:
-        peer = bench.peer()
-        peer.say(Subscribe(id=RequestId("s")))
-        (heard,) = await bench.said(1)
-        peer.say(generate("s"))
-        assert isinstance(await peer.hear(), Failed)
-        peer.say(Subscribe(id=RequestId("t")))
-        await bench.said(2)
-        superseded = Failed(id="s", error={"code": "superseded"})
-        bench.clients.send(heard.connection, superseded)
-        assert await peer.hear() == superseded
-        bench.clients.send(heard.connection, EventMessage(id=RequestId("t"), value={}))
-        assert await peer.hear() == EventMessage(id=RequestId("t"), value={})
-        peer.close()
-        await bench.gone(1)
-
-    run(body)
-
-
 def test_a_slow_reader_gets_everything_in_order_with_pieces_merged_H7() -> None:
     async def body(bench: Bench) -> None:
         peer = bench.peer(receive_high_water_mark=1)

@@ -78,7 +78,7 @@ class Played:
         self.pids: list[int] = []
         self.post: Callable[[object], None] = self.told.append
         log = SimpleNamespace(write=self._log, block=lambda text: self.logged.append((text,)))
-        unused: dict[str, Any] = {"context": None, "folder": None, "record": None, "log": log}
+        unused: dict[str, Any] = {"folder": None, "record": None, "log": log}
         around = Surroundings(
             **unused, argv=(), post=lambda event: self.post(event), now=lambda: 5.0
         )
@@ -124,7 +124,7 @@ def live(script: str, scene: Scene = nothing, *, argv: Sequence[str] | None = No
 STARTED: Line = ("info", "download started", {"repo": MODEL})
 CANCELLED: Line = ("info", "download cancelled", {"repo": MODEL})
 COMPLETE: Line = ("info", "download complete", {"repo": MODEL, "bytes": 1})
-SPEC = '{"work":{"repo":"org/model","revision":"v2"},"parent_pid":' + str(os.getpid()) + "}"
+SPEC = '{"parent_pid":' + str(os.getpid()) + ',"repository":{"repo":"org/model","revision":"v2"}}'
 
 
 def failed(cause: str, problem: DownloadProblem = DownloadProblem.INTERNAL) -> Line:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.supervisor.memory import estimates as estimates_module
 from mlxsup.supervisor.memory.estimates import Estimates, ask, ask_engine
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
@@ -121,7 +122,7 @@ def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     """One that hangs reads no end of its input."""
     folder = model(tmp_path / "silent").path
-    question = Question(number=0, place=Place(folder)).to_line()
+    question = to_line(Question(number=0, place=Place(folder)))
     script = (
         "import os, subprocess, sys\n"
         f"argv = [*{reader_argv()!r}, str(os.getpid())]\n"

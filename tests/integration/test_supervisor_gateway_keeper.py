@@ -89,7 +89,6 @@ def live(
     async def play(folder: Path) -> None:
         writer = LogWriter(pytest.fail)
         parts: dict[str, Any] = {
-            "context": None,
             "folder": SimpleNamespace(path=folder, client_socket=folder / "client.sock"),
             "record": SimpleNamespace(
                 add=lambda name, pid: recorded.update({pid: name}), remove=recorded.pop

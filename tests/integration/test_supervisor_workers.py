@@ -19,13 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
 
-from mlxsup.protocol.codec import encode
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Batching
-from mlxsup.protocol.worker_messages import Hello, Ready
+from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from mlxsup.supervisor.core.events import (
     Event,
@@ -35,7 +33,6 @@ from mlxsup.supervisor.core.events import (
     PrewarmedReady,
     Spawned,
     SpawnFailed,
-    WorkerSaid,
     WorkerSeen,
 )
 from mlxsup.supervisor.file_threads import FileLooks
@@ -47,14 +44,12 @@ from mlxsup.supervisor.workers import registry as registry_module
 from mlxsup.supervisor.workers.instance import Surroundings, WorkerUnit
 from mlxsup.supervisor.workers.measure import is_process_stopped
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
-from mlxsup.supervisor.workers.process import WorkerProcess
 from mlxsup.supervisor.workers.registry import Workers
 
 from support.daemon.hub_caches import write_folder
 from support.daemon.played_daemon import Stage, play, short_folder
 from support.eventually_async import eventually_async
 from support.unwaited import collect_unwaited
-from support.worker.loop_sockets import Watched, watched_sockets
 
 A, B, M = ModelName("a"), ModelName("b"), ModelName("m")
 FIRST, SECOND, FOURTH = Generation(1), Generation(2), Generation(4)
@@ -74,7 +69,6 @@ class Around:
         self.calls: list[tuple[Any, ...]] = []
         self.faults = faults
         self.recorded: dict[int, str] = {}
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.folder = SimpleNamespace(
             path=folder,
             worker_socket=lambda number: folder / f"w{number}.sock",
@@ -121,55 +115,6 @@ def ignore(*_: object) -> None:
 
 
 # ---------------------------------------------------------------- one life
-def test_a_worker_that_is_faster_than_its_spawn_is_announced_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a busy machine a worker may be READY before the loop gets a look at anything (P8)."""
-    worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    worker = worker_context.socket(zmq.DEALER)
-    sockets: dict[int, Watched] = {}
-    spawn = WorkerProcess.spawn
-
-    def make_link(*arguments: Any, **more: Any) -> WorkerLink:
-        with watched_sockets() as made:
-            link = WorkerLink(*arguments, **more)
-        sockets.update(made)
-        return link
-
-    def spawn_slowly(argv: Any, line: bytes, on_output: Any) -> WorkerProcess:
-        process = spawn(argv, line, on_output)
-        launch = json.loads(line)
-        hello = Hello(
-            model=M, generation=FIRST, token=launch["token"], pid=process.pid, version="0"
-        )
-        worker.connect(launch["endpoint"])
-        worker.send_multipart(encode(hello))
-        assert sockets[zmq.ROUTER].socket.poll(30_000), "the worker's greeting never came"
-        return process
-
-    monkeypatch.setattr(instance, "WorkerLink", make_link)
-    monkeypatch.setattr(WorkerProcess, "spawn", spawn_slowly)
-
-    async def one_life(around: Around) -> None:
-        spawned = Spawn(model=M, generation=FIRST, launch=FAKE)
-        log = SimpleNamespace(write=ignore, begin=ignore, last_lines=[],
-                              ended=lambda _: asyncio.sleep(0))  # fmt: skip
-        unit = WorkerUnit(around, spawned, 1, log, ignore)  # type: ignore[arg-type]  # stand-ins
-        life = asyncio.create_task(unit.live())
-        await eventually_async(lambda: len(around.events) >= 2, timeout_s=60.0)
-        unit.kill()
-        await life
-
-    with short_folder() as folder:
-        around = Around(folder, sys.executable, "-c", "import sys; sys.stdin.read()")
-        try:
-            asyncio.run(one_life(around))
-        finally:
-            worker_context.destroy(linger=0)
-            around.context.destroy(linger=0)
-    assert [type(event) for event in around.events[:2]] == [Spawned, WorkerSaid]
-
-
 def live_of(
     *argv: str, faults: frozenset[str] = frozenset(), is_killed: bool = False
 ) -> list[tuple[Any, ...]]:
@@ -197,11 +142,8 @@ def live_of(
 
     with short_folder() as folder:
         around = Around(folder, *argv, faults=faults)
-        try:
-            asyncio.run(asyncio.wait_for(one_life(around), 60.0))
-            assert list(folder.iterdir()) == [], "its sockets are gone"
-        finally:
-            around.context.destroy(linger=0)
+        asyncio.run(asyncio.wait_for(one_life(around), 60.0))
+        assert list(folder.iterdir()) == [], "its sockets are gone"
     return around.calls
 
 
@@ -247,7 +189,7 @@ def test_sockets_that_cannot_be_made_are_reported_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object, **__: object) -> WorkerLink:
-        raise zmq.ZMQError(2)
+        raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(instance, "WorkerLink", fail)
     [(said, failed)] = live_of("/bin/sh", "-c", "exit 0")
@@ -308,7 +250,6 @@ def live(scene: Callable[[All], Awaitable[None]]) -> None:
                 await everyone.workers.end()
         everyone.workers.close()
         assert writer.close(60.0)
-        everyone.context.destroy(linger=0)
 
     with short_folder() as folder:
         asyncio.run(play_scene(folder))
@@ -505,7 +446,6 @@ def pool(scene: Callable[[Pool], Awaitable[None]], script: str = ECHO) -> Pool:
         async with asyncio.timeout(120.0):
             await scene(around)
         await asyncio.sleep(0)
-        around.context.destroy(linger=0)
         return around
 
     with short_folder() as folder:

@@ -7,10 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol import client_messages as say
-from mlxsup.protocol.client_messages import Cancel, ClientMessage, Deltas, Done, Failed, Generate
+from mlxsup.protocol.client_messages import (
+    Attach,
+    Cancel,
+    CancelRequest,
+    ClientMessage,
+    Deltas,
+    Done,
+    Failed,
+    Generate,
+    PauseRequest,
+    ResumeRequest,
+)
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.request_messages import Attach, CancelRequest, PauseRequest, ResumeRequest
 from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core import events
 from mlxsup.supervisor.core.errors import bad_configuration

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from mlxsup.protocol import client_messages as client
+from mlxsup.protocol.client_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core.events import ShutdownAsked
 from mlxsup.supervisor.core.settings import (

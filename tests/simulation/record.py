@@ -12,14 +12,21 @@ from typing import Any
 
 from mlxsup.protocol import client_messages as client
 from mlxsup.protocol import worker_messages as worker
-from mlxsup.protocol.client_messages import ClientMessage, Done, Failed
+from mlxsup.protocol.client_messages import (
+    Attach,
+    CancelRequest,
+    ClientMessage,
+    Done,
+    Failed,
+    PauseRequest,
+    ResumeRequest,
+)
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.rendering import Render, Rendered
-from mlxsup.protocol.request_messages import Attach, CancelRequest, PauseRequest, ResumeRequest
 from mlxsup.protocol.states import FinishReason, NoticeKind, PauseReason, RowState
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import Render, Rendered
 from mlxsup.supervisor.core import actions, events
 
 from . import engine, memory, processes, requests

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from mlxsup.protocol.client_messages import ClientDelta, Done, Failed, Generate, Prioritize
-from mlxsup.protocol.rendering import Render, Rendered
-from mlxsup.protocol.request_messages import Attach, PauseRequest, ResumeRequest
+from mlxsup.protocol.client_messages import (
+    Attach,
+    ClientDelta,
+    Done,
+    Failed,
+    Generate,
+    PauseRequest,
+    Prioritize,
+    ResumeRequest,
+)
 from mlxsup.protocol.states import RowState
+from mlxsup.protocol.worker_messages import Render, Rendered
 from mlxsup.supervisor.core.settings import ClientSettings
 
 from .books import Ask, Book, Life, Listener, Place, Wanted

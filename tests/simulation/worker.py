@@ -15,7 +15,6 @@ from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -27,6 +26,7 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import Render, Rendered
 from mlxsup.supervisor.core import events
 from mlxsup.supervisor.core.actions import Spawn, WorkerSignal
 from mlxsup.worker.engine import Engine, EngineBytes

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Cancel, Deltas, Done, Failed
+from mlxsup.protocol.client_messages import Attach, Cancel, CancelRequest, Deltas, Done, Failed
 from mlxsup.protocol.delta import pack_body
 from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.rendering import Render, Rendered
-from mlxsup.protocol.request_messages import Attach, CancelRequest
 from mlxsup.protocol.states import Channel, FinishReason
-from mlxsup.protocol.worker_messages import CancelRow, RowDelta, Step
+from mlxsup.protocol.worker_messages import CancelRow, Render, Rendered, RowDelta, Step
 from mlxsup.supervisor.core import attaching
 from mlxsup.supervisor.core.events import ClientTooSlow
 

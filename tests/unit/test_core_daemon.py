@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.protocol.client_messages import Event, Failed, Reply, Subscribe
+from mlxsup.protocol.client_messages import ChangeLogLevel, Event, Failed, Reply, Subscribe
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import RequestId
-from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
 from mlxsup.protocol.states import FinishReason, State
+from mlxsup.protocol.worker_messages import LogLevel
 from mlxsup.supervisor.core.actions import (
     Action,
     CloseListener,

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
+from mlxsup.protocol.client_messages import (
+    CancelRequest,
+    Done,
+    Failed,
+    Notice,
+    Reply,
+    RequestsQuery,
+)
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
-from mlxsup.protocol.request_messages import CancelRequest, RequestsQuery
 from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.deadlines import Deadlines

@@ -9,7 +9,6 @@ import pytest
 
 from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
-from mlxsup.protocol.rendering import Rendered
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -23,6 +22,7 @@ from mlxsup.protocol.worker_messages import (
     PrefillProgress,
     Ready,
     Rejected,
+    Rendered,
     RowDelta,
     Step,
     WorkerMessage,

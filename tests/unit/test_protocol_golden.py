@@ -14,20 +14,19 @@ import pytest
 
 from mlxsup.protocol import client_messages, worker_messages
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.delta import pack_body
-from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
-from mlxsup.protocol.log_level import ChangeLogLevel, LogLevel
-from mlxsup.protocol.message import Message
-from mlxsup.protocol.rendering import Render, Rendered
-from mlxsup.protocol.request_messages import (
+from mlxsup.protocol.client_messages import (
     Attach,
     CancelRequest,
+    ChangeLogLevel,
     PauseRequest,
     RequestsQuery,
     ResumeRequest,
 )
+from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.delta import pack_body
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -38,6 +37,7 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.step_batch import PackedRow
+from mlxsup.protocol.worker_messages import LogLevel, Render, Rendered
 
 GOLDEN = Path(__file__).with_name("golden_messages.json")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
+from typing import Any
 
 import pytest
 
+from mlxsup.protocol.codec import MAX_LINE_BYTES, read_line, to_line
 from mlxsup.protocol.download import (
-    MAX_SPEC_BYTES,
     DownloadDone,
     DownloadFailed,
     DownloadProblem,
@@ -17,7 +19,6 @@ from mlxsup.protocol.download import (
     DownloadReport,
     DownloadSpec,
     Repository,
-    Search,
     download_argv,
     read_report,
     report_line,
@@ -32,7 +33,6 @@ from mlxsup.protocol.gateway import (
 )
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import (
-    MAX_LAUNCH_SPEC_BYTES,
     LaunchSettings,
     LaunchSpec,
     worker_argv,
@@ -53,34 +53,17 @@ LAUNCH = LaunchSpec(
 
 
 def test_launch_is_the_settings_and_one_life() -> None:
-    settings = {f.name: getattr(LAUNCH, f.name) for f in dataclasses.fields(LaunchSettings)}
-    others = {
-        f.name: getattr(LAUNCH, f.name)
-        for f in dataclasses.fields(LAUNCH)
-        if f.name not in settings
-    }
-    assert LaunchSpec.of(LaunchSettings(**settings), **others) == LAUNCH
-
-
-def test_launch_is_one_line() -> None:
-    line = LAUNCH.to_line()
-    assert line.count(b"\n") == 1
-    assert LaunchSpec.from_line(line) == LAUNCH
-    assert MAX_LAUNCH_SPEC_BYTES == 65536, "as the message says"
-    at_most = dataclasses.replace(LAUNCH, token="t" * (MAX_LAUNCH_SPEC_BYTES - len(line) + 1))
-    assert LaunchSpec.from_line(at_most.to_line()) == at_most
-    for wrong in (line[:-1], dataclasses.replace(at_most, path="/xx").to_line()):
-        with pytest.raises(
-            ValueError, match=r"^a launch spec is one line of JSON of at most 64 KiB$"
-        ):
-            LaunchSpec.from_line(wrong)
-    for keys in (b"[]\n", b"{}\n", line.replace(b'"token"', b'"tokens"')):
-        with pytest.raises(
-            ValueError, match=r"^a launch spec has exactly the keys adapters, cache_limit"
-        ):
-            LaunchSpec.from_line(keys)
-    with pytest.raises(ValueError, match=r"^a launch spec is nested less deeply$"):
-        LaunchSpec.from_line(b"[" * (MAX_LAUNCH_SPEC_BYTES - 1) + b"\n")
+    marks: dict[str, Any] = {f.name: f.name for f in dataclasses.fields(LaunchSettings)}
+    spec = LaunchSpec.of(
+        LaunchSettings(**marks),
+        model=ModelName("m"),
+        generation=Generation(1),
+        token="t",
+        endpoint="ipc:///x",
+        supervisor_pid=1,
+    )
+    assert {name: getattr(spec, name) for name in marks} == marks
+    assert (spec.model, spec.log_level) == ("m", "info")
 
 
 def test_processes_start_without_the_working_folder() -> None:
@@ -90,17 +73,53 @@ def test_processes_start_without_the_working_folder() -> None:
     assert download_argv()[0] == sys.executable
 
 
-# ---------------------------------------------------------------- the gateway
+# ---------------------------------------------------------------- specs as lines
 
 GATEWAY = GatewaySpec(
     endpoint="ipc:///run/client.sock", host="::1", port=8484, listener=5, beat_pipe=6,
     supervisor_pid=7, key_file="/c.keys.json", key_mark="/run/mark", has_had_keys=True,
     log_level="debug",
     rules=GatewayRules(
-        names=(("gpt-*", "m"), ("x", "m:warm")), hosts=("ai.example",),
+        names={"gpt-*": "m", "x": "m:warm"}, hosts=("ai.example",),
         origins=("https://chat.example",), needs_keys=True, refuses_unread=True,
     ),
 )  # fmt: skip
+DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"), parent_pid=7)
+SEARCH = DownloadSpec(words="q w", parent_pid=7)
+
+
+@pytest.mark.parametrize("spec", [LAUNCH, GATEWAY, DOWNLOAD, SEARCH])
+def test_a_spec_is_read_as_it_was_written(spec: object) -> None:
+    line = to_line(spec)
+    assert (line.count(b"\n"), read_line(type(spec), line, "a spec")) == (1, spec)
+
+
+NO_LINE = "a spec must be one line of JSON of at most 64 KiB"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"", NO_LINE),
+        (b"{", NO_LINE),
+        (b"[]\n", NO_LINE),
+        (b"[" * 20_000, NO_LINE),
+        (b"\xff", NO_LINE),
+        (b" " * MAX_LINE_BYTES + to_line(DOWNLOAD), NO_LINE),
+        (b"{}\n", "a spec is wrong: the field parent_pid is missing"),
+        (b'{"parent_pid":"7"}\n', "a spec is wrong: parent_pid must be an integer"),
+        (b'{"parent_pid":7,"repository":{}}\n',
+         "a spec is wrong: the field repository.repo is missing"),
+        (b'{"parent_pid":7,"x":1}\n',
+         "a spec is wrong: unknown field x; known are parent_pid, repository, words"),
+    ],
+)  # fmt: skip
+def test_another_line_is_refused_with_what_is_wrong(line: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
+        read_line(DownloadSpec, line, "a spec")
+
+
+# ---------------------------------------------------------------- the gateway
 
 
 @pytest.mark.parametrize(
@@ -137,19 +156,6 @@ def test_text_that_is_no_address_is_refused(text: str) -> None:
         Address.parse(text)
 
 
-def test_gateway_spec_is_read_as_it_was_written() -> None:
-    line = GATEWAY.to_line()
-    assert (line.count(b"\n"), GatewaySpec.from_line(line)) == (1, GATEWAY)
-
-
-@pytest.mark.parametrize(
-    "line", [b"", b"{}\n", b"[]\n", GATEWAY.to_line()[:-1], b"x" * 70_000 + b"\n"]
-)
-def test_line_that_is_no_gateway_spec_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match="a gateway's spec"):
-        GatewaySpec.from_line(line)
-
-
 OURS = (
     "http://localhost:3000", "http://localhost", "https://127.0.0.1", "http://127.3.0.1:8",
     "http://[::1]:8", "tauri://localhost", "http://a.localhost:80",
@@ -168,45 +174,9 @@ def test_origin_is_known_as_this_machine_or_another(origin: str) -> None:
 
 # ---------------------------------------------------------------- downloads
 
-DOWNLOAD = DownloadSpec(work=Repository("a/b", "v1"), parent_pid=7)
 
-WORDS = "a download spec is one line of JSON"
-
-
-def test_download_spec_is_one_line() -> None:
-    line = DOWNLOAD.to_line()
-    assert line == b'{"work":{"repo":"a/b","revision":"v1"},"parent_pid":7}\n'
-    assert DownloadSpec.from_line(line) == DOWNLOAD
-    search = DownloadSpec(work=Search("q w"), parent_pid=7)
-    assert DownloadSpec.from_line(search.to_line()) == search
-    longest = line.rstrip().rjust(MAX_SPEC_BYTES)
-    assert DownloadSpec.from_line(longest) == DOWNLOAD
-
-
-def test_revision_is_main_by_default() -> None:
-    assert DownloadSpec.from_line(b'{"work": {"repo": "a/b"}, "parent_pid": "7"}') == (
-        DownloadSpec(work=Repository("a/b", "main"), parent_pid=7)
-    )
+def test_a_repository_is_shown_with_a_revision_other_than_main() -> None:
     assert (str(Repository("a/b")), str(Repository("a/b", "v1"))) == ("a/b", "a/b at v1")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"parent_pid": 7}',
-        b'{"work": {"repo": "a/b"}}',
-        b'{"work": {"name": "a/b"}, "parent_pid": 7}',
-        b'{"work": {"repo": "a/b"}, "parent_pid": "x"}',
-        b"[" * 20_000,
-        b" " * MAX_SPEC_BYTES + DOWNLOAD.to_line(),
-    ],
-)
-def test_line_that_is_no_download_spec_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match=f"^{WORDS}$"):
-        DownloadSpec.from_line(line)
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,13 @@ def test_an_answer_is_kept_for_the_same_content_and_versions_alone(
 DAMAGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "of another model": lambda value: value | {"key": "other"},
     "no object": lambda value: [],
-    "no weights": lambda value: {"key": value["key"], "layers": []},
-    "a negative size": lambda value: value | {"weight_bytes": -1},
-    "no number": lambda value: value | {"weight_bytes": True},
-    "a size that no model has": lambda value: value | {"weight_bytes": MAX_BYTES + 1},
-    "layers of no model": lambda value: (
-        value | {"layers": [{"layers": 2, "token_bytes": 2**30, "row_bytes": 0, "window": None}]}
+    "a negative size": lambda value: value | {"memory": {"weight_bytes": -1, "layers": []}},
+    "a size that no model has": lambda value: (
+        value | {"memory": {"weight_bytes": MAX_BYTES + 1, "layers": []}}
     ),
-    "a layer of another format": lambda value: value | {"layers": [{}]},
+    "layers of no model": lambda value: (
+        value | {"memory": {"weight_bytes": 1, "layers": [{"layers": 2, "token_bytes": 2**30}]}}
+    ),
 }
 
 

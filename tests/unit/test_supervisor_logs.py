@@ -7,13 +7,10 @@ import errno
 import fcntl
 import json
 import os
-import resource
-import signal
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +48,7 @@ from mlxsup.supervisor.logs import (
 )
 from mlxsup.supervisor.runtime_folder import RuntimeFolderError, held_log_folder, record_log_folder
 
+from support.daemon.full_disk import full_disk
 from support.eventually import eventually
 
 PIECE = 4096
@@ -550,19 +548,6 @@ CHANGE = ModelChanged(model="m", generation=1, before="READY", after="STOPPED")
 END = RequestEnded(id="r", number=1, model="m", outcome="stop")
 
 
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """Within it, a write beyond that size is cut off there, and the next one fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
-
-
 def live(folder: Path, pid: int, code: int | None) -> None:
     """A daemon that writes its recorder; without a code, it is killed."""
     writer = LogWriter(pytest.fail)
@@ -599,7 +584,7 @@ def test_a_line_that_a_full_disk_cut_off_is_ended_before_it_says_how_much_is_los
     reports: list[str] = []
     file = RotatingFile(path, reports.append)
     file.write(b"whole\n")
-    with files_no_larger_than(9):
+    with full_disk(9):
         file.write(b"cut off\n")
     assert len(reports) == 1
     file.write(b"again\n")

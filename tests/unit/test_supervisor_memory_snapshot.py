@@ -167,16 +167,6 @@ def test_a_shortage_and_its_end_are_in_the_log(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_unread_available_memory_is_logged(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    proc = desk.folder / "proc"
-    assert desk.memory.watch(proc)() is None
-    assert desk.logged() == [
-        {"level": "warning", "message": "available memory not read",
-         "cause": f"{proc / 'meminfo'}: No such file or directory"},
-    ]  # fmt: skip
-
-
 # ---------------------------------------------------------------- the needs
 
 

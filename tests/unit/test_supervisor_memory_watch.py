@@ -9,7 +9,7 @@ import platform
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +24,6 @@ from mlxsup.supervisor.memory.watch import (
     LinuxWatch,
     find_watch,
     group_left_bytes,
-    host_memory,
     mac_level,
     read_mac,
     stalled_percent,
@@ -39,13 +38,7 @@ from mlxsup.supervisor.workers.measure import (
 from support.eventually import eventually
 
 GIB = 2**30
-MEMINFO = """\
-MemTotal:       32874708 kB
-MemFree:          612340 kB
-MemAvailable:   20457724 kB
-SwapTotal:             0 kB
-HugePages_Total:       0
-"""
+TOTAL, AVAILABLE = 32 * GIB, 20 * GIB
 STALLS = """\
 some avg10={some} avg60=0.10 avg300=0.00 total=9
 full avg10={full} avg60=0.02 avg300=0.00 total=4
@@ -57,9 +50,8 @@ STAT = "anon 5000\nfile 1073741824\ninactive_file 805306368\nactive_file 2684354
 def machine(folder: Path, group: str = "0::/box\n", **files: str) -> LinuxWatch:
     """A watch of a machine in a folder; `files`: of its group, with dots as underscores."""
     for name, text in {
-        "proc/meminfo": MEMINFO,
-        "proc/self/cgroup": group,
-        "proc/pressure/memory": STALLS.format(some="0.00", full="0.00"),
+        "own": group,
+        "stalls": STALLS.format(some="0.00", full="0.00"),
         **{f"groups/box/{name}": text for name, text in files.items()},
     }.items():
         path = folder / name
@@ -70,7 +62,16 @@ def machine(folder: Path, group: str = "0::/box\n", **files: str) -> LinuxWatch:
 
 def watch(folder: Path, said: list[str] | None = None) -> LinuxWatch:
     report = (said if said is not None else []).append
-    return LinuxWatch(report, folder / "proc", folder / "groups")
+    return LinuxWatch(report, folder / "groups", folder / "own", folder / "stalls")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory() -> Iterator[None]:
+    """Has the machine a known amount of memory, a part of which is available."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = SimpleNamespace(total=TOTAL, available=AVAILABLE)
+        patch.setattr(psutil, "virtual_memory", lambda: found)
+        yield
 
 
 # ---------------------------------------------------------------- texts
@@ -92,16 +93,12 @@ def test_strain_counts_full_stalls_only(tmp_path: Path) -> None:
     watched = machine(tmp_path)
     for full, strain in (("5.00", Strain.UNSAID), ("5.01", Strain.STALLED)):
         stalls = STALLS.format(some="99.00", full=full)
-        (tmp_path / "proc" / "pressure" / "memory").write_text(stalls)
+        (tmp_path / "stalls").write_text(stalls)
         found = watched.read()
-        assert found is not None
         assert found.strain is strain
 
 
 # ---------------------------------------------------------------- Linux
-
-
-TOTAL, AVAILABLE = 32874708 * 1024, 20457724 * 1024
 
 
 @pytest.mark.parametrize(
@@ -136,38 +133,30 @@ def test_a_group_of_version_1_counts(tmp_path: Path) -> None:
     (group / "memory.usage_in_bytes").write_text("8589934592\n")
     (group / "memory.stat").write_text("total_inactive_file 1073741824\n")
     found = watched.read()
-    assert found is not None
     assert (found.available_bytes, found.place) == (GIB, "in this control group")
 
 
 def test_a_kernel_without_stalls_is_no_fault(tmp_path: Path) -> None:
     machine(tmp_path)
-    (tmp_path / "proc" / "pressure" / "memory").unlink()
+    (tmp_path / "stalls").unlink()
     said: list[str] = []
     found = watch(tmp_path, said).read()
-    assert (found is not None and found.strain, said) == (Strain.UNSAID, [])
+    assert (found.strain, said) == (Strain.UNSAID, [])
 
 
 def test_unreadable_files_of_the_system_are_reported_once(tmp_path: Path) -> None:
     machine(tmp_path, **V2, **{"memory.stat": STAT})
     (tmp_path / "groups" / "box" / "memory.current").write_text("a lot")
-    (tmp_path / "proc" / "pressure" / "memory").write_text("none")
+    (tmp_path / "stalls").write_text("none")
     said: list[str] = []
     watched = watch(tmp_path, said)
-    with pytest.raises(ValueError, match=r"^no line 'MemAvailable'$"):
-        host_memory("MemTotal: 7 kB\nMemAvailable: lots kB\n")
     for _ in range(3):
         found = watched.read()
-        assert found is not None
-        assert (found.available_bytes, found.strain) == (20457724 * 1024, Strain.UNSAID)
-    group, stalls = (tmp_path / name for name in ("groups/box/memory.current", "proc/pressure"))
+        assert (found.available_bytes, found.strain) == (AVAILABLE, Strain.UNSAID)
     assert said == [
-        f"{group}: invalid literal for int() with base 10: 'a lot'",
-        f"{stalls}/memory: no line full with avg10",
+        f"{tmp_path}/groups/box/memory.current: invalid literal for int() with base 10: 'a lot'",
+        f"{tmp_path}/stalls: no line full with avg10",
     ]
-    (tmp_path / "proc" / "meminfo").unlink()
-    assert [watched.read(), watched.read()] == [None, None]
-    assert said[2:] == [f"{tmp_path}/proc/meminfo: No such file or directory"]
 
 
 @given(st.binary(max_size=80), st.binary(max_size=80), st.data())
@@ -181,7 +170,7 @@ def test_no_text_whatever_raises_an_error(one: bytes, other: bytes, data: st.Dat
         data.draw(st.sampled_from(files)).write_bytes(one)
         data.draw(st.sampled_from(files)).write_bytes(other)
         found = watch(folder).read()
-        assert found is None or found.available_bytes >= 0
+        assert found.available_bytes >= 0
 
 
 # ---------------------------------------------------------------- others
@@ -218,23 +207,14 @@ def test_the_level_of_macos_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyP
     assert asked == [b"kern.memorystatus_vm_pressure_level"]
 
 
-def test_each_system_is_asked_in_its_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(tmp_path)
-    memory = SimpleNamespace(total=32 * GIB, available=3 * GIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(watch_module, "mac_level", lambda: 4)
-
-    def available(backend: str) -> int | None:
-        found = find_watch(backend, print, tmp_path / "proc")()
-        return found.available_bytes if found else None
-
+def test_each_system_is_asked_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "mac_level", lambda: 1)
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert available("metal") == 3 * GIB
+    found = find_watch("metal", print)()
+    assert found is not None
+    assert found.strain is Strain.EASY
     monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert available("cpu") == AVAILABLE
-    assert available("cuda") is None
+    assert find_watch("cuda", print)() is None
 
 
 @pytest.fixture
@@ -271,78 +251,37 @@ def test_a_process_is_known_to_be_stopped_while_it_is_F7(
     assert is_process_stopped(gone_pid()) is False
 
 
-class Machine:
-    """A machine that can be out of files, and a clock."""
+def test_a_failed_measurement_keeps_the_last_values_and_is_reported_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as without a free file."""
+    now, is_failing, reported = 500.0, True, []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_out_of_files = False
-        self.now = 500.0
-        self.reported: list[tuple[float, int | None]] = []
-        self.asked = 0
-        monkeypatch.setattr(measure_module, "measure_footprints", self._measure)
-        monkeypatch.setattr(measure_module, "machine_bytes", self._machine)
-
-    def _measure(self, pids: list[int]) -> dict[int, int]:
-        if self.is_out_of_files:
+    def measure(pids: list[int]) -> dict[int, int]:
+        if is_failing:
             raise OSError(24, "Too many open files")
         return {pid: pid * 10 for pid in pids}
 
-    def _machine(self) -> int:
-        self.asked += 1
-        if self.is_out_of_files:
-            raise OSError(24, "Too many open files")
-        return 99
+    monkeypatch.setattr(measure_module, "measure_footprints", measure)
 
-    def run(self, body: Callable[[Sampler], Awaitable[None]]) -> None:
-        def report(error: OSError) -> None:
-            self.reported.append((self.now, error.errno))
-
-        async def main() -> None:
-            sampler = Sampler(report, lambda: None, clock=lambda: self.now)
-            try:
-                await body(sampler)
-            finally:
-                sampler.close()
-
-        asyncio.run(main())
-
-
-def test_without_a_free_file_the_last_values_stay_and_are_measured_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine = Machine(monkeypatch)
-
-    async def body(sampler: Sampler) -> None:
-        machine.is_out_of_files = True
-        await sampler.measure([1])
-        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({}, 0)
-        machine.is_out_of_files = False
-        await sampler.measure([1, 2])
-        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10, 2: 20}, 99)
-        machine.is_out_of_files = True
-        await sampler.measure([3])
-        assert (sampler.footprint_bytes, sampler.machine_bytes) == ({1: 10, 2: 20}, 99)
-        machine.is_out_of_files = False
-        await sampler.measure([3])
-        assert sampler.footprint_bytes == {3: 30}
-        assert machine.asked == 2, "a machine's memory does not change once it is known"
-
-    machine.run(body)
-
-
-def test_a_failed_measurement_is_reported_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine = Machine(monkeypatch)
-    machine.is_out_of_files = True
-
-    async def body(sampler: Sampler) -> None:
-        for moment in (500.0, 501.0, 559.9, 560.0, 619.9, 620.0):
-            machine.now = moment
+    async def main() -> None:
+        nonlocal now, is_failing
+        sampler = Sampler(
+            lambda error: reported.append((now, error.errno)), lambda: None, lambda: now
+        )
+        for moment in (500.0, 501.0, 559.9, 560.0):
+            now = moment
             await sampler.measure([1])
+        assert sampler.footprint_bytes == {}
+        is_failing = False
+        await sampler.measure([1, 2])
+        is_failing = True
+        await sampler.measure([3])
+        assert sampler.footprint_bytes == {1: 10, 2: 20}
+        sampler.close()
 
-    machine.run(body)
-    assert machine.reported == [(500.0, 24), (560.0, 24), (620.0, 24)]
+    asyncio.run(main())
+    assert reported == [(500.0, 24), (560.0, 24)]
 
 
 def test_close_ends_the_thread_without_waiting_for_a_measurement(

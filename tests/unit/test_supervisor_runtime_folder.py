@@ -60,7 +60,7 @@ def test_a_claimed_folder_is_private_and_its_lock_names_the_holder(folder: Path)
         assert claimed.client_socket == folder / "client.sock"
         assert claimed.worker_socket(12) == folder / "w12.sock"
     finally:
-        claimed.release()
+        claimed.close()
 
 
 def test_only_stale_sockets_go_and_a_shorter_holder_replaces_a_longer_one(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_only_stale_sockets_go_and_a_shorter_holder_replaces_a_longer_one(folder
     claimed = RuntimeFolder.claim(folder)
     assert {path.name for path in folder.iterdir()} == {"lock", "other", "x.beat", "a.sock.old"}
     assert (folder / "lock").read_text() == f"{os.getpid()} {identity_of(os.getpid())}\n"
-    claimed.release()
+    claimed.close()
     assert (folder / "lock").exists()
 
 
@@ -92,9 +92,9 @@ def test_a_second_claim_names_the_first_and_leaves_everything_as_it_was_P19(fold
         assert str(caught.value) == f"a daemon {who} is already running in {folder}"
     assert (folder / "client.sock").exists()
     assert len(os.listdir("/dev/fd")) == files
-    claimed.release()
+    claimed.close()
     assert len(os.listdir("/dev/fd")) == files - 1
-    RuntimeFolder.claim(folder).release()
+    RuntimeFolder.claim(folder).close()
 
 
 def test_of_many_claims_at_once_one_succeeds_P19(folder: Path) -> None:
@@ -110,13 +110,13 @@ def test_of_many_claims_at_once_one_succeeds_P19(folder: Path) -> None:
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(claim, range(20)))
     assert (len(held), refused) == (1, [os.getpid()] * 19)
-    held[0].release()
+    held[0].close()
 
 
 def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RuntimeFolder.claim(folder).release()
+    RuntimeFolder.claim(folder).close()
     files = len(os.listdir("/dev/fd"))
 
     def fail(*_: object) -> None:
@@ -147,7 +147,7 @@ def test_the_folder_itself_is_locked_while_the_lock_is_taken_P19(
         taken.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), kind))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    RuntimeFolder.claim(folder).release()
+    RuntimeFolder.claim(folder).close()
     assert taken == [(True, fcntl.LOCK_EX), (False, fcntl.LOCK_EX | fcntl.LOCK_NB)]
 
 
@@ -177,7 +177,7 @@ def test_each_folder_that_cannot_be_used_is_refused_with_what_to_do(
     assert re.fullmatch(rf"cannot remove {folder}/w1\.sock, which is in the way: \w.*", said)
     assert hint == "remove it, or set another runtime_dir"
     (folder / "w1.sock").rmdir()
-    RuntimeFolder.claim(folder).release()  # the refused claim has let go of the lock
+    RuntimeFolder.claim(folder).close()  # the refused claim has let go of the lock
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     assert refusal_of(folder) == (
@@ -214,7 +214,7 @@ def test_the_longest_socket_decides_whether_a_path_is_too_long(folder: Path) -> 
     length = min(limit, 103) - len("/w9999999.sock.beat")
     taken = Path(f"{folder.parent}/{'x' * (length - len(str(folder.parent)) - 1)}")
     too_long = taken.with_name(taken.name + "x" * 5)
-    RuntimeFolder.claim(taken).release()
+    RuntimeFolder.claim(taken).close()
     said, hint = refusal_of(too_long)
     assert said.startswith("the runtime folder's path is too long: ")
     assert "w9999999.sock.beat" in said

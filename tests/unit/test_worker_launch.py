@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.text import LOG_LEVELS
 from mlxsup.worker import __main__ as worker_main
@@ -32,12 +33,13 @@ from mlxsup.worker.logs import configure
 from support.worker.turn_bench import make_spec
 
 SPEC = make_spec()
-WRONG = "the launch spec on standard input is wrong: "
+WRONG = "the launch spec on standard input is wrong: the field model is missing"
+NO_LINE = "the launch spec on standard input must be one line of JSON of at most 64 KiB"
 
 
 # ---------------------------------------------------------------- the launch spec
 def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None:
-    line = SPEC.to_line()
+    line = to_line(SPEC)
     reader, writer = os.pipe()
     try:
         os.write(writer, line[:100])
@@ -55,7 +57,7 @@ def test_a_spec_may_come_in_pieces_and_nothing_behind_it_is_waited_for() -> None
     [
         (b"", "there is no launch spec on standard input; `mlxsup start` starts the workers"),
         (b"{}\n", WRONG),
-        (b"x" * 70_000, WRONG + "a launch spec is one line of JSON of at most 64 KiB"),
+        (b"x" * 70_000, NO_LINE),
     ],
     ids=["nothing", "no key", "too long"],
 )
@@ -188,7 +190,7 @@ def test_it_is_ready_when_everything_is_imported_and_gets_its_spec_E6(
         seen.extend(one.daemon for one in threading.enumerate() if one.name == "parent-watch")
 
     prewarmed.imports = look
-    os.write(prewarmed.supervisor, SPEC.to_line())
+    os.write(prewarmed.supervisor, to_line(SPEC))
     assert prewarmed.wait_for_spec() == SPEC
     assert seen == [threading.get_ident(), False, True], "MLX belongs to the thread that loads"
     assert os.read(prewarmed.ready, 16) == b"\0"
@@ -201,7 +203,7 @@ def test_it_is_ready_when_everything_is_imported_and_gets_its_spec_E6(
 
 def test_a_wrong_spec_is_refused_once_a_prewarmed_worker_is_ready(prewarmed: Prewarmed) -> None:
     os.write(prewarmed.supervisor, b"nonsense\n")
-    with pytest.raises(LaunchError, match="the launch spec on standard input is wrong"):
+    with pytest.raises(LaunchError, match=NO_LINE):
         prewarmed.wait_for_spec()
     assert os.read(prewarmed.ready, 16) == b"\0"
     prewarmed.end_supervisor()

@@ -23,9 +23,8 @@ from mlxsup.protocol.codec import encode, encode_body
 from mlxsup.protocol.delta import read_body
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import Channel
-from mlxsup.protocol.worker_messages import Acceptance, Rejected, Resume
+from mlxsup.protocol.worker_messages import Acceptance, Rejected, Render, Rendered, Resume
 from mlxsup.worker.engine import Prompt, StepResult
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rendering import TOKENS_PER_TURN, Rendering

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mlxsup.protocol.client_messages import Load, Restart, Unload
-from mlxsup.protocol.request_messages import PauseRequest
+from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (

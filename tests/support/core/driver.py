@@ -14,14 +14,15 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Generate,
     Load,
+    PauseRequest,
     Prioritize,
     Restart,
+    ResumeRequest,
     Stop,
     Unload,
 )
 from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.request_messages import PauseRequest, ResumeRequest
 from mlxsup.protocol.states import FinishReason, LoadPhase, Priority, RowState, WorkerPhase
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadReport,
     DownloadSpec,
@@ -87,9 +88,9 @@ class Download:
             stderr=subprocess.STDOUT,
             env=dict(environment),
         )
-        spec = DownloadSpec(work=Repository(REPO), parent_pid=os.getpid())
+        spec = DownloadSpec(repository=Repository(REPO), parent_pid=os.getpid())
         assert self.process.stdin is not None
-        self.process.stdin.write(spec.to_line())
+        self.process.stdin.write(to_line(spec))
         self.process.stdin.flush()
 
     def reports(self) -> Iterator[DownloadReport]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlxsup.protocol.cache_layers import CacheLayers
+from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
@@ -21,8 +22,8 @@ UNSERVED = f"{UNASKED}: mlx-lm does not know its type"
 
 async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Look | str]:
     """Answers as the process would, over the same lines."""
-    asked = [Question.of_line(question.to_line()) for question in questions]
-    return dict(Look.of_line(look(one).to_line(one.number).encode()) for one in asked)
+    asked = [read_part(Question, json.loads(to_line(one)), "") for one in questions]
+    return {one.number: read_part(Look, json.loads(to_line(look(one))), "") for one in asked}
 
 
 async def ask_engine_here(unasked: Mapping[str, Estimate], **_: object) -> dict[str, Estimate]:

@@ -23,7 +23,7 @@ import zmq
 import zmq.asyncio
 
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, Generate
-from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.codec import Decoder, encode, read_line
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.message import Message
@@ -210,7 +210,7 @@ class Stage:
 
         def started() -> tuple[LaunchSpec, int] | None:
             for path in self.folder.glob("*.spec"):
-                spec = LaunchSpec.from_line(path.read_bytes())
+                spec = read_line(LaunchSpec, path.read_bytes(), "a launch spec")
                 if (spec.model, spec.generation) == (model, generation):
                     return spec, int(path.stem)
             return None

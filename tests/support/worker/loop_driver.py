@@ -13,7 +13,6 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.delta import DeltaBody, read_body
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
-from mlxsup.protocol.rendering import Render, Rendered
 from mlxsup.protocol.states import Channel, FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
     SUPERVISOR_TO_WORKER,
@@ -26,6 +25,8 @@ from mlxsup.protocol.worker_messages import (
     MessageToWorker,
     PauseRow,
     Rejected,
+    Render,
+    Rendered,
     Resume,
     RowDelta,
     SetBudget,

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from mlxsup.protocol.body import RequestBody
-from mlxsup.protocol.codec import Decoder, encode, encode_body
+from mlxsup.protocol.codec import Decoder, encode, encode_body, to_line
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.message import Message
@@ -121,7 +121,7 @@ class WorkerHarness:
                 process_group=0,
             )
         assert self.process.stdin is not None
-        self.process.stdin.write(self.spec.to_line())
+        self.process.stdin.write(to_line(self.spec))
         self.process.stdin.flush()
 
     def _bind(self, kind: int, endpoint: str, limit: int) -> zmq.Socket[bytes]:

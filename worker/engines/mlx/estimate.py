@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mlxsup.protocol.codec import to_map
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, keep
 from mlxsup.protocol.pooling import find_pooling
@@ -70,7 +71,7 @@ def answer_to(question: dict[str, Any]) -> dict[str, Any]:
             problem = "mlx-lm takes too much memory to build it"
         except Exception as error:  # noqa: BLE001  a model type's own code may raise anything
             problem = f"{type(error).__name__}: {error}"
-    value = None if memory is None else memory.to_json()
+    value = None if memory is None else to_map(memory)
     return {"number": question["number"], "memory": value, "problem": _readable(problem)}
 
 
