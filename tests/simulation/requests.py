@@ -150,16 +150,17 @@ def dispatched(record: Record, book: Book, ask: Ask, *, is_turn: bool) -> None:
 
 
 def check_place(record: Record, book: Book, ask: Ask, position: int) -> None:
-    """Compare a place; who has received as much may be before it or behind."""
+    """Compare a place; who has received as much may be before it or behind.
+
+    So may those who move up at this moment, because the tick that moves them may come later.
+    """
     places = _places(record, book, book.queue)
+    rising = {other for other in places if has_just_aged(record, other)}
     rank, is_new, received_s, number = places[ask]
-    low, high = (
-        (rank, is_new, received_s + slack_s * is_new, number) for slack_s in (-EPSILON_S, EPSILON_S)
-    )
-    before, most = (
-        sum(place < low for place in places.values()),
-        sum(place <= high for place in places.values()),
-    )
+    low = (rank, is_new, received_s - EPSILON_S * is_new, number)
+    high = (rank + (ask in rising), is_new, received_s + EPSILON_S * is_new, number)
+    before = sum(place < low for other, place in places.items() if other not in rising)
+    most = sum(place <= high or other in rising for other, place in places.items())
     check("place in line", before + 1 <= position <= most, f"{ask}: {position} of {places}")
 
 
