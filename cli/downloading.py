@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadDone,
     DownloadFailed,
@@ -104,6 +103,8 @@ def _ended(code: int, noise: str) -> CliError:
 @contextmanager
 def _process(spec: DownloadSpec) -> Iterator[subprocess.Popen[bytes]]:
     """Give the process, which has ended when this returns."""
+    from mlxsup.protocol.codec import to_line  # help would wait for it
+
     with subprocess.Popen(
         download_argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:

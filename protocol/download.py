@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from .codec import DecodeError, read_part, to_map
-
 DEFAULT_REVISION = "main"
 
 _REPORT_KEY = "mlxsup_download"
@@ -194,12 +192,16 @@ _REPORTS: dict[str, type[DownloadReport]] = {
 
 def report_line(report: DownloadReport) -> str:
     """Return the line for a report, without its newline."""
+    from .codec import to_map  # a command's help would wait for it
+
     kind = next(name for name, type_ in _REPORTS.items() if isinstance(report, type_))
     return json.dumps({_REPORT_KEY: kind, **to_map(report)})
 
 
 def read_report(line: bytes) -> DownloadReport | None:
     """Return the report in a line; None if the line is something else."""
+    from .codec import DecodeError, read_part
+
     try:
         values: Any = json.loads(line)
         return read_part(_REPORTS[values.pop(_REPORT_KEY)], values, "")

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .codec import DecodeError, read_part, to_map
 from .folders import DEFAULT_CONFIG
 
 KEYS_SUFFIX = ".keys.json"
@@ -168,6 +167,8 @@ def parse_keys(path: Path, data: bytes) -> tuple[Key, ...]:
     Raises:
         KeyFileError: it is something else.
     """
+    from .codec import DecodeError, read_part  # a command's help would wait for it
+
     try:
         content: Any = json.loads(data) if len(data) <= MAX_FILE_BYTES else None
         found = read_part(_Content, content, "it")
@@ -316,6 +317,8 @@ def _only_writer(path: Path, *, is_command: bool = True) -> Iterator[None]:
 
 def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
     """Replace the file as a whole, so that no reader gets half of it."""
+    from .codec import to_map
+
     value = to_map(_Content(schema_version=SCHEMA_VERSION, keys=tuple(keys)))
     try:
         new = _prepare(place.file, json.dumps(value, indent=1).encode() + b"\n")

@@ -298,9 +298,8 @@ async def _converse(
         process.stdin.close()
         is_silent, is_whole = await _collect(process, len(lines), program.quiet_s, take)
     finally:
-        # One that has given every answer only takes the interpreter apart, which takes time. Of one
-        # that ends by itself, asyncio would lose the exit code if it were killed just then.
-        if (is_silent or is_whole) and process.returncode is None:
+        # Otherwise it ends by itself; asyncio loses the exit code of one that is killed just then.
+        if is_silent and process.returncode is None:
             process.kill()
         with suppress(TimeoutError):  # if its disk does not let go of it, the system reaps it later
             async with asyncio.timeout(KILL_LIMIT_S):

@@ -15,10 +15,10 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import Row, RowToken
+from mlxsup.worker.engines.mlx import loader
 from mlxsup.worker.engines.mlx.batch_modes import LoneDecode, TogetherMode
 from mlxsup.worker.engines.mlx.engine import MlxEngine, model_fingerprint
 from mlxsup.worker.engines.mlx.folder import check_folder
-from mlxsup.worker.engines.mlx.loader import open_stream
 
 from support.core.row_values import row_values
 from support.worker.loop_driver import LoopDriver
@@ -92,7 +92,8 @@ def random_state() -> list[int]:
 def known_as(path: Path, way: Batching) -> dict[str, str]:
     """Return what makes an engine of this folder run its rows in this way, unprobed."""
     versions = {name: version(name) for name in ("mlx", "mlx-lm")}
-    own = model_fingerprint(check_folder(path, lambda share: None), open_stream()[0], versions)
+    device, _ = loader.open_stream()
+    own = model_fingerprint(check_folder(path, lambda share: None), device, versions)
     return {"fingerprint": own, "batching": way, "reason": "a test says so"}
 
 
