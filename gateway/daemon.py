@@ -23,8 +23,8 @@ from .metrics import Meter
 from .names import Meant, look_up
 
 FRESH_S = 1.0
-"""How old a status may be that names are looked up in: a changed configuration is in effect after
-this long."""
+"""The age up to which a status serves to look up names, and so the delay of a changed
+configuration."""
 
 T = TypeVar("T")
 

@@ -74,7 +74,7 @@ Convert = Callable[[Any], Any]
 
 
 class Form(NamedTuple):
-    """How a field travels, in its annotation, for what the type alone does not say.
+    """The wire form of a field, given in its annotation if the type alone does not say it.
 
     Attributes:
         check: checks what has arrived, and makes the value for the message.

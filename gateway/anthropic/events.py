@@ -1,4 +1,4 @@
-"""What answers and the list of models look like in Anthropic's API: blocks, whole and as events."""
+"""Answers and the list of models in the form of Anthropic's API: blocks, whole and as events."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Found(NamedTuple):
 
 
 class Page:
-    """What browsers get."""
+    """The routes of the page for browsers."""
 
     def __init__(self, daemon: Daemon, operator: Operator) -> None:
         self._operator = operator

@@ -34,7 +34,7 @@ GIVES_AGAIN_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What the rows of a model need, and what they can use.
+    """The memory that the rows of a model need, and that they can use.
 
     Attributes:
         least_bytes: for one row.
@@ -54,7 +54,7 @@ def rows_need(layers: tuple[CacheLayers, ...], claim: Claim, lengths: Collection
 
 
 class _GivingBack(Enum):
-    """How far a model is in giving back what is only kept for speed."""
+    """The progress of a model in giving back memory that it keeps only for speed."""
 
     NOT_ASKED = auto()
     ASKED = auto()
@@ -63,7 +63,7 @@ class _GivingBack(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class RowBudget:
-    """What the rows of one process may take, and what its worker is known to keep to.
+    """The memory that the rows of one process may take, and the limit its worker has confirmed.
 
     Attributes:
         size_bytes: what it was told last.
@@ -440,7 +440,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What is divided.
+    """The memory that is divided.
 
     Attributes:
         others_bytes: what is reserved for all other models.
@@ -461,7 +461,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one model gets of the division.
+    """The part of one model in the division.
 
     Attributes:
         could_bytes: what its rows could take if all others gave back what they may.

@@ -1,4 +1,4 @@
-"""Which waiting request gets a row, and which rows leave the batch for others
+"""Choose the waiting request that gets a row, and the rows that leave the batch for others
 (docs/decisions/0005-fairness.md, 0006-memory.md).
 
 If a request whose own class is `interactive` finds no free row, the row of a `batch` request is

@@ -369,7 +369,8 @@ MOST_LISTED = 32
 
 
 def queue_map(models: Iterable[Model], ledger: Ledger) -> dict[str, Any]:
-    """What waits, over all models; `per_client` and `waiting` leave out answers that have begun."""
+    """Count the waiting requests of all models; `per_client` and `waiting` leave out answers that
+    have begun."""
     per_class: Counter[str] = Counter()
     for model in models:
         per_class.update(per_class_map(model))
@@ -447,7 +448,7 @@ def request_map(request: Request, now: float) -> dict[str, Any]:
 
 
 def wait_reason(model: Model) -> WaitReason:
-    """Why the requests of this model are waiting."""
+    """Return the reason why the requests of this model wait."""
     phase = model.life.phase
     if model.life.why is Why.SWAP and not isinstance(phase, Loading):
         return WaitReason.SWAP
@@ -580,16 +581,16 @@ def _state(request: Request) -> str:
 
 
 def _read_share(request: Request) -> float | None:
-    """How much of its prompt has been read, from 0 to 1; None unless it is being read now, for the
-    first time."""
+    """Return the share of its prompt that has been read, 0 to 1; None unless it is being read now,
+    for the first time."""
     if _state(request) != "reading" or request.acceptance is None or request.sent.tokens:
         return None
     return min(request.cost.read_tokens / request.usage().prompt_tokens, 1.0)
 
 
 def _reading_s(request: Request, prefill: float | None, now: float) -> float | None:
-    """Seconds until the first token, if the rest of the prompt is read at the same pace; None if
-    nobody can tell."""
+    """Return the seconds until the first token if the rest of the prompt is read at the same pace;
+    None if they are not known."""
     if prefill is None or prefill < LEAST_READ or request.run.dispatched_at is None:
         return None
     return (now - request.run.dispatched_at) * (1.0 - prefill) / prefill

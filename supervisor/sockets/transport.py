@@ -22,7 +22,7 @@ MAX_LINES = 16
 """Connections at one door; beyond them the oldest is ended."""
 
 RETRY_S = 0.1
-"""When to accept again after no file was free."""
+"""The pause before the next accept after no file descriptor was free."""
 
 _at_turn_end: list[Callable[[], None]] | None = None
 """What must still be done in the turn under way; None between turns."""

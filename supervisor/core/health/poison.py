@@ -5,8 +5,8 @@ suspects of all requests that the engine held, and they resume together, because
 transient. After a second such crash of some of the same suspects, all suspects are on probation:
 each runs alone in the engine in turn (`preemption.py`), until it has got a few tokens past the
 place where the engine died. The suspect that runs alone when the engine dies again is the culprit.
-So a request that always kills its engine costs three crashes and nobody else's answer, and a fault
-that has passed costs each suspect a few steps.
+So a request that always kills its engine costs three crashes and no other answer, and a fault that
+has passed costs each suspect a few steps.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ OF_STOPPED = {
     StopCause.SUSPENDED: (ExitReason.STALL, Evidence.NONE),
     StopCause.BROKEN: (ExitReason.CRASH, Evidence.NONE),
 }
-"""What the end of a process that was being ended counts as, and says about its requests; a stalled
-load says nothing about them."""
+"""The verdict on a process that was being ended, and on its requests; a stalled load says nothing
+about them."""
 
 TERMINATED_EXIT = 128 + signal.SIGTERM
 

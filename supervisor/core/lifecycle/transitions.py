@@ -89,7 +89,7 @@ FIRST_STAGE = {
     StopCause.VERSION: StopStage.TERM,
     StopCause.TOO_LARGE: StopStage.TERM,
 }
-"""How a process with this fault is ended at first."""
+"""The first stage of ending a process with this fault."""
 
 
 class ImpossibleTransitionError(Exception):

@@ -237,7 +237,7 @@ class Meter:
             model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
 
     def _settle_all(self) -> None:
-        """Who works is about to change, and with it what a second of each engine costs."""
+        """Charge all working models before their number, and so the price of a second, changes."""
         for model in self._working.values():
             model.settle()
 
