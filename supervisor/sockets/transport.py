@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,11 +144,12 @@ class Door:
         self._watch()
 
     def drain(self) -> None:
-        """Take all that has arrived."""
+        """Take all that has arrived, and no more of a peer that keeps sending."""
         self._accept()
         for line in list(self.lines):
-            while not line.is_ended and self._read(line):
-                pass
+            left_bytes = -1 if line.is_ended else _arrived_bytes(line.socket)
+            while left_bytes >= 0 and (taken := self._read(line)):  # the last one sees its end
+                left_bytes -= taken
 
     def hide(self) -> None:
         """Accept no others from now on, and remove the socket's file.
@@ -203,17 +207,17 @@ class Door:
             if len(self.lines) > MAX_LINES:
                 self.end(self.lines[0])
 
-    def _read(self, line: Line) -> bool:
-        """Take what there is for a moment; return whether there was anything."""
+    def _read(self, line: Line) -> int:
+        """Take what there is for a moment; return how many bytes that was."""
         try:
             received = line.socket.recv_into(self._chunk)
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             received = 0
         if not received:
             self.end(line)
-            return False
+            return 0
         with turn():
             line.inbound.feed(self._chunk[:received])
             try:
@@ -225,4 +229,10 @@ class Door:
             if line.inbound.answers:
                 line.send(bytes(line.inbound.answers))
                 line.inbound.answers.clear()
-        return True
+        return 0 if line.is_ended else received
+
+
+def _arrived_bytes(source: socket.socket) -> int:
+    """Return how many bytes wait to be read."""
+    count = fcntl.ioctl(source, termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)

@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -294,6 +296,27 @@ async def test_the_end_of_the_workers_connection_is_reported_once_P23(
     bench.link.drain()
     again.close(0)
     assert bench.events[4:] == []
+
+
+@with_bench
+async def test_a_stranger_that_sends_without_end_holds_up_no_drain(bench: Bench) -> None:
+    noise, is_over = to_wire([b"x"]) * 10_000, threading.Event()
+
+    def send_on(peer: socket.socket) -> None:
+        until = time.monotonic() + 20.0
+        with suppress(OSError):
+            while time.monotonic() < until:
+                peer.sendall(noise)
+        is_over.set()
+
+    with visitor(bench.path, GREETING + READY) as peer:
+        peer.setblocking(True)
+        sender = threading.Thread(target=send_on, args=(peer,))
+        sender.start()
+        bench.link.drain()
+        assert not is_over.is_set()
+        bench.link.close()
+        sender.join()
 
 
 @with_bench
