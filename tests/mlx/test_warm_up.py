@@ -232,13 +232,8 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
     engine.close()
 
 
-@pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("dear_s", [0.05, 0.001])
-def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
-    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, dear_s: float
-) -> None:
-    """The first step with prompts of a length takes longer, by the clock of the batch."""
-    monkeypatch.setattr(mlx_warm_up, "TRIED", (9, 10))
+def dear_lengths(lives: Lives, dear_s: float) -> Callable[[], float]:
+    """A clock by which the first step with prompts of a length takes longer."""
     now_s, seen = 0.0, set[tuple[int, ...]]()
 
     def clock() -> float:
@@ -248,7 +243,32 @@ def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
         seen.add(lengths)
         return now_s
 
-    engine = lives.begin(tiny, clock, max_concurrency=3)
+    return clock
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("generation", [1, 2])
+def test_decoding_behind_a_long_prompt_is_compiled_once_after_a_crash_in_idle_time(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, generation: int
+) -> None:
+    monkeypatch.setattr(mlx_warm_up, "TRIED", (9,))
+    monkeypatch.setattr(mlx_warm_up, "DEEP", 299)
+    clock = dear_lengths(lives, 0.05)
+    engine = lives.begin(tiny, clock, max_concurrency=3, generation=generation)
+    assert lives.rows.count(300) == (generation == 1)
+    while engine.prepare():
+        pass
+    assert lives.rows.count(300) == 1
+    engine.close()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("dear_s", [0.05, 0.001])
+def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch, dear_s: float
+) -> None:
+    monkeypatch.setattr(mlx_warm_up, "TRIED", (9, 10))
+    engine = lives.begin(tiny, dear_lengths(lives, dear_s), max_concurrency=3)
     assert engine.batch is not None
     assert engine.batch.is_padded is (dear_s > 0.005)
     loaded = len(lives.passes)

@@ -17,7 +17,7 @@ from mlxsup.worker.engines.mlx.prefill import (
     CostModel,
     PassCost,
 )
-from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes
+from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes, pass_shape
 
 STEP_TIMEOUT_S = 30.0
 TARGET_S = 0.25
@@ -468,9 +468,10 @@ def test_a_shape_is_new_until_one_of_its_class_has_run(
     assert shapes.saw(seen, [])
     assert shapes.extra_s(shape) == (COMPILE_S if is_new else 0.0)
     assert shapes.saw(shape, []) is is_new
-    assert shapes.saw(shape, [(1, 8, 256)]), "a padded pass of a shape of its own"
-    assert not shapes.saw(shape, [(1, 8, 256)])
-    assert shapes.has_pass((1, 8, 256))
+    assert shapes.saw(shape, [(1, 8, 256, True)]), "a padded pass of a shape of its own"
+    assert not shapes.saw(shape, [(1, 8, 256, True)])
+    assert shapes.has_pass((1, 8, 256, True))
+    assert not shapes.has_pass((1, 8, 256, False)), "the same with a mask"
 
 
 @pytest.mark.parametrize(
@@ -494,5 +495,22 @@ def test_pass_is_padded_to_a_shape_that_has_run_if_that_is_cheaper_than_a_new_on
     ran: list[tuple[int, int, int]], rows: int, tokens: int, held: int, width: int
 ) -> None:
     shapes = SeenShapes()
-    shapes.saw((1, 1, 1), ran)
-    assert shapes.width_for(rows, tokens, held, plan_s=0.4, token_s=0.001) == width
+    shapes.saw((1, 1, 1), [(*one, one[1] == one[2]) for one in ran])  # from the beginning
+    found = shapes.width_for(rows, tokens, held, is_even=True, plan_s=0.4, token_s=0.001)
+    assert found == width
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held", "is_even", "keys", "is_causal"),
+    [
+        (2048, 0, True, 2048, True),
+        (2048, 30_720, True, 32_768, True),
+        (2048, 43_008, True, 45_056, True),
+        (512, 8192, True, 10_240, False),  # further keys are masked
+        (2048, 30_720, False, 32_768, False),
+    ],
+)
+def test_pass_has_no_mask_if_no_row_is_padded_and_its_keys_are_as_many_as_a_size(
+    tokens: int, held: int, is_even: bool, keys: int, is_causal: bool
+) -> None:
+    assert pass_shape(1, tokens, held, is_even=is_even) == (1, tokens, keys, is_causal)

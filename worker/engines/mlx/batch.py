@@ -29,7 +29,7 @@ from .prefix_cache import Found, KeptRows, PrefixCache
 from .prefix_index import Tokens, as_tokens, shared_length
 from .prompt_batch import NewRow
 from .sampler import make_draws
-from .shapes import SeenShapes, Shape, padded_keys, padded_tokens
+from .shapes import SeenShapes, Shape, padded_tokens, pass_shape
 
 WARMUP_KEY = RequestKey(-1)
 """The first key of the rows that warm up the engine, which have it and those below it: they end by
@@ -142,13 +142,15 @@ class MlxBatch:
         if self._drafts is not None:
             self._drafts.pads = True
 
-    def _width_of(self, rows: int, tokens: int, held: int) -> int:
+    def _width_of(self, rows: int, tokens: int, held: int, is_even: bool) -> int:
         """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""
         assert self._shapes is not None
         is_warm_up = _warms_up(next(iter(self._uids), WARMUP_KEY))
         plan_s = 0.0 if is_warm_up else self._plan_s
         token_s = self._costs.token_s
-        return self._shapes.width_for(rows, tokens, held, plan_s=plan_s, token_s=token_s)
+        return self._shapes.width_for(
+            rows, tokens, held, is_even=is_even, plan_s=plan_s, token_s=token_s
+        )
 
     @property
     def is_padded(self) -> bool:
@@ -157,7 +159,7 @@ class MlxBatch:
 
     def has_run(self, rows: int, tokens: int) -> bool:
         """True if a pass over the beginnings of that many prompts has run, padded as it is."""
-        shape = (rows, padded_tokens(tokens), padded_keys(padded_tokens(tokens)))
+        shape = pass_shape(rows, padded_tokens(tokens), 0, is_even=True)
         return self._shapes is not None and self._shapes.has_pass(shape)
 
     @property
@@ -529,7 +531,7 @@ class MlxBatch:
                 decode_rows=decoding,
                 took_s=passes_s,
                 guesses_s=guesses_s,
-                width=max((width for _, width, _ in passes), default=0),
+                width=max((width for _, width, *_ in passes), default=0),
             )
         ]
         if self._followers:

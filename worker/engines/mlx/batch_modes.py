@@ -26,12 +26,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxsup.protocol.states import Batching
 
 from .adapters import adapters_of
+from .batch_keys import with_cheap_masks
 from .checkpoints import LEAST_GAIN
 from .drafts import DraftingBatch, Drafts, LoneDraftingRow
 from .logprobs import pass_tokens
 from .prefill import PromptRead
-from .prompt_batch import KeptCaches, NewRow, PassShape, PromptBatch, WidthOf
+from .prompt_batch import KeptCaches, NewRow, PromptBatch, WidthOf
 from .sampler import Draw, DrawingBatch, draw_by_share
+from .shapes import PassShape
 
 
 class BatchMode(ABC):
@@ -543,7 +545,7 @@ class BatchDecode(Decode):
     def _begin(self, begun: Mapping[int, Begun]) -> None:
         caches = zip(*(cache for _, cache, _ in begun.values()), strict=True)
         merged = [layers[0].merge(layers) for layers in caches]
-        self.join(self._batch(DrawingBatch, begun, merged))
+        self.join(self._batch(DrawingBatch, begun, with_cheap_masks(merged, pads=False)))
 
 
 class LoneRow(DrawingBatch):

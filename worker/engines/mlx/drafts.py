@@ -31,8 +31,8 @@ from mlxsup.protocol.states import Batching
 
 from ...engine import Guessed
 from .adapters import adapters_of
+from .batch_keys import BatchKeys, note_evenness
 from .caches import layers_of
-from .prompt_batch import PaddedKeys
 from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
 
 GRAM = 3
@@ -400,6 +400,7 @@ class DraftingBatch(DrawingBatch):
             [token, *guess, *[token] * (width - 1 - len(guess))]
             for token, guess in zip(pending, guesses, strict=True)
         ]
+        note_evenness(self.prompt_cache, is_even=len(guesses) == 1)
         copies = [] if self.drafts.is_cuttable else [_copy(one) for one in self.prompt_cache]
         logits = self.model(mx.array(ids), cache=self.prompt_cache, **adapters_of(self.samplers))
         drawn, tables = self._draw_all(logits.astype(mx.float32), guesses)
@@ -431,10 +432,9 @@ class DraftingBatch(DrawingBatch):
 
     def _pad(self, width: int) -> int:
         """Pad the keys and the places of a pass; return how many places it has."""
-        self.prompt_cache = [
-            PaddedKeys.of(layer) if type(layer) is BatchKVCache else layer
-            for layer in self.prompt_cache
-        ]
+        for layer in self.prompt_cache:
+            if isinstance(layer, BatchKeys):
+                layer.pads = True
         longest = max(map(len, self.tokens))
         most = min(1 + self.drafts.pacer.most, self.drafts.context_length - longest)
         return max(width, most)

@@ -23,10 +23,11 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from ...engine import Picture
 from .adapters import adapters_of
+from .batch_keys import note_evenness, with_cheap_masks
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
-from .shapes import padded_keys
+from .shapes import pass_shape
 
 KeptCaches = dict[int, tuple[list[Any], list[int]]]
 """By uid: a row's cache, and the tokens that it holds."""
@@ -65,53 +66,9 @@ class NewRow:
         return replace(self, tokens=tokens, known=known, cache=cache, checkpoints=ends)
 
 
-PassShape = tuple[int, int, int]
-"""Of a pass over prompts: rows, tokens of each, keys of each."""
-
-WidthOf = Callable[[int, int, int], int]
-"""Returns the tokens of a pass for its rows, the tokens of the longest, and the keys before it."""
-
-
-class PaddedKeys(BatchKVCache):  # type: ignore[misc]
-    """Keys and values of which a pass over prompts sees as many as `padded_keys` says; those behind
-    the last token are masked."""
-
-    keys: Any
-    values: Any
-    _idx: int
-
-    @classmethod
-    def of(cls, cache: BatchKVCache) -> PaddedKeys:
-        """Return the same rows, whose arrays the new cache takes over."""
-        padded = cls([])
-        padded.state = cache.state
-        return padded
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add the keys and values of a pass; return all that it looks at."""
-        if keys.shape[2] == 1:
-            return super().update_and_fetch(keys, values)  # type: ignore[no-any-return]
-        room = padded_keys(self._idx + keys.shape[2])
-        if self.keys is None:
-            self.keys, self.values = _zeros(keys, room), _zeros(values, room)
-        elif (missing := room - self.keys.shape[2]) > 0:
-            self.keys = mx.concatenate([self.keys, _zeros(keys, missing)], axis=2)
-            self.values = mx.concatenate([self.values, _zeros(values, missing)], axis=2)
-        super().update_and_fetch(keys, values)
-        return self.keys[..., :room, :], self.values[..., :room, :]
-
-    def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> mx.array:
-        """Return the mask of a pass of that many tokens: (rows, 1, tokens, keys)."""
-        mask: mx.array = super().make_mask(N, return_array, **kwargs)
-        if N == 1:
-            return mask
-        missing = padded_keys(self._idx + N) - (self._idx + N)
-        return mx.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)])
-
-
-def _zeros(like: mx.array, tokens: int) -> mx.array:
-    rows, heads, _, width = like.shape
-    return mx.zeros((rows, heads, tokens, width), like.dtype)
+WidthOf = Callable[[int, int, int, bool], int]
+"""Returns the tokens of a pass for its rows, the tokens of the longest, the keys before it, and
+whether no row is padded on the left."""
 
 
 class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
@@ -147,11 +104,11 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             max_tokens=[row.max_tokens for row in rows.values()],
         )
         self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
-        self.last_shape: PassShape = (0, 0, 0)
-        is_plain = all(type(layer) is BatchKVCache for layer in self.prompt_cache)
-        self._width_of = width_of if is_plain else None
-        if self.is_padded:
-            self.prompt_cache = [PaddedKeys.of(layer) for layer in self.prompt_cache]
+        self.last_shape = pass_shape(0, 0, 0, is_even=False)
+        plain = [layer for layer in self.prompt_cache if type(layer) is BatchKVCache]
+        self._width_of = width_of if len(plain) == len(self.prompt_cache) else None
+        self._is_even = bool(plain) and not any(plain[0].left_padding.tolist())
+        self.prompt_cache = with_cheap_masks(self.prompt_cache, pads=self.is_padded)
 
     def prompt(self, tokens: list[list[int]]) -> None:
         """Read the next tokens of each row; in shorter passes, if logits are needed of any.
@@ -163,7 +120,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         longest = max(lengths)
         width = longest
         if self._width_of is not None:
-            width = self._width_of(len(lengths), longest, self._held)
+            width = self._width_of(len(lengths), longest, self._held, self._is_even)
         padding = [longest - length for length in lengths]
         if any(padding):
             for layer in self.prompt_cache:
@@ -178,6 +135,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         if any(padding):
             for layer in self.prompt_cache:
                 layer.finalize()
+            self._is_even = False
             mx.eval([layer.state for layer in self.prompt_cache])
             mx.clear_cache()
 
@@ -186,13 +144,14 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             nth: self._logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self._logprobs
         }
         most = pass_tokens(self.model, rows=len(lengths)) if wanted else LARGEST_CHUNK
+        note_evenness(self.prompt_cache, is_even=self._is_even)
         done = 0
         while done < ids.shape[1]:
             # mlx-lm takes one token for a decoding row, and a window refuses that in padded rows.
             is_all_but_one = ids.shape[1] - done == most + 1
             chunk = ids[:, done : done + most + is_all_but_one]
             rows, width = chunk.shape
-            self.last_shape = (rows, width, padded_keys(self._held + width))
+            self.last_shape = pass_shape(rows, width, self._held, is_even=self._is_even)
             logits = self.model(chunk, cache=self.prompt_cache, **adapters_of(self.samplers))
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:

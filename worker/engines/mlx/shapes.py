@@ -25,6 +25,9 @@ LEAST_KEYS = 256
 Shape = tuple[int, int, int]
 """Of a step: the rows that it decodes, the prompts that it reads, the tokens of each at most."""
 
+PassShape = tuple[int, int, int, bool]
+"""Of a pass over prompts: rows, tokens of each, keys that it looks at, whether it has no mask."""
+
 
 def padded_tokens(tokens: int) -> int:
     """Return how many tokens a pass has that reads so many of a prompt: two sizes for each power of
@@ -40,13 +43,20 @@ def largest_size(tokens: int) -> int:
 
 
 def padded_keys(keys: int) -> int:
-    """Return how many keys a pass looks at that has so many: a multiple of 256, and at most four
-    sizes for each power of two."""
+    """Return how many keys a pass looks at that has so many: a multiple of 256, four sizes for each
+    power of two, and no further apart than the largest passes, which then need no mask."""
     return _padded(keys, 4, LEAST_KEYS)
 
 
+def pass_shape(rows: int, tokens: int, held: int, *, is_even: bool) -> PassShape:
+    """Return the shape of a pass over so many tokens behind `held` keys; even if no row is padded
+    on the left."""
+    keys = padded_keys(held + tokens)
+    return rows, tokens, keys, is_even and keys == held + tokens
+
+
 def _padded(count: int, parts: int, least: int) -> int:
-    step = _step(count, parts, least)
+    step = min(_step(count, parts, least), LARGEST)
     return -(-count // step) * step
 
 
@@ -62,17 +72,19 @@ class SeenShapes:
     def __init__(self) -> None:
         # At most one for each combination of three numbers of bits.
         self._seen: set[Shape] = set()
-        self._passes: set[Shape] = set()
+        self._passes: set[PassShape] = set()
 
     def extra_s(self, shape: Shape) -> float:
         """Return what to add to the prediction of a step of this shape."""
         return 0.0 if _class_of(shape) in self._seen else COMPILE_S
 
-    def has_pass(self, shape: Shape) -> bool:
-        """True if a padded pass of this shape has ended: rows, tokens and keys of each."""
+    def has_pass(self, shape: PassShape) -> bool:
+        """True if a padded pass of this shape has ended."""
         return shape in self._passes
 
-    def width_for(self, rows: int, tokens: int, held: int, *, plan_s: float, token_s: float) -> int:
+    def width_for(
+        self, rows: int, tokens: int, held: int, *, is_even: bool, plan_s: float, token_s: float
+    ) -> int:
         """Return how many tokens a pass has that reads so many of each row: the next size, or the
         next one that has run, if reading what pads it takes less time than a new shape.
 
@@ -80,17 +92,18 @@ class SeenShapes:
             rows: of the pass.
             tokens: of the longest row.
             held: keys of each row before the pass.
+            is_even: whether no row is padded on the left.
             plan_s: seconds that the first pass of a shape takes longer than others.
             token_s: seconds that a token of a row takes.
         """
         width = exact = padded_tokens(tokens)
         while width <= LARGEST and (width - exact) * rows * token_s <= plan_s:
-            if self.has_pass((rows, width, padded_keys(held + width))):
+            if self.has_pass(pass_shape(rows, width, held, is_even=is_even)):
                 return width
             width = padded_tokens(width + 1)
         return exact
 
-    def saw(self, shape: Shape, passes: Sequence[Shape]) -> bool:
+    def saw(self, shape: Shape, passes: Sequence[PassShape]) -> bool:
         """Note that a step has ended; return whether it was the first of a shape.
 
         Args:

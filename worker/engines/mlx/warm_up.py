@@ -68,6 +68,10 @@ DEAR_S = 0.005
 MOST_TOKENS = 2048
 """Of all prompts of a pass that is run while the worker is idle."""
 
+DEEP = 8192
+"""Tokens of a prompt behind which one row decodes: beyond some thousands of keys attention has
+another kernel, which cuDNN compiles in 0.8 s, in each process."""
+
 PROMPT_TOKENS = 2
 """Of the rows that only have decoding compiled, because nothing reads their prompts together."""
 
@@ -153,6 +157,7 @@ class WarmUp:
         self._largest = FIRST_CHUNK
         self._largest_bytes = 0
         self._shapes: list[tuple[int, int]] = []  # rows and tokens of passes that were not run yet
+        self._has_run_deep = False
         self.rows = 0
 
     def plan_shapes(self, most_rows: int) -> None:
@@ -162,12 +167,15 @@ class WarmUp:
         sizes = sorted({padded_tokens(tokens) for tokens in range(1, MOST_TOKENS + 1)})
         shapes = [(rows, size) for rows in counts for size in sizes if rows * size <= MOST_TOKENS]
         self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1], reverse=True)
+        if not self._has_run_deep:
+            self._shapes.insert(0, (1, DEEP))
 
     def run_next_shape(self) -> bool:
         """Run a pass of a shape that this process has not run; return whether there was one."""
         while self._shapes:
             rows, tokens = self._shapes.pop()
-            if self._batch.has_run(rows, tokens) or not self._fits(tokens, rows=rows):
+            is_known = tokens != DEEP and self._batch.has_run(rows, tokens)
+            if is_known or not self._fits(tokens, rows=rows):
                 continue
             self._batch.costs.shows_chunk(tokens, math.inf)
             self._run([tokens + 1] * rows)
@@ -238,6 +246,11 @@ class WarmUp:
         for count, tokens in USUAL_BURSTS if self._batch.is_padded else ():
             if count <= most_rows and self._batch.clock() < ends_at:
                 self._read_burst(count, tokens, ends_at)
+        is_deep_due = self._batch.is_padded and not is_again  # else it is left for idle times
+        if is_deep_due and self._batch.clock() < ends_at and self._fits(DEEP):
+            self._has_run_deep = True
+            self._batch.costs.shows_chunk(DEEP, math.inf)
+            self._run([DEEP + 1], ends_at=ends_at)
 
     def _read_burst(self, prompts: int, tokens: int, ends_at: float) -> bool:
         """Read several prompts in one pass if they fit; return whether it did.
