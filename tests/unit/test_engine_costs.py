@@ -17,7 +17,7 @@ from mlxsup.worker.engines.mlx.prefill import (
     CostModel,
     PassCost,
 )
-from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes, pass_shape
+from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes, largest_size, pass_shape
 
 STEP_TIMEOUT_S = 30.0
 TARGET_S = 0.25
@@ -501,12 +501,38 @@ def test_pass_is_padded_to_a_shape_that_has_run_if_that_is_cheaper_than_a_new_on
 
 
 @pytest.mark.parametrize(
+    ("most", "held", "size"),
+    [
+        (2048, 0, 2048),
+        (2000, 0, 1792),
+        (2048, 30_720, 2048),
+        (1280, 896, 896),  # 1,152 is no size of a pass
+        (1280, 3072, 1024),
+        (1536, 32_000, 768),
+        (1536, 31_744, 1024),
+        (1000, 8192, 896),  # the next size of keys is too far
+        (2048, 1234, 1838),  # ends at 3,072
+        (2048, 31_000, 1768),
+        (100, 0, 96),
+        (7, 5000, 7),
+    ],
+)
+def test_long_prompt_is_read_up_to_sizes_of_keys(most: int, held: int, size: int) -> None:
+    assert largest_size(most, held) == size
+
+
+@given(st.integers(1, 2048), st.integers(0, 60_000))
+def test_no_pass_of_a_long_prompt_is_less_than_half_of_what_it_may_be(most: int, held: int) -> None:
+    assert most / 2 <= largest_size(most, held) <= most
+
+
+@pytest.mark.parametrize(
     ("tokens", "held", "is_even", "keys", "is_causal"),
     [
         (2048, 0, True, 2048, True),
         (2048, 30_720, True, 32_768, True),
         (2048, 43_008, True, 45_056, True),
-        (512, 8192, True, 10_240, False),  # further keys are masked
+        (512, 8192, True, 9216, False),  # further keys are masked
         (2048, 30_720, False, 32_768, False),
     ],
 )

@@ -626,7 +626,7 @@ class TogetherScheduler(PrefillScheduler):
             if self._due:
                 return self.hold()
             if self.pads:
-                chunk = largest_size(chunk)
+                chunk = largest_size(chunk, max(self._prompts[uid].done for uid in turn))
         return {uid: min(self._prompts[uid].rest, chunk) for uid in turn} | self.hold()
 
     def _turn(self) -> list[int]:

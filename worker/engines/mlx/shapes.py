@@ -21,6 +21,8 @@ LARGEST = 2048
 
 LEAST_TOKENS = 8
 LEAST_KEYS = 256
+MOST_KEYS_APART = 1024
+"""Two sizes of keys are no further apart, so passes of 1,024 and 2,048 tokens end at one."""
 
 Shape = tuple[int, int, int]
 """Of a step: the rows that it decodes, the prompts that it reads, the tokens of each at most."""
@@ -32,20 +34,37 @@ PassShape = tuple[int, int, int, bool]
 def padded_tokens(tokens: int) -> int:
     """Return how many tokens a pass has that reads so many of a prompt: two sizes for each power of
     two up to 256, then four."""
-    return _padded(tokens, 2 if tokens <= SMALL else 4, LEAST_TOKENS)
+    return _up(tokens, _token_step(tokens))
 
 
-def largest_size(tokens: int) -> int:
-    """Return the largest number of tokens up to this one that needs no padding, or the number
-    itself if it is below all sizes."""
-    step = _step(tokens, 2 if tokens <= SMALL else 4, LEAST_TOKENS)
-    return tokens // step * step or tokens
+def largest_size(tokens: int, held: int = 0) -> int:
+    """Return how many of the next tokens of a long prompt a pass should read.
+
+    It is the largest number that needs no padding and ends at a size of keys, so that the pass
+    needs no mask. If all of these are less than half of what it may read, it ends at a size of keys
+    anyway, so that the next ones need none.
+
+    Args:
+        tokens: at most, at least 1.
+        held: keys before them.
+    """
+    padded = 0
+    end = held + tokens
+    while True:
+        end = end // _key_step(end) * _key_step(end)
+        size = end - held
+        if 2 * size < tokens:
+            return padded or tokens // _token_step(tokens) * _token_step(tokens) or tokens
+        if padded_tokens(size) == size:
+            return size
+        padded = padded or size
+        end -= 1
 
 
 def padded_keys(keys: int) -> int:
-    """Return how many keys a pass looks at that has so many: a multiple of 256, four sizes for each
-    power of two, and no further apart than the largest passes, which then need no mask."""
-    return _padded(keys, 4, LEAST_KEYS)
+    """Return how many keys a pass looks at that has so many: a multiple of 256, and at most four
+    sizes for each power of two up to 4,096, then every 1,024."""
+    return _up(keys, _key_step(keys))
 
 
 def pass_shape(rows: int, tokens: int, held: int, *, is_even: bool) -> PassShape:
@@ -55,14 +74,22 @@ def pass_shape(rows: int, tokens: int, held: int, *, is_even: bool) -> PassShape
     return rows, tokens, keys, is_even and keys == held + tokens
 
 
-def _padded(count: int, parts: int, least: int) -> int:
-    step = min(_step(count, parts, least), LARGEST)
+def _up(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def _step(count: int, parts: int, least: int) -> int:
-    """Return what sizes near a count are multiples of: a part of the power of two below it."""
-    return max((1 << max(count - 1, 1).bit_length() - 1) // parts, least)
+def _token_step(tokens: int) -> int:
+    """Return what the sizes of passes near this one are multiples of."""
+    return max(_power_below(tokens) // (2 if tokens <= SMALL else 4), LEAST_TOKENS)
+
+
+def _key_step(keys: int) -> int:
+    """Return what the sizes of keys near this one are multiples of."""
+    return min(max(_power_below(keys) // 4, LEAST_KEYS), MOST_KEYS_APART)
+
+
+def _power_below(count: int) -> int:
+    return 1 << max(count - 1, 1).bit_length() - 1
 
 
 class SeenShapes:
