@@ -9,7 +9,7 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
@@ -32,10 +32,10 @@ from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
 from .forecasts import reload_trigger
+from .health.death_cause import evidence_of
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes
-from .lifecycle.exits import evidence_of
 from .lifecycle.life import Life
 from .lifecycle.states import StopCause, Stopping
 from .lifecycle.transitions import ImpossibleTransitionError, apply
@@ -48,7 +48,6 @@ from .lifecycle.triggers import (
     Erased,
     Faulted,
     GivenUp,
-    HitBug,
     Hurry,
     Outcome,
     QueueEnds,
@@ -306,7 +305,8 @@ class Fleet:
             if self._is_strict:
                 raise
             story.append(f"{now:.3f} {before} {words_of(trigger)} !")
-            outcomes = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
+            bug = Faulted(cause=StopCause.INTERNAL, detail=f"internal error: {error}")
+            outcomes = apply(model.life, bug, now)
             story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
             self._outbox.add(LogFault(model=model.name, story=tuple(story)))
         else:
@@ -503,7 +503,7 @@ class Fleet:
             self._is_measured, self._ran_out = False, None
             found = plan(view)
             self._carry_out_plan(found, now)
-            if not found.steps:
+            if not (found.steps or found.shed):
                 self._is_division_due = False
                 break
             self._end_drains(now)  # of models that were evicted
@@ -521,6 +521,12 @@ class Fleet:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
                 self.warm_pool.hand_over(trigger.prewarmed)
             self.trigger(self.by_name[name], trigger, now)
+        for name, keys, note in found.shed:
+            model = self.by_name[name]
+            self.touch(model)
+            self.memory_changed()
+            self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
+            self._outbox.announce(change_map(model, model.life.state, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
@@ -567,8 +573,8 @@ class Fleet:
                 self.endings.fail_queue(model, error, now)
             case RunningEnds(error=error):
                 self.endings.fail_running(model, error, now)
-            case RowsLeave(reason=reason, keys=keys):
-                self.serving.ask_to_leave(model, reason, keys)
+            case RowsLeave():
+                self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
                 self.endings.lose_running(model, text, verdict, now)
                 self.serving.process_gone(model, now)

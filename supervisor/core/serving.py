@@ -238,7 +238,7 @@ class Serving:
         model.has_settled_in(now)
 
     def ask_to_leave(
-        self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None
+        self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
     ) -> None:
         """These rows, or all if None, are asked to leave. Those that leave already, do."""
         for key, request in model.batch.running.items():
