@@ -18,16 +18,7 @@ from mlxsup.supervisor.core.kv_budget import Claim
 from mlxsup.supervisor.core.lifecycle.states import Urgency
 from mlxsup.supervisor.core.lifecycle.triggers import LacksMemory
 from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, Wait, verdict_on
-from mlxsup.supervisor.core.memory.fit import (
-    Candidate,
-    Fits,
-    FitsWithout,
-    NoRoom,
-    find_room,
-    make_plan,
-    pins_problem,
-    required_bytes,
-)
+from mlxsup.supervisor.core.memory.fit import Fits, FitsWithout, NoRoom, find_room, pins_problem
 from mlxsup.supervisor.core.memory_plan import plan
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
@@ -37,6 +28,7 @@ from mlxsup.supervisor.core.memory_view import (
     Rows,
     Standing,
 )
+from mlxsup.supervisor.memory.placement import Candidate, make_plan, required_bytes
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
