@@ -26,12 +26,11 @@ from .events import (
     ClientTooSlow,
     DownloadSaid,
     Event,
-    Exited,
-    FilesSeen,
     GatewayBeat,
     GatewayEnded,
     GatewayListening,
     LaunchAppraised,
+    OfWorker,
     PrewarmedEnded,
     PrewarmedReady,
     Reloaded,
@@ -39,14 +38,8 @@ from .events import (
     Sampled,
     SettingsRead,
     ShutdownAsked,
-    Spawned,
-    SpawnFailed,
     Started,
     Tick,
-    WorkerBroke,
-    WorkerSaid,
-    WorkerSeen,
-    WorkerUnlinked,
 )
 from .fleet import Fleet
 from .forecasts import changed_settings, differences, ends_process, foreseen
@@ -198,16 +191,7 @@ class Core:
 
     def _take(self, event: Event) -> None:
         match event:
-            case (
-                WorkerSaid()
-                | WorkerSeen()
-                | FilesSeen()
-                | Spawned()
-                | SpawnFailed()
-                | WorkerBroke()
-                | WorkerUnlinked()
-                | Exited()
-            ):
+            case OfWorker():
                 worker_events.take(self.fleet, event)
             case ClientSaid():
                 self._clients.said(event)
