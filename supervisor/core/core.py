@@ -251,7 +251,7 @@ class Core:
             elif isinstance(subject, int):
                 request = self.ledger.get(subject)
                 if request is not None:
-                    self.fleet.endings.due(self.fleet.touched_by(request), request, now)
+                    self.fleet.leaving.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
 

@@ -28,7 +28,6 @@ from .actions import (
 from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
-from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
 from .forecasts import reload_trigger
@@ -36,6 +35,7 @@ from .health.death_cause import evidence_of
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes
+from .leaving import Leaving
 from .lifecycle.life import Life
 from .lifecycle.states import StopCause, Stopping
 from .lifecycle.transitions import ImpossibleTransitionError, apply
@@ -66,7 +66,6 @@ from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
-from .pausing import Pausing
 from .prefill_slots import PrefillSlots
 from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
@@ -126,7 +125,7 @@ class Fleet:
         settings: the `[supervisor]` table as it was last read.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        ledger: the open requests, which `serving`, `pausing`, `attaching` and `endings` move.
+        ledger: the open requests, which `serving` and `leaving` move.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
@@ -149,10 +148,9 @@ class Fleet:
         self.by_name: dict[ModelName, Model] = {}
         meter = Meter()
         self.ledger = Ledger(Terms(settings))
-        self.pausing = Pausing(self.ledger, deadlines, outbox)
         self.attaching = Attaching(outbox)
-        self.endings = Endings(self.ledger, deadlines, outbox, self.pausing, self.attaching)
-        self.serving = Serving(self.ledger, self.endings, deadlines, outbox, self.pausing, meter)
+        self.leaving = Leaving(self.ledger, deadlines, outbox, self.attaching)
+        self.serving = Serving(self.ledger, self.leaving, deadlines, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
@@ -570,13 +568,13 @@ class Fleet:
                     self._outbox.record(model_changed(model, before, note), now)
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
-                self.endings.fail_queue(model, error, now)
+                self.leaving.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self.endings.fail_running(model, error, now)
+                self.leaving.fail_running(model, error, now)
             case RowsLeave():
                 self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
-                self.endings.lose_running(model, text, verdict, now)
+                self.leaving.lose_running(model, text, verdict, now)
                 self.serving.process_gone(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):

@@ -15,8 +15,8 @@ from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
-    endings,
     kv_budget,
+    leaving,
     load_verdict,
     memory_view,
     serving,
@@ -239,13 +239,13 @@ def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = endings.Endings.cancel
+    right = leaving.Leaving.cancel
 
     def wrong(self: Any, model: Model, request: Request, now: float) -> None:
         right(self, model, request, now)
         model.batch.leaving.pop(request.key, None)
 
-    patch.setattr(endings.Endings, "cancel", wrong)
+    patch.setattr(leaving.Leaving, "cancel", wrong)
 
 
 def others_take_no_memory(patch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ PLANTED: dict[str, Plant] = {
     "a client runs as many as it likes": returns(Ledger, "may_run", True),
     "the time of pauses is lost": does_nothing(Pauses, "end"),
     "only the last tokens are kept to resume": only_the_last_tokens_are_kept,
-    "resumed against the request's wish": returns(endings, "_loss", None),
+    "resumed against the request's wish": returns(leaving, "_loss", None),
     "a cancelled row is free before it has left": a_cancelled_row_is_free_at_once,
     "a cancelled row runs on": never_told(CancelRow),
     "what is kept of a row is kept for ever": never_told(DropKept),
