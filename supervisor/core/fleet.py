@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -75,38 +75,6 @@ from .sharing.accounting import Meter
 from .sharing.accounts import Counters, Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
-
-
-def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bool) -> None:
-    """Raise AssertionError if the models contradict themselves or each other."""
-    everybody = list(models)
-    for model in everybody:
-        model.check_invariants()
-        _check_waiting(model, ledger)
-    placed = [
-        one.key
-        for model in everybody
-        for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
-    ]
-    assert sorted(placed) == sorted(request.key for request in ledger)
-    if is_shutting_down:
-        assert all(model.life.wanted is not Wanted.UP for model in everybody)
-        assert ledger.waiting == 0
-
-
-def _check_waiting(model: Model, ledger: Ledger) -> None:
-    """Raise AssertionError if a request waits without need."""
-    waiting = [one for one in model.queue if ledger.may_run(one.account)]
-    if model.life.state is not State.READY or not waiting or not model.has_room:
-        return
-    if model.batch.held_back is not None:
-        assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
-        assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
-        return
-    assert model.batch.held, f"{model.name} has room and lets requests wait"
-    held = [*model.batch.held, *(request.held for request in waiting)]
-    assert any(model.blame.is_due(one) for one in held), "no turn is due"
-
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one
@@ -548,11 +516,35 @@ class Fleet:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""
-        check_fleet(self, self.ledger, is_shutting_down=self.is_shutting_down)
+        for model in self:
+            model.check_invariants()
+            self._check_waiting(model)
+        placed = [
+            one.key
+            for model in self
+            for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
+        ]
+        assert sorted(placed) == sorted(request.key for request in self.ledger)
+        if self.is_shutting_down:
+            assert all(model.life.wanted is not Wanted.UP for model in self)
+            assert self.ledger.waiting == 0
         self.downloads.check_invariants(self)
         self.prefill_slots.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside
+
+    def _check_waiting(self, model: Model) -> None:
+        """Raise AssertionError if a request waits without need."""
+        waiting = [one for one in model.queue if self.ledger.may_run(one.account)]
+        if model.life.state is not State.READY or not waiting or not model.has_room:
+            return
+        if model.batch.held_back is not None:
+            assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
+            assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
+            return
+        assert model.batch.held, f"{model.name} has room and lets requests wait"
+        held = [*model.batch.held, *(request.held for request in waiting)]
+        assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
     def _add(self, entry: ModelSettings) -> Model:
         """A model that was never started."""

@@ -25,7 +25,7 @@ from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
 from .kv_budget import Part, divide
-from .lifecycle.states import Lack, Shortage, Urgency
+from .lifecycle.states import Lack, Shortage, Swapping, Urgency
 from .lifecycle.triggers import (
     FilesDoubted,
     HasMemory,
@@ -49,7 +49,7 @@ from .load_verdict import (
 )
 from .memory.budget import Budget
 from .memory.fit import Fits, FitsWithout, fewest, find_room
-from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing, SwapCause
+from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing
 from .warm_pool import Prewarmed, PrewarmedState, usefulness
 
 PATIENCE_S = 20.0
@@ -237,7 +237,7 @@ class _Planner:
                 )
                 self.reclaimed.append((cache.name, note))
 
-    def call_off(self, one: LoadedModel, swap: SwapCause) -> None:
+    def call_off(self, one: LoadedModel, swap: Swapping) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
         if isinstance(swap.cause, Shortage):
             must_go = self._lasts(swap.cause)
