@@ -24,10 +24,10 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.memory.budget import Budget
-    from mlxsup.supervisor.core.memory.fit import Candidate, Placement
     from mlxsup.supervisor.core.memory.need import Figure, Need
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
+    from mlxsup.supervisor.memory.placement import Candidate, Placement
 
 
 @click.command()
@@ -104,11 +104,11 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.memory.fit import Candidate, make_plan
     from mlxsup.supervisor.core.memory.need import bounded
     from mlxsup.supervisor.memory.estimator import MemoryEstimator
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
+    from mlxsup.supervisor.memory.placement import Candidate, make_plan
 
     backend = find_backend()
     budget = _find_budget(memory_budget, backend, runtime_dir)
@@ -152,7 +152,7 @@ def _plan_of(
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
     """Return what to change in a configuration whose models do not fit, and after a colon why."""
-    from mlxsup.supervisor.core.memory.fit import required_bytes
+    from mlxsup.supervisor.memory.placement import required_bytes
 
     required = required_bytes(candidates)
     if budget.automatic_bytes is not None and required <= budget.automatic_bytes:

@@ -27,7 +27,15 @@ from .memory.need import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawn:
+class _ToWorker:
+    """Something to do about a process: the one of this model with this generation."""
+
+    model: ModelName
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn(_ToWorker):
     """Start a worker; answered by `Spawned` or `SpawnFailed`, and later by `Exited`.
 
     Attributes:
@@ -36,8 +44,6 @@ class Spawn:
             for a new process.
     """
 
-    model: ModelName
-    generation: Generation
     launch: LaunchSettings
     known_batching: dict[str, str] | None = None
     prewarmed: int | None = None
@@ -104,37 +110,27 @@ class WorkerSignal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalWorker:
+class SignalWorker(_ToWorker):
     """Signal a worker's process group."""
 
-    model: ModelName
-    generation: Generation
     signal: WorkerSignal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAtWorker:
+class LookAtWorker(_ToWorker):
     """Find out which state a silent worker's process is in; answered by `WorkerSeen`."""
-
-    model: ModelName
-    generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAtFiles:
+class LookAtFiles(_ToWorker):
     """Find out whether a model's files still are those that its live worker has loaded; answered by
     `FilesSeen`, unless the process has ended by then."""
 
-    model: ModelName
-    generation: Generation
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendToWorker:
+class SendToWorker(_ToWorker):
     """Send a message to a worker."""
 
-    model: ModelName
-    generation: Generation
     message: MessageToWorker
 
 
@@ -250,14 +246,11 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abandon:
+class Abandon(_ToWorker):
     """A worker's process cannot be ended: close what connects to it, and report it.
 
     `Exited` is still sent when it exits; `Finish` does not wait for that.
     """
-
-    model: ModelName
-    generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,13 +102,13 @@ class ClientEvents:
         """
         self._forget_callers(event.connection)
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.endings.drop(self._fleet.touched_by(request), request, event.now)
+            self._fleet.leaving.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """A client has not read what it was sent: all that it has open fails."""
         error = slow_consumer()
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.endings.fail(self._fleet.touched_by(request), request, error, event.now)
+            self._fleet.leaving.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
@@ -135,11 +135,11 @@ class ClientEvents:
                 self._fleet.trigger(model, restart, now)
             case PauseRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.pausing.pause(fleet.touched_by(request), request, now)
+                fleet.leaving.pause(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case ResumeRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.pausing.resume(fleet.touched_by(request), request, now)
+                fleet.leaving.resume(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case Attach():
                 if fleet.ledger.find(caller.connection, caller.id) is not None:
@@ -149,7 +149,7 @@ class ClientEvents:
             case CancelRequest():
                 request = find_named(fleet.ledger, message.request)
                 self._outbox.reply(caller, cancelled_map(request))
-                fleet.endings.cancel(fleet.touched_by(request), request, now)
+                fleet.leaving.cancel(fleet.touched_by(request), request, now)
             case RequestsQuery():
                 value = requests_map(fleet, fleet.ledger, message.client, now)
                 self._outbox.reply(caller, value)
@@ -210,7 +210,7 @@ class ClientEvents:
             return
         request = self._fleet.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._fleet.endings.cancel(self._fleet.touched_by(request), request, now)
+            self._fleet.leaving.cancel(self._fleet.touched_by(request), request, now)
 
     def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
         request = find_named(self._fleet.ledger, message.request)

@@ -26,12 +26,11 @@ from .events import (
     ClientTooSlow,
     DownloadSaid,
     Event,
-    Exited,
-    FilesSeen,
     GatewayBeat,
     GatewayEnded,
     GatewayListening,
     LaunchAppraised,
+    OfWorker,
     PrewarmedEnded,
     PrewarmedReady,
     Reloaded,
@@ -39,14 +38,8 @@ from .events import (
     Sampled,
     SettingsRead,
     ShutdownAsked,
-    Spawned,
-    SpawnFailed,
     Started,
     Tick,
-    WorkerBroke,
-    WorkerSaid,
-    WorkerSeen,
-    WorkerUnlinked,
 )
 from .fleet import Fleet
 from .forecasts import changed_settings, differences, ends_process, foreseen
@@ -198,16 +191,7 @@ class Core:
 
     def _take(self, event: Event) -> None:
         match event:
-            case (
-                WorkerSaid()
-                | WorkerSeen()
-                | FilesSeen()
-                | Spawned()
-                | SpawnFailed()
-                | WorkerBroke()
-                | WorkerUnlinked()
-                | Exited()
-            ):
+            case OfWorker():
                 worker_events.take(self.fleet, event)
             case ClientSaid():
                 self._clients.said(event)
@@ -267,7 +251,7 @@ class Core:
             elif isinstance(subject, int):
                 request = self.ledger.get(subject)
                 if request is not None:
-                    self.fleet.endings.due(self.fleet.touched_by(request), request, now)
+                    self.fleet.leaving.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
 

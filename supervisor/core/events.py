@@ -42,6 +42,14 @@ class _Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfWorker(_Event):
+    """Something happened to a process: the one of this model with this generation."""
+
+    model: ModelName
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_Event):
     """The supervisor is up: preload what the configuration says. The first event."""
 
@@ -80,47 +88,39 @@ class ClientTooSlow(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spawned(_Event):
+class Spawned(OfWorker):
     """The process asked for with `Spawn` is running."""
 
-    model: ModelName
-    generation: Generation
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnFailed(_Event):
+class SpawnFailed(OfWorker):
     """The process asked for with `Spawn` could not be started."""
 
-    model: ModelName
-    generation: Generation
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSaid(_Event):
+class WorkerSaid(OfWorker):
     """A worker sent a message (a HELLO only with the right token)."""
 
-    model: ModelName
-    generation: Generation
     message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSeen(_Event):
+class WorkerSeen(OfWorker):
     """A process was inspected, as `LookAtWorker` asked.
 
     Attributes:
         is_stopped: whether its process state is *stopped*, as after SIGSTOP.
     """
 
-    model: ModelName
-    generation: Generation
     is_stopped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSeen(_Event):
+class FilesSeen(OfWorker):
     """The files of a model were compared with those that its worker has loaded, as `LookAtFiles`
     asked.
 
@@ -128,13 +128,11 @@ class FilesSeen(_Event):
         change: what has changed since then, `config.json has changed`; empty if nothing has.
     """
 
-    model: ModelName
-    generation: Generation
     change: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerBroke(_Event):
+class WorkerBroke(OfWorker):
     """A worker sent something that is not a message: it is killed, as a crash without evidence.
 
     Attributes:
@@ -142,26 +140,21 @@ class WorkerBroke(_Event):
         is_other_version: it speaks another version of the protocol: mlxsup was upgraded.
     """
 
-    model: ModelName
-    generation: Generation
     detail: str
     is_other_version: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerUnlinked(_Event):
+class WorkerUnlinked(OfWorker):
     """The connection of a worker that had said HELLO has ended, and everything it carried was read.
 
     Usually its process is about to die. If it lives, it is lost all the same: the supervisor takes
     any later connection for a stranger's.
     """
 
-    model: ModelName
-    generation: Generation
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited(_Event):
+class Exited(OfWorker):
     """A worker's process has exited and its output has been read to the end.
 
     Attributes:
@@ -172,8 +165,6 @@ class Exited(_Event):
         at: wall-clock seconds since the epoch, for people.
     """
 
-    model: ModelName
-    generation: Generation
     exit_code: int | None
     signal: int | None
     signal_name: str = ""

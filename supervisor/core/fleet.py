@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, Wanted, Why
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
@@ -28,14 +28,14 @@ from .actions import (
 from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
-from .endings import Endings
 from .errors import unknown_model
 from .events import Caller
 from .forecasts import reload_trigger
+from .health.death_cause import evidence_of
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes
-from .lifecycle.exits import evidence_of
+from .leaving import Leaving
 from .lifecycle.life import Life
 from .lifecycle.states import StopCause, Stopping
 from .lifecycle.transitions import ImpossibleTransitionError, apply
@@ -48,7 +48,6 @@ from .lifecycle.triggers import (
     Erased,
     Faulted,
     GivenUp,
-    HitBug,
     Hurry,
     Outcome,
     QueueEnds,
@@ -67,7 +66,6 @@ from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
-from .pausing import Pausing
 from .prefill_slots import PrefillSlots
 from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
@@ -77,38 +75,6 @@ from .sharing.accounting import Meter
 from .sharing.accounts import Counters, Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
-
-
-def check_fleet(models: Iterable[Model], ledger: Ledger, *, is_shutting_down: bool) -> None:
-    """Raise AssertionError if the models contradict themselves or each other."""
-    everybody = list(models)
-    for model in everybody:
-        model.check_invariants()
-        _check_waiting(model, ledger)
-    placed = [
-        one.key
-        for model in everybody
-        for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
-    ]
-    assert sorted(placed) == sorted(request.key for request in ledger)
-    if is_shutting_down:
-        assert all(model.life.wanted is not Wanted.UP for model in everybody)
-        assert ledger.waiting == 0
-
-
-def _check_waiting(model: Model, ledger: Ledger) -> None:
-    """Raise AssertionError if a request waits without need."""
-    waiting = [one for one in model.queue if ledger.may_run(one.account)]
-    if model.life.state is not State.READY or not waiting or not model.has_room:
-        return
-    if model.batch.held_back is not None:
-        assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
-        assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
-        return
-    assert model.batch.held, f"{model.name} has room and lets requests wait"
-    held = [*model.batch.held, *(request.held for request in waiting)]
-    assert any(model.blame.is_due(one) for one in held), "no turn is due"
-
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one
@@ -127,7 +93,7 @@ class Fleet:
         settings: the `[supervisor]` table as it was last read.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        ledger: the open requests, which `serving`, `pausing`, `attaching` and `endings` move.
+        ledger: the open requests, which `serving` and `leaving` move.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
@@ -150,10 +116,9 @@ class Fleet:
         self.by_name: dict[ModelName, Model] = {}
         meter = Meter()
         self.ledger = Ledger(Terms(settings))
-        self.pausing = Pausing(self.ledger, deadlines, outbox)
         self.attaching = Attaching(outbox)
-        self.endings = Endings(self.ledger, deadlines, outbox, self.pausing, self.attaching)
-        self.serving = Serving(self.ledger, self.endings, deadlines, outbox, self.pausing, meter)
+        self.leaving = Leaving(self.ledger, deadlines, outbox, self.attaching)
+        self.serving = Serving(self.ledger, self.leaving, deadlines, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
@@ -306,7 +271,8 @@ class Fleet:
             if self._is_strict:
                 raise
             story.append(f"{now:.3f} {before} {words_of(trigger)} !")
-            outcomes = apply(model.life, HitBug(detail=f"internal error: {error}"), now)
+            bug = Faulted(cause=StopCause.INTERNAL, detail=f"internal error: {error}")
+            outcomes = apply(model.life, bug, now)
             story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
             self._outbox.add(LogFault(model=model.name, story=tuple(story)))
         else:
@@ -503,7 +469,7 @@ class Fleet:
             self._is_measured, self._ran_out = False, None
             found = plan(view)
             self._carry_out_plan(found, now)
-            if not found.steps:
+            if not (found.steps or found.shed):
                 self._is_division_due = False
                 break
             self._end_drains(now)  # of models that were evicted
@@ -521,6 +487,12 @@ class Fleet:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
                 self.warm_pool.hand_over(trigger.prewarmed)
             self.trigger(self.by_name[name], trigger, now)
+        for name, keys, note in found.shed:
+            model = self.by_name[name]
+            self.touch(model)
+            self.memory_changed()
+            self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
+            self._outbox.announce(change_map(model, model.life.state, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
@@ -544,11 +516,35 @@ class Fleet:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""
-        check_fleet(self, self.ledger, is_shutting_down=self.is_shutting_down)
+        for model in self:
+            model.check_invariants()
+            self._check_waiting(model)
+        placed = [
+            one.key
+            for model in self
+            for one in (*model.queue, *model.paused.values(), *model.batch.running.values())
+        ]
+        assert sorted(placed) == sorted(request.key for request in self.ledger)
+        if self.is_shutting_down:
+            assert all(model.life.wanted is not Wanted.UP for model in self)
+            assert self.ledger.waiting == 0
         self.downloads.check_invariants(self)
         self.prefill_slots.check_invariants(self, self.settings)
 
     # ------------------------------------------------------------ inside
+
+    def _check_waiting(self, model: Model) -> None:
+        """Raise AssertionError if a request waits without need."""
+        waiting = [one for one in model.queue if self.ledger.may_run(one.account)]
+        if model.life.state is not State.READY or not waiting or not model.has_room:
+            return
+        if model.batch.held_back is not None:
+            assert model.batch.held_back in model.queue, f"{model.name} waits for one that is gone"
+            assert model.batch.budget is not None, f"{model.name} has no budget and holds back"
+            return
+        assert model.batch.held, f"{model.name} has room and lets requests wait"
+        held = [*model.batch.held, *(request.held for request in waiting)]
+        assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
     def _add(self, entry: ModelSettings) -> Model:
         """A model that was never started."""
@@ -564,13 +560,13 @@ class Fleet:
                     self._outbox.record(model_changed(model, before, note), now)
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
-                self.endings.fail_queue(model, error, now)
+                self.leaving.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self.endings.fail_running(model, error, now)
-            case RowsLeave(reason=reason, keys=keys):
-                self.serving.ask_to_leave(model, reason, keys)
+                self.leaving.fail_running(model, error, now)
+            case RowsLeave():
+                self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
-                self.endings.lose_running(model, text, verdict, now)
+                self.leaving.lose_running(model, text, verdict, now)
                 self.serving.process_gone(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):

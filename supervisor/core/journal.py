@@ -31,8 +31,8 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.protocol.states import ExitReason, FinishReason, State
 
+from .health.death_cause import ending_of
 from .health.poison import Verdict
-from .lifecycle.exits import ending_of, ready_for_s
 from .lifecycle.states import Backoff, Loading
 from .lifecycle.triggers import Died, GivenUp
 from .requests.ledger import Request, Stage
@@ -132,7 +132,7 @@ def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
         "cache_bytes": beat.cache_bytes if beat else 0,
         "limit_bytes": life.launch.memory_limit_bytes or 0,
         "machine_bytes": model.process.machine_bytes,
-        "ready_s": ready_for_s(life, now),
+        "ready_s": life.ready_for_s(now),
     }
 
 

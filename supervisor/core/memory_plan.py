@@ -19,20 +19,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
 from .kv_budget import Part, divide
-from .lifecycle.states import Lack, Shortage, Urgency
+from .lifecycle.states import Lack, Shortage, Swapping, Urgency
 from .lifecycle.triggers import (
-    Evicted,
     FilesDoubted,
     HasMemory,
     LacksMemory,
     NoMemory,
-    RowsGiveWay,
     SwapCalledOff,
     SwappedOut,
     Trigger,
@@ -51,7 +49,7 @@ from .load_verdict import (
 )
 from .memory.budget import Budget
 from .memory.fit import Fits, FitsWithout, fewest, find_room
-from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing, SwapCause
+from .memory_view import CLASSES, LoadedModel, LoadRequest, MemoryView, Row, Standing
 from .warm_pool import Prewarmed, PrewarmedState, usefulness
 
 PATIENCE_S = 20.0
@@ -163,12 +161,14 @@ class Plan(NamedTuple):
         ended: the numbers of the prewarmed workers that are in the way.
         reclaimed: the models whose workers give back what they keep for reuse, with a note for
             those who watch; empty: none.
-        parts: what the rows of each model may take; none while there are steps, which come first.
+        shed: the models of which rows leave because memory is short: whose, and a note.
+        parts: what the rows of each model may take; none while there is anything else to do.
     """
 
     steps: list[tuple[ModelName, Trigger]]
     ended: list[int]
     reclaimed: list[tuple[ModelName, str]]
+    shed: list[tuple[ModelName, list[RequestKey], str]]
     parts: list[Part]
 
 
@@ -189,10 +189,10 @@ def plan(view: MemoryView) -> Plan:
     if view.budget is not None:
         planner.keep_within(view.budget)
     parts: list[Part] = []
-    if view.division is not None and not planner.steps:
+    if view.division is not None and not (planner.steps or planner.shed):
         reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
         parts = divide(view.division, is_short=reclaims or view.overshoot_bytes > 0)
-    return Plan(planner.steps, planner.ended, planner.reclaimed, parts)
+    return Plan(planner.steps, planner.ended, planner.reclaimed, planner.shed, parts)
 
 
 class _Planner:
@@ -202,12 +202,14 @@ class _Planner:
         steps: what has been decided.
         ended: the prewarmed workers that must go.
         reclaimed: the models whose workers give back what they keep for reuse, with a note.
+        shed: the rows that leave because memory is short, by model, with a note.
     """
 
     def __init__(self, view: MemoryView) -> None:
         self.steps: list[tuple[ModelName, Trigger]] = []
         self.ended: list[int] = []
         self.reclaimed: list[tuple[ModelName, str]] = []
+        self.shed: list[tuple[ModelName, list[RequestKey], str]] = []
         self._view = view
         self._now = view.now
         self._loaded = dict(view.loaded)
@@ -235,7 +237,7 @@ class _Planner:
                 )
                 self.reclaimed.append((cache.name, note))
 
-    def call_off(self, one: LoadedModel, swap: SwapCause) -> None:
+    def call_off(self, one: LoadedModel, swap: Swapping) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
         if isinstance(swap.cause, Shortage):
             must_go = self._lasts(swap.cause)
@@ -397,7 +399,7 @@ class _Planner:
         for name in names:
             one = self._loaded[name]
             reason = f"evicted{why}; it was idle for {self._now - one.used_at:.0f} s"
-            self.steps.append((name, Evicted(reason=reason)))
+            self.steps.append((name, WantDown(why=Why.EVICT, drain_s=0.0, reason=reason)))
             self._loaded[name] = replace(one, standing=Standing.LEAVING)
 
     def _swap(self, request: LoadRequest, swap: Swap) -> None:
@@ -442,8 +444,7 @@ class _Planner:
             if len(rows) > 1:
                 count = f"{len(rows)} batch requests leave"
             reason = f"{count} {OTHERS}: {_shortage_text(self._loaded, budget)}"
-            keys = tuple(row.key for row in rows)
-            self.steps.append((name, RowsGiveWay(keys=keys, reason=reason)))
+            self.shed.append((name, [row.key for row in rows], reason))
         return bool(leaving)
 
     def _swap_for_shortage(self, budget: Budget) -> None:

@@ -40,7 +40,6 @@ from .lifecycle.states import (
     Lack,
     Pending,
     Ready,
-    Shortage,
     StopCause,
     Stopping,
     Swapping,
@@ -76,18 +75,6 @@ class Standing(Enum):
     """It loads, serves or comes back."""
     IDLE = auto()
     """It is READY, and no request uses it."""
-
-
-class SwapCause(NamedTuple):
-    """Why a model is being swapped out.
-
-    Attributes:
-        cause: the model that it makes room for, or the shortage that it goes for.
-        ran: the highest class that it ran when it was chosen; None if it ran nothing.
-    """
-
-    cause: ModelName | Shortage
-    ran: Priority | None
 
 
 class Row(NamedTuple):
@@ -144,7 +131,7 @@ class LoadedModel:
         spare_bytes: what it gives back when asked, without going.
         is_ready: whether it serves.
         is_ending: its process is on its way out, and gives `spare_bytes` back when it has ended.
-        swap: why it is being swapped out; None: it is not.
+        swap: the state in which it is being swapped out; None: it is not.
         used_at: when it was last used, monotonic seconds.
         ripe_at: from when on a request for another model may evict it, if it stays idle.
         loaded_since: since when it has been READY.
@@ -165,7 +152,7 @@ class LoadedModel:
     spare_bytes: int = 0
     is_ready: bool = False
     is_ending: bool = False
-    swap: SwapCause | None = None
+    swap: Swapping | None = None
     used_at: float = 0.0
     ripe_at: float = 0.0
     loaded_since: float = 0.0
@@ -452,7 +439,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
         spare_bytes=spare_bytes(model, now),
         is_ready=isinstance(phase, Ready),
         is_ending=isinstance(phase, Stopping),
-        swap=SwapCause(phase.cause, phase.ran) if isinstance(phase, Swapping) else None,
+        swap=phase if isinstance(phase, Swapping) else None,
         standing=standing,
         used_at=model.idle_since,
         ripe_at=min(model.idle_since + model.load_s, ready_since + residency_s),

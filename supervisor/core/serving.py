@@ -28,7 +28,6 @@ from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
 from .deadlines import Deadlines
-from .endings import Endings
 from .errors import (
     cut_off,
     duplicate_id,
@@ -42,9 +41,9 @@ from .events import ConnectionId
 from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
+from .leaving import Leaving
 from .model import Model
 from .outbox import Outbox
-from .pausing import Pausing
 from .preemption import end_intake, next_for_row, who_yields
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
@@ -59,17 +58,15 @@ class Serving:
     def __init__(
         self,
         ledger: Ledger,
-        endings: Endings,
+        leaving: Leaving,
         deadlines: Deadlines,
         outbox: Outbox,
-        pausing: Pausing,
         meter: Meter,
     ) -> None:
         self.ledger = ledger
-        self._endings = endings
+        self._leaving = leaving
         self._deadlines = deadlines
         self._outbox = outbox
-        self._pausing = pausing
         self._meter = meter
 
     # ------------------------------------------------------------ in
@@ -209,7 +206,7 @@ class Serving:
         while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
             error = why_never(model, request)
             if error is not None:
-                self._endings.fail(model, request, error, now)
+                self._leaving.fail(model, request, error, now)
                 continue
             if is_held_back(model, request):
                 model.batch.held_back = request.key  # others of its class would keep it waiting
@@ -228,22 +225,22 @@ class Serving:
                 self._outbox.record(request_started(model, request, now), now)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
         for request in end_intake(model, self.ledger, had_room=had_room):
-            self._pausing.ask_to_leave(model, request, PauseReason.TURN, keep=False)
+            self._leaving.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.batch.freed = 0
         yields = who_yields(model, self.ledger, now)
         for request in yields.rows:
-            self._pausing.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
+            self._leaving.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
             request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
         model.batch.yields_at = yields.at
         model.has_settled_in(now)
 
     def ask_to_leave(
-        self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None
+        self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
     ) -> None:
         """These rows, or all if None, are asked to leave. Those that leave already, do."""
         for key, request in model.batch.running.items():
             if request.stage is Stage.RUNNING and (keys is None or key in keys):
-                self._pausing.ask_to_leave(model, request, reason, keep=False)
+                self._leaving.ask_to_leave(model, request, reason, keep=False)
 
     def tell_waiting(self, model: Model, now: float) -> None:
         """Notify those who asked for it of what they are waiting for, if that is news (`Queue`).
@@ -303,7 +300,7 @@ class Serving:
         if request is not None:
             if request.acceptance is not None:
                 error = for_interrupted(error, model.name, request.tokens_sent)
-            self._endings.end(request, error=error, now=now)
+            self._leaving.end(request, error=error, now=now)
         model.idle_since = now
         self._rest_if_idle(model, now)
 
@@ -366,11 +363,9 @@ class Serving:
             if reason is not FinishReason.CANCELLED:
                 model.queue.counters.learn(request.cost.engine_s)
                 model.blame.completed(request.digest)
-            self._endings.end(request, finish=reason, now=now)
+            self._leaving.end(request, finish=reason, now=now)
         for request, row in left:
-            error = self._pausing.row_left(model, request, row, now)
-            if error is not None:
-                self._endings.end(request, error=error, now=now)
+            self._leaving.row_left(model, request, row, now)
         if message.prefill and self.ledger.has_listeners:
             self._tell_prefill(model, message)
         model.idle_since = now

@@ -13,9 +13,8 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import State
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.health.death_cause import Cause, classify
+from mlxsup.supervisor.core.health.death_cause import Cause, classify, evidence_of
 from mlxsup.supervisor.core.health.poison import Evidence
-from mlxsup.supervisor.core.lifecycle.exits import evidence_of
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
 from mlxsup.supervisor.core.worker_events import last_words

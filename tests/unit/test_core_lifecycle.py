@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,6 +29,7 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S, LoadTimes
+from mlxsup.supervisor.core.lifecycle.states import LEAVES_TO
 from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
@@ -130,6 +133,13 @@ def test_in_production_an_absent_pair_ends_that_life_alone(is_ending: bool) -> N
     assert (driver.state("m"), last["reason"]) == (State.FAILED, "internal")
     assert last["detail"].startswith("internal error: m: no rule for Turn in ")
     assert driver.state("other") is State.READY
+
+
+def test_documents_show_where_each_state_leads() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]+) \| .* \| (.*) \|$", page, re.MULTILINE)
+    leads_to = {State(name): set(re.findall(r"[A-Z]+", shown)) & set(State) for name, shown in rows}
+    assert leads_to == LEAVES_TO
 
 
 # Rules of one model

@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
 from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
-from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Reading, Squeeze, squeezed
+from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Pressure, Reading
 
 from support.core.looks import ALICE
 from support.core.memory import (
@@ -39,26 +39,26 @@ WHOLE = 5000
 STEP = WHOLE // STEPS
 
 
-def after(*rooms: int) -> Squeeze:
-    """What is left after one room a second."""
-    state = Squeeze()
+def after(*rooms: int) -> int | None:
+    """What is left after one room a second; None: all."""
+    state = Pressure()
     for second, room in enumerate(rooms):
-        state = squeezed(state, room, WHOLE, float(second))
-    return state
+        state.follow(room, WHOLE, float(second))
+    return state.limit_bytes
 
 
 def test_budget_is_raised_after_ten_calm_seconds() -> None:
     assert CALM_S == 10.0
     seconds = int(CALM_S)
     low = [1000]
-    assert after(*low, *[3050] * seconds).limit_bytes == 1000
-    assert after(*low, *[3050] * (seconds + 1)).limit_bytes == 2900, "a step less than the room"
-    assert after(*low, *[WHOLE + STEP - 1] * (seconds + 1)).limit_bytes == WHOLE - STEP
-    assert after(*low, *[WHOLE + STEP] * (seconds + 1)) == Squeeze()
-    assert after(*low, *[1000 + STEP] * 100).limit_bytes == 1000, "not for a single step"
+    assert after(*low, *[3050] * seconds) == 1000
+    assert after(*low, *[3050] * (seconds + 1)) == 2900, "a step less than the room"
+    assert after(*low, *[WHOLE + STEP - 1] * (seconds + 1)) == WHOLE - STEP
+    assert after(*low, *[WHOLE + STEP] * (seconds + 1)) is None
+    assert after(*low, *[1000 + STEP] * 100) == 1000, "not for a single step"
     calm = [4000] * seconds
-    assert after(1000, *calm, 1000 + STEP, *calm).limit_bytes == 1000, "a dip counts afresh"
-    assert after(1000, *calm[1:], 2000, 4000).limit_bytes == 2000 - STEP
+    assert after(1000, *calm, 1000 + STEP, *calm) == 1000, "a dip counts afresh"
+    assert after(1000, *calm[1:], 2000, 4000) == 2000 - STEP
 
 
 rooms = st.lists(st.integers(0, 2 * WHOLE), min_size=1, max_size=60)
@@ -68,9 +68,9 @@ wholes = st.integers(1, 2 * WHOLE)
 @hypothesis.settings(max_examples=50)
 @given(rooms, wholes)
 def test_squeeze_never_exceeds_budget_or_room(series: list[int], whole: int) -> None:
-    state = Squeeze()
+    state = Pressure()
     for second, room in enumerate(series):
-        state = squeezed(state, room, whole, float(second))
+        state.follow(room, whole, float(second))
         left = whole if state.limit_bytes is None else state.limit_bytes
         assert 0 <= left <= min(whole, room)
 
@@ -81,11 +81,12 @@ def test_noise_of_a_step_lowers_the_budget_and_does_not_raise_it(
     base: int, noise: list[int], data: st.DataObject
 ) -> None:
     """However long it lasts: each step at most once, and only down."""
-    state = squeezed(Squeeze(), base, WHOLE, 0.0)
+    state = Pressure()
+    state.follow(base, WHOLE, 0.0)
     limits, now = [state.limit_bytes], 0.0
     for one in noise:
         now += data.draw(st.sampled_from([0.1, 1.0, 30.0]))
-        state = squeezed(state, base - STEP // 2 + one, WHOLE, now)
+        state.follow(base - STEP // 2 + one, WHOLE, now)
         limits.append(state.limit_bytes)
     changes = [pair for pair in pairwise(limits) if pair[0] != pair[1]]
     assert len(changes) <= 1, changes

@@ -583,17 +583,6 @@ def test_latest_rows_are_shed_first() -> None:
     assert driver.has_room(room_for(LONG, LONG)) == [], "they are on their way"
 
 
-def test_a_short_row_stays_if_a_longer_one_is_enough() -> None:
-    """All rows are padded to the longest."""
-    driver = ShortageDriver()
-    driver.batch("a", "r1", 500)
-    long = driver.batch("a", "r2", 3000)
-    driver.batch("a", "r3", 500)
-    room = -(-needs([501, 501], [3001]) // STEP) * STEP
-    assert room < needs([501, 3001])
-    assert driver.has_room(room) == [long]
-
-
 SHED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "no other class": ([{"priority": NORMAL}, {"priority": INTERACTIVE}, {}], [3]),
     "not the last row": ([{}, {}], [2]),

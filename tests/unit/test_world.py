@@ -1,4 +1,4 @@
-"""The core in a played world (P22): seeds, any events in any order, old mistakes, planted bugs."""
+"""The core in a played world (P22): seeds, old mistakes, planted bugs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
-    endings,
     kv_budget,
+    leaving,
     load_verdict,
     memory_view,
     serving,
@@ -37,7 +36,7 @@ from mlxsup.supervisor.core.sharing.accounting import Meter
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
-from simulation.machine import Script, WorldMachine, steady_plan
+from simulation.script import Script, steady_plan
 from simulation.world import World
 
 SEEDS = 16
@@ -51,22 +50,6 @@ def test_seeds_break_no_promise_P22(first: int) -> None:
             World.of(seed).run()
         except Violation as error:
             raise AssertionError(f"again: make simulate SEEDS=1 FIRST={seed}") from error
-
-
-class AnyEvents(WorldMachine):
-    """Few runs, always the same."""
-
-
-class ManyEvents(WorldMachine):
-    """Many runs, always others."""
-
-
-AnyEvents.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, derandomize=True
-)
-ManyEvents.TestCase.settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
-TestAnyEvents = AnyEvents.TestCase
-TestManyEvents = pytest.mark.slow(ManyEvents.TestCase)
 
 
 def test_a_seed_replays_event_by_event() -> None:
@@ -239,13 +222,13 @@ def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = endings.Endings.cancel
+    right = leaving.Leaving.cancel
 
     def wrong(self: Any, model: Model, request: Request, now: float) -> None:
         right(self, model, request, now)
         model.batch.leaving.pop(request.key, None)
 
-    patch.setattr(endings.Endings, "cancel", wrong)
+    patch.setattr(leaving.Leaving, "cancel", wrong)
 
 
 def others_take_no_memory(patch: pytest.MonkeyPatch) -> None:
@@ -260,7 +243,7 @@ PLANTED: dict[str, Plant] = {
     "a client runs as many as it likes": returns(Ledger, "may_run", True),
     "the time of pauses is lost": does_nothing(Pauses, "end"),
     "only the last tokens are kept to resume": only_the_last_tokens_are_kept,
-    "resumed against the request's wish": returns(endings, "_loss", None),
+    "resumed against the request's wish": returns(leaving, "_loss", None),
     "a cancelled row is free before it has left": a_cancelled_row_is_free_at_once,
     "a cancelled row runs on": never_told(CancelRow),
     "what is kept of a row is kept for ever": never_told(DropKept),

@@ -390,10 +390,18 @@ class Life:
         )
         self.do(spawn)
 
-    def exited(self, last: LastExit) -> None:
-        """A process of it has ended."""
-        self.last_exit = last
-        self.exits[last.reason, last.cause] += 1
+    def ready_for_s(self, now: float) -> float | None:
+        """Return how long its process has been READY, or had been before it was asked to end; None:
+        never."""
+        match self.phase:
+            case Ready(since=since):
+                return now - since
+            case Draining(ready_since=since) | Swapping(ready_since=since):
+                return now - since
+            case Stopping(was_ready_s=ready_s):
+                return ready_s
+            case _:
+                return None
 
     def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
         """Let running requests finish, for that long at most; then the process is ended."""
@@ -454,11 +462,6 @@ class Life:
         detail: str = "",
     ) -> None:
         """Enter STOPPING and asks or signals the process."""
-        was_ready_s = None
-        if isinstance(self.phase, Ready):
-            was_ready_s = now - self.phase.since
-        elif isinstance(self.phase, Draining | Swapping):
-            was_ready_s = now - self.phase.ready_since
         stopping = Stopping(
             since=now,
             cause=cause,
@@ -466,7 +469,7 @@ class Life:
             escalates_at=now + self.limit_s(stage),
             is_restart=is_restart,
             detail=detail,
-            was_ready_s=was_ready_s,
+            was_ready_s=self.ready_for_s(now),
         )
         self.enter(stopping, detail)
         self.tell_to_end(stage)

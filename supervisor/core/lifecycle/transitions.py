@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import Generation
-from mlxsup.protocol.states import LoadPhase, PauseReason, Wanted, Why
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.states import ExitReason, LoadPhase, Wanted, Why
 
-from ..actions import LookAtFiles
+from ..actions import Abandon, LookAtFiles
 from ..errors import cut_off, load_failed, model_failed
-from . import exits
-from .life import Files, Life, LoadTimes
+from ..health.death_cause import ending_of, exit_reason, load_error
+from .life import Files, LastExit, Life, LoadTimes
 from .restart_policy import GiveUp
 from .states import (
     Abandoned,
@@ -41,7 +43,6 @@ from .triggers import (
     Drained,
     Due,
     Erased,
-    Evicted,
     Faulted,
     FilesCompared,
     FilesDoubted,
@@ -50,7 +51,6 @@ from .triggers import (
     HasFiles,
     HasMemory,
     HasPid,
-    HitBug,
     Hurry,
     LacksFiles,
     LacksMemory,
@@ -61,9 +61,9 @@ from .triggers import (
     QueueEnds,
     Reconfigured,
     Removed,
-    RowsGiveWay,
     RowsLeave,
     RunningEnds,
+    RunningLost,
     SwapCalledOff,
     SwappedOut,
     Trigger,
@@ -88,6 +88,7 @@ FIRST_STAGE = {
     StopCause.BROKEN: StopStage.KILL,
     StopCause.VERSION: StopStage.TERM,
     StopCause.TOO_LARGE: StopStage.TERM,
+    StopCause.INTERNAL: StopStage.KILL,
 }
 """The first stage of ending a process with this fault."""
 
@@ -102,8 +103,6 @@ def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
     Raises:
         ImpossibleTransitionError: the state has no case for it; nothing was changed.
     """
-    if isinstance(trigger, GivenUp) and not isinstance(life.phase, Stopping):
-        raise _impossible(life, trigger)  # it is a `Died` for everything else
     match life.phase:
         case Abandoned():
             _abandoned(life, trigger, now)
@@ -150,7 +149,7 @@ def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, no
         case Due() if isinstance(phase, Backoff):
             cause = phase.download_cause
             life.enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
-        case Hurry() | HitBug():
+        case Hurry() | Faulted(cause=StopCause.INTERNAL):
             pass
         case _:
             raise _impossible(life, trigger)
@@ -200,7 +199,7 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             life.do(Changed(note="" if folder is None else "downloaded"))
         case NoFiles():
             _not_downloaded(life, trigger, now)
-        case Due() | Hurry() | HitBug():
+        case Due() | Hurry() | Faulted(cause=StopCause.INTERNAL):
             pass
         case _:
             raise _impossible(life, trigger)
@@ -220,8 +219,8 @@ def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
             if life.adopt(settings) and life.wanted is not Wanted.DOWN:
                 life.want(Wanted.UP, Why.RELOAD)
         case Died():
-            exits.ended_at_last(life, trigger, now)
-        case Hurry() | HitBug():
+            _ended(life, trigger, now)
+        case Hurry() | Faulted(cause=StopCause.INTERNAL):
             pass
         case _:
             raise _impossible(life, trigger)
@@ -278,10 +277,10 @@ def _ready(life: Life, phase: Ready, trigger: Trigger, now: float) -> None:
     match trigger:
         case WantUp():
             life.do(UpWaitersEnd(error=None))
-        case WantDown(why=why, drain_s=drain_s):
+        case WantDown(why=why, drain_s=drain_s, reason=reason):
             life.want(Wanted.DOWN, why)
             life.do(QueueEnds(error=cut_off(life.name, why)))
-            life.drain(phase, drain_s, now, str(why))
+            life.drain(phase, drain_s, now, reason or str(why))
         case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
             life.want(Wanted.UP, Why.RESTART)
             if is_immediate:
@@ -298,18 +297,13 @@ def _ready(life: Life, phase: Ready, trigger: Trigger, now: float) -> None:
         case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
             life.want(Wanted.DOWN, Why.IDLE)
             life.drain(phase, 0.0, now, str(Why.IDLE))
-        case Evicted(reason=reason):  # it is idle; the next request loads it again
-            life.want(Wanted.DOWN, Why.EVICT)
-            life.drain(phase, 0.0, now, reason)
-        case RowsGiveWay(keys=keys, reason=reason):  # it serves on with fewer rows
-            life.do(RowsLeave(reason=PauseReason.MEMORY, keys=keys), Changed(note=reason))
         case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
             life.want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
             swapping = Swapping(
                 since=now, ends_at=now + leave_s, ready_since=phase.since, cause=cause, ran=ran
             )
             life.enter(swapping, reason)
-            life.do(RowsLeave(reason=PauseReason.SWAP))
+            life.do(RowsLeave())
         case FilesDoubted():  # until the shell answers, the model stays
             life.files = replace(life.files, is_being_seen=True)
             life.do(LookAtFiles(model=life.name, generation=life.generation))
@@ -440,12 +434,12 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
                 # Due again after SIGKILL: there is no pid yet to give up.
                 life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
             life.tell_to_end(stage)
-        case HitBug(detail=detail):
+        case Faulted(cause=StopCause.INTERNAL, detail=detail):
             life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
         case GivenUp():
-            exits.given_up(life, trigger, now)
+            _given_up(life, trigger, now)
         case Died():
-            exits.died(life, trigger, now)
+            _ended(life, trigger, now)
         case Greeted() | Progressed() | BecameReady() | FilesCompared() | Faulted():
             pass
         case _:
@@ -457,12 +451,123 @@ def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
     match trigger:
         case Faulted(cause=cause, detail=detail):
             life.stop(cause, now, stage=FIRST_STAGE[cause], detail=detail)
-        case HitBug(detail=detail):
-            life.stop(StopCause.INTERNAL, now, stage=StopStage.KILL, detail=detail)
         case Died():
-            exits.died(life, trigger, now)
+            _ended(life, trigger, now)
         case _:
             raise _impossible(life, trigger)
+
+
+# ---------------------------------------------------------------- the end of a process
+
+FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
+"""What another attempt would only repeat."""
+
+
+def _ended(life: Life, died: Died, now: float) -> None:
+    """Decide what follows the end of a process, in every state that has one; nothing else does."""
+    phase, stopping = life.phase, ending_of(life, died)
+    reason = exit_reason(life, died)
+    text, detail = died.text, died.said
+    if stopping is not None and stopping.detail:
+        text = detail = stopping.detail
+    if isinstance(phase, Abandoned):
+        text = f"process {life.pid} has finally ended"
+    if life.restarts.fails_alike(load_error(life, died)) and reason is ExitReason.CRASH:
+        reason = ExitReason.LOAD_ERROR
+        text += ", as the time before"
+    is_lost = reason is ExitReason.LOAD_ERROR and _has_lost_files(life, died)
+    is_swap = stopping is not None and stopping.cause is StopCause.SWAP
+    is_restart = stopping.is_restart if stopping else isinstance(phase, Draining)
+    ready_s = life.ready_for_s(now)
+    if ready_s is not None and ready_s >= life.settings.restart.stable_s and not is_swap:
+        life.restarts.was_stable()
+    life.last_exit = LastExit(
+        reason=reason,
+        code=died.exit_code,
+        signal=died.signal_name or None,
+        detail=detail,
+        at=died.at,
+        cause=died.cause,
+    )
+    life.exits[reason, died.cause] += 1
+    life.do(RunningLost(text=text, verdict=died.verdict))
+    if life.wanted is Wanted.GONE:
+        life.do(QueueEnds(error=life.waiting_error))
+        life.enter_after_exit(Stopped(since=now), "removed")
+        life.do(DownWaitersEnd(error=None), Erased())
+    elif life.wanted is Wanted.DOWN:
+        life.do(QueueEnds(error=life.waiting_error))
+        life.enter_after_exit(Stopped(since=now), text if isinstance(phase, Abandoned) else "")
+        life.do(DownWaitersEnd(error=None))
+    elif reason in FAILING and not is_lost:
+        _fail(life, text, now)
+    elif died.verdict.failure:
+        _fail(life, f"{died.verdict.failure}, the last time: {text}", now)
+    elif is_lost:  # it is PENDING until its repository is there, as if it had never been downloaded
+        lost = Repository(life.settings.repo, life.settings.revision)
+        life.settings = replace(life.settings, download=lost)
+        life.enter_after_exit(Pending(since=now), text)
+    elif is_swap:  # it waits for memory as others do, and its requests wait with it
+        if is_restart:  # asked for meanwhile
+            life.restarts.clean()
+        life.reserved_bytes = 0
+        lack = Lack(since=now, reason=f"was {text}")
+        life.enter_after_exit(Pending(since=now, lack=lack), text)
+    elif is_restart:
+        life.restarts.clean()
+        life.enter_after_exit(Pending(since=now), "")
+    elif reason is ExitReason.ASKED:
+        life.reserved_bytes = 0  # it was to go, and others may wait for its memory
+        life.enter_after_exit(Pending(since=now), text if isinstance(phase, Abandoned) else "")
+    elif not died.verdict.is_counted:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+    else:
+        _after_crash(life, text, now)
+
+
+def _has_lost_files(life: Life, died: Died) -> bool:
+    """True if files of a repository have been removed since the configuration was read.
+
+    Not if the load before ended for the same reason: a download has not helped.
+    """
+    missing = ExitCode.MODEL_MISSING
+    if died.exit_code != missing or not life.settings.repo:
+        return False
+    return life.last_exit is None or life.last_exit.code != missing
+
+
+def _after_crash(life: Life, text: str, now: float) -> None:
+    was_loading = not life.has_been_ready
+    verdict = life.restarts.after_crash(now)
+    if isinstance(verdict, GiveUp):
+        _fail(life, f"{verdict.reason}, the last time: {text}", now)
+        return
+    if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
+        life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
+    if verdict > 0.0:
+        life.enter_after_exit(Backoff(since=now, retry_at=now + verdict), text)
+    else:
+        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+
+
+def _fail(life: Life, cause: str, now: float) -> None:
+    error = load_failed(life.name, cause, is_retryable=False)
+    life.enter_after_exit(Failed(since=now, cause=cause), cause)
+    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+
+
+def _given_up(life: Life, trigger: GivenUp, now: float) -> None:
+    """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
+    cause = trigger.text
+    failed = load_failed(life.name, cause, is_retryable=False)
+    error = failed if life.wanted is Wanted.UP else life.waiting_error
+    life.do(RunningLost(text=cause, verdict=trigger.verdict), QueueEnds(error=error))
+    life.enter(Abandoned(since=now, cause=cause), cause)
+    life.do(
+        UpWaitersEnd(error=failed),
+        DownWaitersEnd(error=model_failed(life.name, cause)),
+        Abandon(model=life.name, generation=life.generation),
+    )
 
 
 # ---------------------------------------------------------------- steps of several states

@@ -6,13 +6,11 @@ A life knows nothing about requests, callers and watchers: `fleet.py` carries it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from enum import Enum
 
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import LoadPhase, PauseReason, Priority, Why
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import LoadPhase, Priority, Why
 
 from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
 from ..health.death_cause import Cause
@@ -22,26 +20,33 @@ from .states import Fetching, Lack, Shortage, StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantUp:
+class Trigger:
+    """Something that happens to a life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantUp(Trigger):
     """A load command, a preload, or a request for a model that is down."""
 
     why: Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantDown:
-    """An unload command, idleness, or the shutdown.
+class WantDown(Trigger):
+    """An unload command, an eviction, or the shutdown.
 
     Attributes:
         drain_s: how long running requests may take to finish.
+        reason: of an eviction: what the memory is for, and why this model was chosen.
     """
 
     why: Why
     drain_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantRestart:
+class WantRestart(Trigger):
     """A restart command.
 
     Attributes:
@@ -54,7 +59,7 @@ class WantRestart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class Removed(Trigger):
     """The configuration no longer names the model.
 
     Attributes:
@@ -67,7 +72,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconfigured:
+class Reconfigured(Trigger):
     """The configuration was read again and names the model.
 
     Attributes:
@@ -79,7 +84,7 @@ class Reconfigured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(Trigger):
     """It is this model's turn to load.
 
     Attributes:
@@ -90,19 +95,19 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LacksMemory:
+class LacksMemory(Trigger):
     """There is no memory for it yet."""
 
     lack: Lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HasMemory:
+class HasMemory(Trigger):
     """There is memory for it now, but it is not its turn yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoMemory:
+class NoMemory(Trigger):
     """There cannot be memory for it, even if all go that may.
 
     Attributes:
@@ -115,14 +120,14 @@ class NoMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LacksFiles:
+class LacksFiles(Trigger):
     """Files of the model are being downloaded."""
 
     fetching: Fetching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HasFiles:
+class HasFiles(Trigger):
     """Nothing is left to download.
 
     Attributes:
@@ -133,7 +138,7 @@ class HasFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoFiles:
+class NoFiles(Trigger):
     """The download has failed.
 
     Attributes:
@@ -151,30 +156,7 @@ class NoFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evicted:
-    """It goes because its memory is needed.
-
-    Attributes:
-        reason: what for, and why it was chosen.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsGiveWay:
-    """Some of its rows have to leave because memory is short.
-
-    Attributes:
-        reason: how many, and what for.
-    """
-
-    keys: tuple[RequestKey, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedOut:
+class SwappedOut(Trigger):
     """Its turn is over: it makes room, and waits for its next turn.
 
     Attributes:
@@ -191,18 +173,18 @@ class SwappedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapCalledOff:
+class SwapCalledOff(Trigger):
     """The model that it makes room for no longer waits, or that got room elsewhere; or
     memory is no longer short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesDoubted:
+class FilesDoubted(Trigger):
     """Its files must be compared with those that it has loaded before it may be swapped out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesCompared:
+class FilesCompared(Trigger):
     """Its files were compared with those that it has loaded.
 
     Attributes:
@@ -213,19 +195,19 @@ class FilesCompared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HasPid:
+class HasPid(Trigger):
     """The process is running."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeted:
+class Greeted(Trigger):
     """HELLO, from a worker of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
+class Progressed(Trigger):
     """The load has progressed."""
 
     phase: LoadPhase
@@ -233,24 +215,25 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BecameReady:
+class BecameReady(Trigger):
     """READY, announced after the warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
+class Drained(Trigger):
     """Nothing runs in the engine any longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faulted:
+class Faulted(Trigger):
     """The process does what it must not do, or nothing.
 
     Attributes:
         cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
             end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
             VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
-            its entry leaves no room for a request.
+            its entry leaves no room for a request; INTERNAL, its state has no case for what
+            happened, so that this life ends as FAILED.
         detail: what is wrong, a phrase for people.
     """
 
@@ -259,24 +242,17 @@ class Faulted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HitBug:
-    """The state has no case for what happened: this life ends as FAILED(internal)."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class Due(Trigger):
     """The state's own deadline has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hurry:
+class Hurry(Trigger):
     """A shutdown is asked for again: running requests are cut off, and stopping is escalated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Died:
+class Died(Trigger):
     """The exit was seen, or the spawn failed.
 
     Attributes:
@@ -329,40 +305,6 @@ class GivenUp(Died):
         return f"process {self.pid} cannot be ended"
 
 
-Trigger = (
-    WantUp
-    | WantDown
-    | WantRestart
-    | Removed
-    | Reconfigured
-    | Turn
-    | LacksMemory
-    | HasMemory
-    | NoMemory
-    | LacksFiles
-    | HasFiles
-    | NoFiles
-    | Evicted
-    | RowsGiveWay
-    | SwappedOut
-    | SwapCalledOff
-    | FilesDoubted
-    | FilesCompared
-    | HasPid
-    | Greeted
-    | Progressed
-    | BecameReady
-    | Drained
-    | Faulted
-    | HitBug
-    | Due
-    | Hurry
-    | Died
-    | GivenUp
-)
-"""Everything that can happen to a life."""
-
-
 # ---------------------------------------------------------------- effects
 
 
@@ -390,15 +332,7 @@ class RunningLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsLeave:
-    """Rows are to leave the batch without an end; what they have computed is dropped.
-
-    Attributes:
-        reason: what for.
-        keys: whose rows; None: all of them.
-    """
-
-    reason: PauseReason
-    keys: tuple[RequestKey, ...] | None = None
+    """All rows are to leave for a swap without an end; what they have computed is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,31 +382,10 @@ _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 def words_of(trigger: Trigger) -> str:
-    """`want down (shutdown, drain 30 s)`."""
+    """Return a trigger for the log of a bug: `want down (shutdown, 30.0)`."""
     name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
-    facts = [trigger.text] if isinstance(trigger, Died) else list(_facts(trigger))
+    if isinstance(trigger, Died):
+        return f"{name} ({trigger.text})"
+    values = [getattr(trigger, one.name) for one in fields(trigger)]
+    facts = [str(value) for value in values if value and isinstance(value, str | int | float)]
     return f"{name} ({', '.join(facts)})" if facts else name
-
-
-def _facts(trigger: Trigger) -> Iterator[str]:
-    """Its attributes, but for settings, which the configuration shows, and what says nothing."""
-    for attribute in fields(trigger):
-        value = getattr(trigger, attribute.name)
-        name = attribute.name.removeprefix("is_").replace("_", " ")
-        match value:
-            case None | "" | False:
-                continue
-            case True:
-                yield name
-            case Enum():
-                yield str(value.value)
-            case RemoteError():
-                yield value.message
-            case str():
-                yield value
-            case Lack():
-                yield value.reason
-            case tuple():
-                yield f"{len(value)} {name}"
-            case int() | float():
-                yield f"{name.removesuffix(' s')} {value:g}{' s' * name.endswith(' s')}"

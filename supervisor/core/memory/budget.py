@@ -130,21 +130,12 @@ class Reading:
         return factor * self.kept_free_bytes
 
 
-def room_bytes(reading: Reading | None, held_bytes: int) -> int | None:
-    """Return what models may hold together; None if nothing limits it.
+@dataclass(slots=True)
+class Pressure:
+    """How far the budget is lowered while other programs need memory.
 
-    Args:
-        reading: of the machine; None: it cannot be read.
-        held_bytes: what models hold now.
-    """
-    if reading is None or reading.strain is Strain.EASY:
-        return None
-    return max(0, held_bytes + reading.free_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Squeeze:
-    """How far a budget is lowered. It follows the room down at once, and up after a while.
+    It follows the room for models down at once, and up after ten calm seconds in small steps, so
+    that it does not follow every change.
 
     Attributes:
         limit_bytes: what is left of the budget; None: all of it.
@@ -156,48 +147,6 @@ class Squeeze:
     calm_since: float | None = None
     floor_bytes: int = 0
 
-
-def squeezed(before: Squeeze, room_bytes: int | None, whole_bytes: int, now: float) -> Squeeze:
-    """Return what follows from the room that there is now.
-
-    Args:
-        before: how far the budget was lowered.
-        room_bytes: what models may hold together; None: nothing limits it.
-        whole_bytes: the budget that is not lowered.
-    """
-    if room_bytes is None:
-        return Squeeze()
-    step_bytes = max(1, whole_bytes // STEPS)
-    limit_bytes = before.limit_bytes if before.limit_bytes is not None else whole_bytes
-    if room_bytes < limit_bytes:
-        return Squeeze(limit_bytes=room_bytes // step_bytes * step_bytes)
-    if before.limit_bytes is None:
-        return before
-    if room_bytes - step_bytes <= limit_bytes:
-        return Squeeze(limit_bytes=before.limit_bytes)
-    if before.calm_since is None:
-        return Squeeze(limit_bytes=before.limit_bytes, calm_since=now, floor_bytes=room_bytes)
-    floor_bytes = min(before.floor_bytes, room_bytes)
-    if now < before.calm_since + CALM_S:
-        return Squeeze(
-            limit_bytes=before.limit_bytes, calm_since=before.calm_since, floor_bytes=floor_bytes
-        )
-    raised_bytes = floor_bytes - step_bytes
-    if raised_bytes >= whole_bytes:
-        return Squeeze()
-    return Squeeze(limit_bytes=max(limit_bytes, raised_bytes // step_bytes * step_bytes))
-
-
-class Pressure:
-    """How far the budget is lowered while other programs need memory.
-
-    It is lowered at once and raised after ten calm seconds in small steps, so that it does not
-    follow every change.
-    """
-
-    def __init__(self) -> None:
-        self._squeeze = Squeeze()
-
     def sampled(
         self, budget: Budget, reading: Reading | None, held_bytes: int, now: float
     ) -> Budget:
@@ -207,21 +156,44 @@ class Pressure:
             reading: of the machine; None: it cannot be read.
             held_bytes: what models hold now.
         """
-        room = room_bytes(reading, held_bytes)
-        self._squeeze = squeezed(self._squeeze, room, budget.whole_bytes, now)
-        limit_bytes = self._squeeze.limit_bytes
-        if limit_bytes is None or reading is None:
+        if reading is None or reading.strain is Strain.EASY:
+            self.limit_bytes = None
             return budget.whole()
-        is_new = limit_bytes != budget.size_bytes
+        self.follow(max(0, held_bytes + reading.free_bytes), budget.whole_bytes, now)
+        if self.limit_bytes is None:
+            return budget.whole()
+        is_new = self.limit_bytes != budget.size_bytes
         shortage = reading.shortage if is_new else budget.shortage
-        return budget.lowered(limit_bytes, shortage, is_short=reading.free_bytes < 0)
+        return budget.lowered(self.limit_bytes, shortage, is_short=reading.free_bytes < 0)
+
+    def follow(self, room_bytes: int, whole_bytes: int, now: float) -> None:
+        """Lower or raise the limit, as there is room for models now.
+
+        Args:
+            room_bytes: what models may hold together.
+            whole_bytes: the budget that is not lowered.
+        """
+        step_bytes = max(1, whole_bytes // STEPS)
+        limit_bytes = whole_bytes if self.limit_bytes is None else self.limit_bytes
+        if room_bytes < limit_bytes:
+            self.limit_bytes, self.calm_since = room_bytes // step_bytes * step_bytes, None
+        elif self.limit_bytes is None or room_bytes - step_bytes <= limit_bytes:
+            self.calm_since = None
+        elif self.calm_since is None:
+            self.calm_since, self.floor_bytes = now, room_bytes
+        else:
+            self.floor_bytes = min(self.floor_bytes, room_bytes)
+            if now >= self.calm_since + CALM_S:
+                raised_bytes = (self.floor_bytes - step_bytes) // step_bytes * step_bytes
+                is_whole = self.floor_bytes - step_bytes >= whole_bytes
+                self.limit_bytes = None if is_whole else max(limit_bytes, raised_bytes)
+                self.calm_since = None
 
     def after_reload(self, before: Budget | None, after: Budget | None) -> Budget | None:
         """Return what there is of a budget that was read from the configuration."""
         if after is None:
             return None
-        limit_bytes = self._squeeze.limit_bytes
-        if before is None or limit_bytes is None or limit_bytes >= after.whole_bytes:
-            self._squeeze = Squeeze()
+        if before is None or self.limit_bytes is None or self.limit_bytes >= after.whole_bytes:
+            self.limit_bytes = None
             return after
-        return after.lowered(limit_bytes, before.shortage, is_short=before.is_short)
+        return after.lowered(self.limit_bytes, before.shortage, is_short=before.is_short)

@@ -1,5 +1,5 @@
-"""Which models fit into so much memory, which must go for others, and with how much context: what
-`mlxsup plan` prints, and what the memory plan of the daemon rests on.
+"""Which models fit into so much memory, which must go for others, and equal shares of what is left:
+the sums of the memory plan, and of `mlxsup plan`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
-
-from .need import Need
 
 T = TypeVar("T")
 
@@ -110,155 +108,6 @@ def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A model that is to be served.
-
-    Attributes:
-        is_resident: whether it is to be loaded all the time; otherwise on request, when others may
-            go for it.
-        is_pinned: whether it never goes for others, and its memory is kept even while it is not
-            loaded.
-    """
-
-    model: ModelName
-    need: Need
-    is_resident: bool
-    is_pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """What becomes of a model.
-
-    Attributes:
-        is_placed: whether it is loaded next to those before it.
-        goes: who has to go for it, if it is not; empty if that does not help.
-        missing_bytes: what it lacks even if all others have gone; 0: it can be loaded.
-        context_tokens: the longest row that it has memory for; 0: not even one of a token.
-        rows: how many rows of that length it has memory for at the same time.
-        memory_bytes: what it may take: at least what it needs, and its part of what is left.
-    """
-
-    model: ModelName
-    is_placed: bool
-    goes: tuple[ModelName, ...] = ()
-    missing_bytes: int = 0
-    context_tokens: int
-    rows: int
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What fits.
-
-    Attributes:
-        placements: of all candidates, in their order.
-        reserved_bytes: what those that are loaded need together, and the pinned ones.
-        fits: whether all that are to be resident are, and each of the others can be loaded.
-    """
-
-    placements: tuple[Placement, ...]
-    reserved_bytes: int
-    fits: bool
-
-
-def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
-    """Load models in their order as long as they fit, the pinned ones first, and look what the
-    others would displace.
-
-    What is left goes to the caches of those that are loaded: first until a row of each can have
-    its whole context, then for more rows, in equal parts. Who has to go for another model goes in
-    the order of the candidates, as those do that were not used yet.
-    """
-    needs = {one.model: one.need for one in candidates}
-    reserved: dict[ModelName, int] = {}
-    pinned = [one for one in candidates if one.is_pinned]
-    for one in (*pinned, *(one for one in candidates if not one.is_pinned)):
-        if one.is_resident or one.is_pinned:
-            size = one.need.needed_bytes
-            room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=())
-            if isinstance(room, Fits):
-                reserved[one.model] = size
-    loaded = {one.model: one.need for one in candidates if one.is_resident}
-    taken = {name: size for name, size in reserved.items() if name in loaded}
-    kept_bytes = sum(reserved.values()) - sum(taken.values())
-    granted = _share_out({name: needs[name] for name in taken}, taken, budget_bytes - kept_bytes)
-    may_go = [one.model for one in candidates if one.model in taken and not one.is_pinned]
-    placements = tuple(
-        _placed(one, granted[one.model])
-        if one.model in granted
-        else _displacing(one, reserved, may_go, budget_bytes)
-        for one in candidates
-    )
-    fits = all(
-        place.is_placed or (not one.is_resident and not place.missing_bytes)
-        for one, place in zip(candidates, placements, strict=True)
-    )
-    return Plan(placements=placements, reserved_bytes=sum(reserved.values()), fits=fits)
-
-
-def _placed(candidate: Candidate, memory_bytes: int) -> Placement:
-    need = candidate.need
-    tokens = need.tokens_in(memory_bytes)
-    return Placement(
-        model=candidate.model,
-        is_placed=True,
-        context_tokens=tokens,
-        rows=need.rows_in(memory_bytes, longest=tokens),
-        memory_bytes=memory_bytes,
-    )
-
-
-def _displacing(
-    candidate: Candidate,
-    reserved: Mapping[ModelName, int],
-    may_go: Sequence[ModelName],
-    budget_bytes: int,
-) -> Placement:
-    """One that is not loaded: who would have to go for it, and what it could have then."""
-    need = candidate.need
-    size = need.needed_bytes
-    others = {name: held for name, held in reserved.items() if name != candidate.model}
-    room = find_room(size, budget_bytes=budget_bytes, reserved=others, may_go=may_go)
-    if not isinstance(room, Fits | FitsWithout):
-        tokens = need.tokens_in(min(size, budget_bytes))
-        return Placement(
-            model=candidate.model,
-            is_placed=False,
-            missing_bytes=room.missing_bytes,
-            context_tokens=tokens,
-            rows=1 if tokens else 0,
-            memory_bytes=0,
-        )
-    memory_bytes = min(size + room.spare_bytes, max(size, need.wanted_bytes))
-    tokens = need.tokens_in(memory_bytes)
-    return Placement(
-        model=candidate.model,
-        is_placed=False,
-        goes=room.models if isinstance(room, FitsWithout) else (),
-        context_tokens=tokens,
-        rows=need.rows_in(memory_bytes, longest=tokens),
-        memory_bytes=memory_bytes,
-    )
-
-
-def _share_out(
-    needs: Mapping[ModelName, Need], reserved: Mapping[ModelName, int], budget_bytes: int
-) -> dict[ModelName, int]:
-    """Return what each may take; together no more than the budget."""
-    granted = dict(reserved)
-    for wanted in (
-        {name: need.whole_row_bytes for name, need in needs.items()},
-        {name: need.wanted_bytes for name, need in needs.items()},
-    ):
-        lacking = {name: wanted[name] - size for name, size in granted.items()}
-        shares = equal_shares(budget_bytes - sum(granted.values()), lacking)
-        granted = {name: size + shares[name] for name, size in granted.items()}
-    return granted
-
-
 def equal_shares(free_bytes: int, wanted: Mapping[ModelName, int]) -> dict[ModelName, int]:
     """Return what each model gets of what is free: equal shares, and none more than it can use."""
     left_bytes, shares = max(0, free_bytes), {}
@@ -269,13 +118,3 @@ def equal_shares(free_bytes: int, wanted: Mapping[ModelName, int]) -> dict[Model
         shares[name] = max(0, min(wanted[name], part_bytes))
         left_bytes -= shares[name]
     return shares
-
-
-def required_bytes(candidates: Sequence[Candidate]) -> int:
-    """The least budget in which everything fits: those that stay together, each other one next to
-    the pinned ones alone."""
-    pinned = sum(one.need.needed_bytes for one in candidates if one.is_pinned)
-    staying = (one for one in candidates if one.is_resident or one.is_pinned)
-    together = sum(one.need.needed_bytes for one in staying)
-    others = (one.need.needed_bytes for one in candidates if not one.is_pinned)
-    return max(together, pinned + max(others, default=0))

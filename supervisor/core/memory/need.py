@@ -112,13 +112,6 @@ class Need:
         return max(0, min(self.raised_bytes, room_bytes))
 
     @property
-    def whole_row_bytes(self) -> int:
-        """Return what it takes with one row of the whole context, or what is given if that is
-        less."""
-        longest = self.context_tokens
-        return self._limited(self.bytes_for(rows=1, longest=longest) + self.raise_for(longest))
-
-    @property
     def wanted_bytes(self) -> int:
         """Return what it takes at most: all of its rows, each of the whole context."""
         longest = self.context_tokens
