@@ -1,4 +1,4 @@
-"""The core in a played world (P22): seeds, old mistakes, planted bugs."""
+"""The core in a played world (P22): seeds, any events in any order, old mistakes, planted bugs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
@@ -36,7 +37,7 @@ from mlxsup.supervisor.core.sharing.accounting import Meter
 from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
-from simulation.script import Script, steady_plan
+from simulation.machine import Script, WorldMachine, steady_plan
 from simulation.world import World
 
 SEEDS = 16
@@ -50,6 +51,22 @@ def test_seeds_break_no_promise_P22(first: int) -> None:
             World.of(seed).run()
         except Violation as error:
             raise AssertionError(f"again: make simulate SEEDS=1 FIRST={seed}") from error
+
+
+class AnyEvents(WorldMachine):
+    """Few runs, always the same."""
+
+
+class ManyEvents(WorldMachine):
+    """Many runs, always others."""
+
+
+AnyEvents.TestCase.settings = settings(
+    max_examples=30, stateful_step_count=40, deadline=None, derandomize=True
+)
+ManyEvents.TestCase.settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
+TestAnyEvents = AnyEvents.TestCase
+TestManyEvents = pytest.mark.slow(ManyEvents.TestCase)
 
 
 def test_a_seed_replays_event_by_event() -> None:
