@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounting import DeviceTime, charge
 from mlxsup.supervisor.core.sharing.accounts import MAX_ACCOUNTS, Account, Counters, Terms
 
-from support.core.driver import Driver, entry
+from support.core.driver import LAUNCH, Driver, entry
 
 # Engine seconds of requests and models
 
@@ -435,6 +436,34 @@ def test_of_many_accounts_that_left_the_least_debt_is_forgotten_first() -> None:
     for number in range(3 * MAX_ACCOUNTS):
         of.join(Account(f"m{number}"), {ANN})
         assert len(of) <= MAX_ACCOUNTS + 3
+
+
+def test_shares_follow_the_weights_however_much_is_asked_for() -> None:
+    """Thirty requests of `b` wait beside six of `a`; each takes eight steps of a quarter second."""
+    settings = CoreSettings(
+        max_queue=999,
+        max_queue_per_client=999,
+        aging_s=0.0,
+        clients={"a": ClientSettings(weight=10.0), "b": ClientSettings()},
+    )
+    driver = Driver([entry(launch=replace(LAUNCH, max_concurrency=4))], settings)
+    driver.load()
+    driver.come_up()
+    driver.is_checked = False  # quadratic in the line
+    received, asked = Counter[str](), 0
+    for _ in range(360):
+        waiting = Counter(request.account for request in driver.model().queue)
+        for account, most in (("a", 6), ("b", 30)):
+            for _ in range(most - waiting[Account(account)]):
+                asked += 1
+                driver.ask(f"{account}{asked}", client=account)
+        rows = list(driver.model().batch.running.values())
+        driver.compute(0.25, *(row.key for row in rows))
+        for row in rows:
+            received[row.account] += 1
+            if row.tokens_sent == 8:
+                driver.token(row.key, finish=FinishReason.STOP)
+    assert received["a"] / received["b"] == pytest.approx(10.0, rel=0.15)
 
 
 # Engines that share a device
