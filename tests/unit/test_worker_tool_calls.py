@@ -450,14 +450,14 @@ EXAMPLE = said(QWEN, in_qwen("f", A))
          [{"rows": ["</parameter>"], "flag": True}]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("step", [0, 1])
 def test_what_a_model_writes_is_read_if_it_has_one_meaning(
-    form: ToolFormat, inner: str, calls: list[Arguments], step: int
+    form: ToolFormat, inner: str, calls: list[Arguments]
 ) -> None:
     text = said(form, inner)
-    seen, content, _, warnings = read(rules_of(form), text, step=step)
-    assert seen == [("f", arguments) for arguments in calls]
-    assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
+    for step in (0, 1):
+        seen, content, _, warnings = read(rules_of(form), text, step=step)
+        assert seen == [("f", arguments) for arguments in calls]
+        assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
 
 
 UNMARKED = 'f(path="/a", content="x")'
@@ -495,13 +495,13 @@ LIKE_OPENAI = f'{{"type": "function", "function": {in_json("f", A)}}}'
          "Use <tool_call> to call. "),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("step", [0, 1, 7])
 def test_other_forms_of_a_family_are_calls_if_nothing_follows(
-    form: ToolFormat, text: str, count: int, content: str | None, step: int
+    form: ToolFormat, text: str, count: int, content: str | None
 ) -> None:
-    calls, shown, _, _ = read(rules_of(form), text, step=step)
-    assert calls == [("f", A)] * count
-    assert shown == (text if content is None else content)
+    for step in (0, 1, 7):
+        calls, shown, _, _ = read(rules_of(form), text, step=step)
+        assert calls == [("f", A)] * count
+        assert shown == (text if content is None else content)
 
 
 ENDS_IN_IT = '<tool_call>{"name": "f", "arguments": {"content": "With </tool_call> it ends'
