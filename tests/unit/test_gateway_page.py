@@ -140,7 +140,7 @@ def test_page_needs_its_token(method: str, path: str) -> None:
     site = Site(PlayedDaemon())
     body = {"model": "m"} if method == "POST" else None
     for token in (None, "", "wrong", "ünknown"):
-        headers = BROWSER if token is None else {TOKEN_HEADER: token}
+        headers: dict[str, str] = BROWSER if token is None else {TOKEN_HEADER: token}
         response = asyncio.run(site.ask(method, path, body, headers=headers))
         assert (response.status, response.error["code"]) == (403, "operator_only"), token
 
