@@ -348,27 +348,6 @@ def test_logprobs_come_with_their_token_and_the_texts() -> None:
     assert delta.logprobs is None
 
 
-@pytest.mark.parametrize(
-    ("text", "last", "finish", "expected"),
-    [
-        ("ab", "c", LENGTH, LENGTH),
-        ("ab", "", STOP, STOP),
-        ("<t>time</t>", "", STOP, TOOL_CALLS),
-        ("<t>time</t>", "x", LENGTH, LENGTH),
-        ("a", "", CANCELLED, CANCELLED),
-    ],
-)
-def test_an_end_follows_from_the_answer(
-    text: str, last: str, finish: FinishReason, expected: FinishReason
-) -> None:
-    row = running()
-    assert not any(delta.finish for some in say(row, text) for delta in some)
-    [deltas] = say(row, last, finish)
-    assert [delta.finish for delta in deltas] == [None] * (len(deltas) - 1) + [expected]
-    assert deltas[0].tokens == packed(last)
-    assert deltas[-1].stop is None
-
-
 @pytest.mark.parametrize(("finish", "expected"), [(STOP, TOOL_CALLS), (LENGTH, LENGTH)])
 def test_a_call_whose_format_does_not_show_its_end_is_text_in_a_cut_answer(
     finish: FinishReason, expected: FinishReason
@@ -487,15 +466,6 @@ def test_the_parts_of_an_answer_have_their_channels_and_resume_in_every_half_F10
     call = json.loads(got.text_of(Channel.TOOL_CALL))
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Köln 🦊"}'}
     assert got.finish is TOOL_CALLS
-    check_every_resume(fake, got)
-
-
-def test_a_call_cut_off_by_the_budget_is_text_with_a_warning(fake: LoopDriver) -> None:
-    got = fake.answer(messages=ASKED, tools=WEATHER, max_tokens=60)
-    assert got.finish is LENGTH
-    assert "<tool_call>" in got.text
-    assert [delta.warning for delta in got.deltas if delta.warning]
-    assert sum(bool(delta.tokens) for delta in got.deltas) == 60
     check_every_resume(fake, got)
 
 

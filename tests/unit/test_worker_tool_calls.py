@@ -594,7 +594,7 @@ def test_a_mistake_or_a_broken_call_does_not_take_the_next_one_along() -> None:
 def test_what_is_read_in_vain_stays_in_proportion(
     form: ToolFormat, written: object, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "MOST_IN_VAIN", 16_000)  # as small as the text, beside the real
+    monkeypatch.setattr(channels, "MOST_IN_VAIN", 16_000)  # as short as the text here
     read_so_far = 0
 
     def counted(text: str, tools: Any, is_lenient: bool) -> list[dict[str, Any]]:
@@ -831,22 +831,6 @@ def test_bare_json_is_a_call_only_if_it_is_whole_and_was_offered(
     text: str, how: dict[str, Any], warnings: list[str]
 ) -> None:
     assert read(rules_of(LLAMA), text, step=1, **how) == ([], text, "", warnings)
-
-
-BITS = st.sampled_from(
-    ['{"name": "', "weather", "time", '"', ', "parameters": ', "{", "}", "[", "]", ";", " ", "\\",
-     "<|python_tag|>", "x", BARE_CALL, "🦊"]
-)  # fmt: skip
-
-
-@given(st.lists(BITS, max_size=12), st.lists(st.integers(1, 6), min_size=1, max_size=40))
-def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[int]) -> None:
-    text = "".join(bits)
-    cut, whole = (
-        seen_of(pieces_of(rules_of(LLAMA), parts))[:2] for parts in (cut_up(text, sizes), [text])
-    )
-    assert cut == whole
-    assert whole[0] or whole[1] == text
 
 
 def ids_in(text: str) -> list[str]:
