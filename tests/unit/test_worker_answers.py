@@ -553,6 +553,7 @@ def words(*said: bytes) -> list[tuple[int, bool]]:
 )
 @example("markers", [], words(b"a", b"<", b"a"), None)
 @example("calls without markers", [], words(PLAIN_CALL, b"\n"), None)
+@example("calls without markers", [], words(b"a", PLAIN_CALL), None)
 @example("hidden parts", [], words(b"<x>", b"a"), None)
 def test_the_short_way_says_what_the_long_one_does(
     name: str, stops: list[str], tokens: list[tuple[int, bool]], finish: FinishReason | None
