@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from functools import cache
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
@@ -88,6 +89,18 @@ class Found(NamedTuple):
     told: dict[str, Any]
 
 
+@cache
+def _index() -> str:
+    return (FILES / INDEX).read_text("utf-8")
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str]]:
+    """Return the bytes and the type of each file that the page loads, by name."""
+    files = sorted(file for file in FILES.iterdir() if file.suffix in TYPES)
+    return {file.name: (file.read_bytes(), TYPES[file.suffix]) for file in files}
+
+
 class Page:
     """The routes of the page for browsers."""
 
@@ -98,13 +111,8 @@ class Page:
         self._recorder: tuple[str, Recorder] | None = None
         self._readers = asyncio.Semaphore(MOST_READERS)
         self._search = asyncio.Lock()
-        page = (FILES / INDEX).read_text("utf-8")
-        self._page = page.replace(TOKEN_MARK, escape(operator.token))
-        self._files = {
-            file.name: (file.read_bytes(), TYPES[file.suffix])
-            for file in sorted(FILES.iterdir())
-            if file.suffix in TYPES
-        }
+        self._page = _index().replace(TOKEN_MARK, escape(operator.token))
+        self._files = _files()
 
     @property
     def open_paths(self) -> list[str]:

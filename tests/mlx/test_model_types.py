@@ -12,9 +12,10 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import MODEL_REMAPPING, load_model
 
 from mlxsup.protocol.states import Batching
+from mlxsup.store.search import served_types
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder
@@ -258,3 +259,11 @@ def test_a_fault_is_at_its_line(fault: BatchFault) -> None:
     file, line = fault.place.split(":")
     assert fault.symbol in (PACKAGE / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
     assert set(fault.rows) <= set(NAMES)
+
+
+def test_served_types_are_those_of_mlx_lm() -> None:
+    served = served_types()
+    assert served is not None
+    assert all(kind in served for kind in ("llama", "qwen3", "gemma3", *MODEL_REMAPPING))
+    assert "bert" in served  # by code of our own
+    assert "t5" not in served

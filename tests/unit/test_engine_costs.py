@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.worker.engines.mlx.prefill import (
@@ -197,7 +197,6 @@ def test_a_prompt_deeper_than_any_before_begins_with_as_much_smaller_a_chunk() -
     assert begin[0] < 0.15 * last, "the last chunks were measured near the beginning of a text"
 
 
-@settings(max_examples=40)
 @given(
     token_s=st.floats(1e-5, 2e-3),
     doubles_after=st.integers(1000, 20_000),
@@ -276,7 +275,6 @@ def test_a_small_chunk_says_that_tokens_are_slow_only_if_it_was_slow_itself(
     assert unit_s == pytest.approx(took_s / longest if is_believed else 0.005)
 
 
-@settings(max_examples=40)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 100)), max_size=60)
 )
@@ -356,7 +354,6 @@ def test_the_pass_of_a_prompt_can_be_shared_unless_its_tokens_take_longer() -> N
     assert costs.shared_pass_s(950) == 0.0
 
 
-@settings(max_examples=40)
 @given(
     passes=st.lists(st.tuples(st.integers(1, 4096), st.floats(0, 100), st.booleans()), min_size=1),
     nothing=st.lists(st.floats(0, 100)),

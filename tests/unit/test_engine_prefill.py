@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.worker.engines.mlx.prefill import (
@@ -377,7 +377,6 @@ def test_a_step_teaches_the_pacer_and_a_prompt_of_one_token_teaches_it_nothing(
     assert costs.seen == []
 
 
-@settings(max_examples=40)
 @given(
     totals=st.lists(st.integers(1, 3000), min_size=1, max_size=12),
     target_s=st.floats(0.02, 1.0),

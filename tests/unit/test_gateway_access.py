@@ -254,16 +254,22 @@ def test_every_route_but_the_open_ones_needs_a_key(
     loaded = [f"/page/{one}" for one in os.listdir(FILES) if one.endswith((".js", ".css"))]
     others = [("GET", path) for path in (*sorted(loaded), "/nothing", "/health/", "//")]
 
-    def status(method: str, path: str, key: str) -> int:
-        body = b"{}" if method == "POST" else None
+    async def status(method: str, path: str, key: str) -> int:
+        body, headers = b"{}" if method == "POST" else None, {"x-api-key": key}
         # The events of models never end, so that the client has to leave.
-        asked = site.ask(method, path, body, headers={"x-api-key": key}, until=Leaves())
-        return int(asyncio.run(asked).status)
+        asked = site.ask(method, path, body, headers=headers, until=Leaves(), has_life=False)
+        return (await asked).status
 
-    seen = {
-        f"{method} {path}": [status(method, path, key) for key in ("", "wrong", guest, boss)]
-        for method, path in [*site.routes(), *others]
-    }
+    async def run() -> dict[str, list[int]]:
+        async with site.life():
+            return {
+                f"{method} {path}": [
+                    await status(method, path, key) for key in ("", "wrong", guest, boss)
+                ]
+                for method, path in [*site.routes(), *others]
+            }
+
+    seen = asyncio.run(run())
     assert {route: " ".join(map(str, statuses)) for route, statuses in seen.items()} == snapshot
     assert {route for route, statuses in seen.items() if statuses[0] != 401} == {
         *(f"{method} {path}" for method in ("GET", "HEAD") for path in (

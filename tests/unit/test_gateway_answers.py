@@ -430,18 +430,16 @@ def test_refused_field_has_the_name_that_it_was_sent_with(
         ([], HOW_TO_ADD),
     ],
 )
-@pytest.mark.parametrize("path", LEAST)
-def test_unknown_model_is_answered_with_names_like_it(
-    path: str, close: list[str], advice: str
-) -> None:
+def test_unknown_model_is_answered_with_names_like_it(close: list[str], advice: str) -> None:
     said = "there is no model 'mm'; configured: m"
     detail = {"known": ["m"], "close": close}
-    response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
-    message = response.json()["error"]
-    message = message if isinstance(message, str) else message["message"]
-    assert (response.status, message) == (404, said + advice)
-    if path in (CHAT, COMPLETION, RESPONSE):
-        assert (response.error["known"], response.error["close"]) == (["m"], close)
+    for path in LEAST:
+        response = post(path, RequestError(ErrorCode.UNKNOWN_MODEL, said, detail=detail))
+        message = response.json()["error"]
+        message = message if isinstance(message, str) else message["message"]
+        assert (response.status, message) == (404, said + advice)
+        if path in (CHAT, COMPLETION, RESPONSE):
+            assert (response.error["known"], response.error["close"]) == (["m"], close)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -296,7 +296,6 @@ KINDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
     st.lists(st.integers(1, 400), max_size=8),

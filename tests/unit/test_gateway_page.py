@@ -58,13 +58,9 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 NOT_LOADED = {"http://www.w3.org/2000/svg"}
 
 
-def ask(method: str, path: str, token: str | None = None, **more: Any) -> Response:
-    """The response to one request; `own` as the token stands for that of the page."""
-    site = Site(PlayedDaemon())
-    if token == "own":
-        token = token_of(asyncio.run(site.ask("GET", "/", headers=BROWSER)))
-    headers = BROWSER if token is None else {TOKEN_HEADER: token}
-    return asyncio.run(site.ask(method, path, headers=headers, **more))
+def ask(path: str) -> Response:
+    """Return what a browser gets."""
+    return asyncio.run(Site(PlayedDaemon()).ask("GET", path, headers=BROWSER))
 
 
 def token_of(answer: Response) -> str:
@@ -73,10 +69,10 @@ def token_of(answer: Response) -> str:
 
 
 def test_page_forbids_frames_scripts_and_caches() -> None:
-    whole = ask("GET", "/")
+    whole = ask("/")
     assert (whole.status, whole.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert len(token_of(whole)) >= 32
-    assert token_of(whole) != token_of(ask("GET", "/")), "each gateway has another one"
+    assert token_of(whole) != token_of(ask("/")), "each gateway has another one"
     assert whole.headers["x-frame-options"] == "DENY"
     policy = whole.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -102,12 +98,12 @@ def test_page_loads_from_the_gateway_alone() -> None:
     named = r'(?:from |import\()"\./([^"]+)"'
     imported = {name for text in OWN.values() for name in re.findall(named, text)}
     for name in (*(path.removeprefix("/page/") for path in loaded), *imported):
-        response = ask("GET", f"/page/{name}")
+        response = ask(f"/page/{name}")
         assert (response.status, response.body.decode()) == (200, TEXTS[name])
         assert response.headers["content-type"].startswith("text/")
         assert response.headers["x-content-type-options"] == "nosniff"
     for name in ("index.html", "nothing.js", "..", "../page.py"):
-        assert ask("GET", f"/page/{name}").status == 404
+        assert ask(f"/page/{name}").status == 404
     assert {*imported, "main.js"} == {name for name in TEXTS if name.endswith(".js")}
 
 
@@ -137,13 +133,16 @@ POSTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", "ünknown"])
 @pytest.mark.parametrize(
     ("method", "path"), [*(("GET", one) for one in GETS), *(("POST", one) for one in POSTS)]
 )
-def test_page_needs_its_token(method: str, path: str, token: str | None) -> None:
-    response = ask(method, path, token, body={"model": "m"} if method == "POST" else None)
-    assert (response.status, response.error["code"]) == (403, "operator_only")
+def test_page_needs_its_token(method: str, path: str) -> None:
+    site = Site(PlayedDaemon())
+    body = {"model": "m"} if method == "POST" else None
+    for token in (None, "", "wrong", "ünknown"):
+        headers: dict[str, str] = BROWSER if token is None else {TOKEN_HEADER: token}
+        response = asyncio.run(site.ask(method, path, body, headers=headers))
+        assert (response.status, response.error["code"]) == (403, "operator_only"), token
 
 
 class HouseDaemon(PlayedDaemon):
@@ -249,15 +248,21 @@ def test_button_with_a_wrong_field_changes_nothing(
 # ---------------------------------------------------------------- models that come and go
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two models."""
+    home = tmp_path_factory.mktemp("home")
+    for name in ("m", "new"):
+        make_tiny_model(home / ".mlxsup" / "models" / name)
+    return home
+
+
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """A home with two models, one of which the daemon serves already."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    folders = {name: tmp_path / ".mlxsup" / "models" / name for name in ("m", "new")}
-    for folder in folders.values():
-        make_tiny_model(folder)
-    return folders
+def found(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The folders of the models, of which the daemon serves `m` already."""
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    return {name: home / ".mlxsup" / "models" / name for name in ("m", "new")}
 
 
 def served(folder: Path) -> HouseDaemon:
@@ -525,16 +530,17 @@ def test_history_takes_a_time(after: str, status: int) -> None:
 # ---------------------------------------------------------------- logs
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "n", "nobody", "../m", "/etc/passwd", "m.log", "mlxsup-flight", "m\0", "mlxsup.log"],
-)
+NO_LOGS = ("", "n", "nobody", "../m", "/etc/passwd", "m.log", "mlxsup-flight", "m\0", "mlxsup.log")
+
+
 @pytest.mark.parametrize("path", ["/page/log", "/page/log/file", "/page/log/process"])
-def test_log_is_named_by_a_model_and_never_by_a_path(tmp_path: Path, path: str, name: str) -> None:
+def test_log_is_named_by_a_model_and_never_by_a_path(tmp_path: Path, path: str) -> None:
     daemon = HouseDaemon()
     daemon.log_dir = str(tmp_path)
-    response = House(daemon).get(f"{path}?generation=1&name={quote(name)}")
-    assert (response.status, response.error["param"]) == (400, "name")
+    house = House(daemon)
+    for name in NO_LOGS:
+        response = house.get(f"{path}?generation=1&name={quote(name)}")
+        assert (response.status, response.error["param"]) == (400, "name"), name
 
 
 @pytest.mark.parametrize("generation", ["", "-1", "x", "1" * 20, "\u0661"])

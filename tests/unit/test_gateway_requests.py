@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
@@ -461,7 +461,6 @@ CHATS = st.lists(
 INPUTS = st.text() | JSON | parts(ITEMS)
 
 
-@settings(max_examples=50)
 @given(api=st.sampled_from(Api), data=st.data())
 def test_junk_is_refused_or_sent(api: Api, data: st.DataObject) -> None:
     names = [field.name for field in FIELDS[api] if field.name not in LEAST_OF[api]]
@@ -477,7 +476,6 @@ def test_junk_is_refused_or_sent(api: Api, data: st.DataObject) -> None:
     assert found in (400, 413) or isinstance(found, list)
 
 
-@settings(max_examples=50)
 @given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
 def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
     found = outcome(lambda: parse_object(data))

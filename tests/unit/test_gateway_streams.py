@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -427,7 +427,6 @@ def shown_of(content: bytes) -> str:
     return content.decode(errors="ignore")
 
 
-@settings(max_examples=40)
 @given(TEXT, st.lists(st.integers(0, 100)))
 def test_half_characters_begin_where_their_character_does(text: str, cuts: list[int]) -> None:
     offsets, read, shown = TextOffsets(), b"", ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
@@ -252,7 +252,6 @@ def parameters() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={**numbers, "logit_bias": bias})
 
 
-@settings(max_examples=40)
 @given(parameters())
 def test_every_value_in_range_travels_and_is_accepted(chosen: dict[str, Any]) -> None:
     chosen.pop("max_tokens", None)
@@ -318,7 +317,6 @@ def test_what_a_model_does_not_have_is_refused_C7(asked: dict[str, Any], words: 
     assert plan_row(KEY, body(min_tokens=99), PROMPT, FACTS).min_tokens == 99
 
 
-@settings(max_examples=40)
 @given(
     st.integers(0, 99),
     st.lists(st.integers(0, 299), max_size=64),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol import states
@@ -116,7 +116,6 @@ SCALARS = (
 JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=8), SCALARS)
 
 
-@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(["type", "id", "v", "model", "now", "client"]), JSON))
 def test_any_map_is_a_message_or_a_decode_error(header: dict[str, object]) -> None:
     try:
@@ -125,7 +124,6 @@ def test_any_map_is_a_message_or_a_decode_error(header: dict[str, object]) -> No
         pass
 
 
-@settings(max_examples=50)
 @given(JSON)
 def test_any_body_is_a_request_or_its_own_error(value: object) -> None:
     try:
@@ -134,7 +132,6 @@ def test_any_body_is_a_request_or_its_own_error(value: object) -> None:
         pass
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_tokens_survive_packing(tokens: list[int]) -> None:
     assert unpack_tokens(pack_tokens(tokens)) == tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import (
@@ -59,7 +59,6 @@ layers = st.lists(
 )
 
 
-@settings(max_examples=50)
 @given(layers=layers, rows=st.integers(1, 64), most=st.integers(1, 2**20), size=st.integers(0))
 def test_longest_context_that_fits_is_found(
     layers: list[CacheLayers], rows: int, most: int, size: int

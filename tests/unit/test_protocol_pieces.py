@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, ClientDelta, Deltas
@@ -76,7 +76,6 @@ def arrived(*rows: Row) -> list[Row]:
     return list(step.rows)
 
 
-@settings(max_examples=40)
 @given(st.lists(ROWS, max_size=4))
 def test_row_arrives_as_it_was_made_and_travels_on_as_the_same_bytes(rows: list[RowDelta]) -> None:
     for row in rows:
@@ -87,7 +86,6 @@ def test_row_arrives_as_it_was_made_and_travels_on_as_the_same_bytes(rows: list[
     assert unpacked(came) == rows
 
 
-@settings(max_examples=40)
 @given(st.binary(min_size=1, max_size=300), TOKENS)
 def test_body_is_not_read_on_its_way(body: bytes, tokens: bytes) -> None:
     [row] = arrived(PackedRow(key=RequestKey(1), tokens=tokens, body=body))
@@ -107,7 +105,6 @@ def test_row_with_nothing_to_show_has_no_body() -> None:
     assert read_body(stopped.body).stop == "x", "a stop string that was complete before a crash"
 
 
-@settings(max_examples=40)
 @given(BODIES)
 def test_body_is_read_as_it_was_packed(body: DeltaBody) -> None:
     fields: list[Any] = [body.text, body.channel, body.logprobs, body.stop, body.sampling]
@@ -123,7 +120,6 @@ PLAIN = VALUES | st.lists(VALUES, max_size=5) | st.dictionaries(st.text(max_size
 FIELDS = st.sampled_from(["text", "channel", "logprobs", "tokens", "finish", "key"])
 
 
-@settings(max_examples=40)
 @given(st.lists(st.lists(VALUES | st.dictionaries(FIELDS, PLAIN), max_size=5) | PLAIN) | PLAIN)
 def test_any_rows_are_rows_or_a_decode_error(rows: object) -> None:
     try:
@@ -138,7 +134,6 @@ def test_any_rows_are_rows_or_a_decode_error(rows: object) -> None:
         assert row.body or not row.tokens
 
 
-@settings(max_examples=40)
 @given(st.binary(max_size=60) | st.dictionaries(FIELDS, PLAIN).map(msgpack.packb))
 def test_any_body_is_a_body_or_a_decode_error(packed: bytes) -> None:
     try:
@@ -270,7 +265,6 @@ def packed(**values: Any) -> bytes:
     return pack({"type": "deltas", "deltas": [one]})
 
 
-@settings(max_examples=40)
 @given(st.lists(PIECES, max_size=4))
 def test_short_way_reads_as_the_codec(deltas: list[Any]) -> None:
     frame = frame_of(Deltas(deltas=deltas))
@@ -280,7 +274,6 @@ def test_short_way_reads_as_the_codec(deltas: list[Any]) -> None:
     assert len(found) == len(deltas)
 
 
-@settings(max_examples=40)
 @given(st.lists(PIECES, min_size=1, max_size=3), st.data())
 def test_short_way_leaves_changed_bytes_to_the_codec(
     deltas: list[Any], data: st.DataObject

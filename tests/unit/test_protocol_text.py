@@ -8,7 +8,7 @@ import re
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.log_format import LineFormatter
@@ -77,7 +77,6 @@ def test_log_line_escapes_control_characters(evil: str) -> None:
     assert json.loads(re.findall(r'model=("[^"]*")', line)[0]) == evil
 
 
-@settings(max_examples=50)
 @given(st.text())
 def test_value_of_a_log_line_can_be_read_back(text: str) -> None:
     line = log_line("x", value=text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.store.description import describe
@@ -126,7 +126,6 @@ def test_context_may_be_undeclared(tmp_path: Path) -> None:
     assert describe(folder(tmp_path, {"model_type": "rwkv7"})).context_length is None
 
 
-@settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON, st.binary(max_size=40))
 def test_no_content_of_a_file_raises(config: Any, card: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxsup.store.description import missing_files
@@ -40,7 +40,6 @@ def is_valid_for_hub(name: str) -> bool:
     return True
 
 
-@settings(max_examples=40)
 @given(NAMES)
 @example("a" * 96)
 @example("a" * 97)
@@ -60,7 +59,6 @@ def test_repository_names_are_those_of_the_hub_library(name: str) -> None:
         assert is_valid_for_hub(name)
 
 
-@settings(max_examples=40)
 @given(NAMES)
 def test_repository_folder_stays_in_the_cache(name: str) -> None:
     cache = Path("/cache")

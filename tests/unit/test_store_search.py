@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.store.search import (
@@ -14,7 +14,6 @@ from mlxsup.store.search import (
     Origin,
     find_models,
     model_folders,
-    served_types,
     short_name,
 )
 from mlxsup.supervisor.config.lines import MODEL_NAME
@@ -109,16 +108,6 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
     assert model_folders(tmp_path) == [chosen, home / "models"]
 
 
-def test_served_types_are_those_of_mlx_lm() -> None:
-    from mlx_lm.utils import MODEL_REMAPPING  # two seconds
-
-    served = served_types()
-    assert served is not None
-    assert all(kind in served for kind in ("llama", "qwen3", "gemma3", *MODEL_REMAPPING))
-    assert "bert" in served  # by code of our own
-    assert "t5" not in served
-
-
 # ---------------------------------------------------------------- short names
 
 
@@ -138,7 +127,6 @@ def test_short_name_of_a_title(title: str, name: str) -> None:
     assert short_name(title, set()) == name
 
 
-@settings(max_examples=25)
 @given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))
 def test_short_names_are_valid_and_different(titles: list[str]) -> None:
     taken = {"mlxsup", "mlxsup-gateway"}

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import AnswerForm, Channel
@@ -119,7 +119,6 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=40)
 @given(st.lists(PARTS, max_size=14), st.lists(st.integers(1, 5), min_size=1, max_size=80))
 def test_the_cut_makes_no_difference(parts: list[str], sizes: list[int]) -> None:
     text = "".join(parts)
@@ -225,7 +224,6 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=40)
 @given(st.lists(WORDS, max_size=16), st.lists(st.integers(1, 7), min_size=1, max_size=60))
 @example([" to=functions.f"] * 3, [1])
 @example([" to=functions.f", "<|message|>", "<|message|>"], [1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.ids import RequestKey
@@ -194,7 +194,6 @@ def test_the_watchdog_sees_requests_that_are_all_there_F5(bench: Bench) -> None:
 
 
 # ---------------------------------------------------------------- any order of things
-@settings(max_examples=40)
 @given(st.lists(st.one_of(
     st.sampled_from(["arrive", "prepare", "end"]), st.integers(1, 9000)
 ), max_size=60))  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
@@ -188,7 +188,6 @@ def without(rows: list[Row], *keys: RequestKey) -> list[Row]:
     return [row for row in rows if row.key not in keys]
 
 
-@settings(max_examples=40)
 @given(lists_of_rows, budgets)
 def test_rows_leave_only_if_they_must(rows: list[Row], budget: int) -> None:
     leaving = who_leaves(rows, LAYERS, budget)
@@ -199,7 +198,6 @@ def test_rows_leave_only_if_they_must(rows: list[Row], budget: int) -> None:
         assert size(without(rows, *leaving[:count])) > budget, "it fitted already"
 
 
-@settings(max_examples=40)
 @given(lists_of_rows, budgets)
 def test_the_one_that_leaves_is_the_last_served_of_the_lowest_class(
     rows: list[Row], budget: int

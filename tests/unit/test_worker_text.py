@@ -315,7 +315,6 @@ def both() -> list[ByteDetokenizer | WindowDetokenizer]:
     return [ByteDetokenizer(BYTES), WindowDetokenizer(decode)]
 
 
-@settings(max_examples=50)
 @given(st.text())
 def test_pieces_are_the_whole_text(text: str) -> None:
     for detokenizer in both():

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.states import AnswerForm, Channel
 from mlxsup.protocol.tool_choice import UNREADABLE_CALL
-from mlxsup.worker.text import harmony
+from mlxsup.worker.text import channels, harmony
 from mlxsup.worker.text.channels import (
-    MOST_IN_VAIN,
     NORMAL,
     REASONING,
     TOOL,
@@ -41,7 +40,7 @@ from mlxsup.worker.text.tool_formats import (
 )
 from mlxsup.worker.text.tool_values import value_of
 
-from support.worker.tool_values import HOSTILE, MARKS, cut_up
+from support.worker.tool_values import EACH_MARK, HOSTILE, MARKS, cut_up
 
 Arguments = dict[str, Any]
 
@@ -307,7 +306,7 @@ def test_a_value_comes_back_as_it_was(form: ToolFormat, written: Callable[..., s
             continue  # its CDATA has no way to write this
         arguments = {"path": "/a", "content": value}
         text = said(form, written("f", arguments))
-        for step in (0, 1):
+        for step in (0,) if value in EACH_MARK else (0, 1):  # in pieces, all marks at once
             seen = read(rules, text, step=step)
             assert seen == ([("f", arguments)], "", "", []), (value, step)
 
@@ -316,7 +315,7 @@ def test_a_value_comes_back_as_it_was(form: ToolFormat, written: Callable[..., s
 def test_a_cut_call_is_never_shortened(form: ToolFormat, written: Callable[..., str]) -> None:
     """As by `max_tokens`, after any character."""
     rules = rules_of(form)
-    arguments = {"path": "/a", "content": "".join(MARKS) + "\nTail stays."}
+    arguments = {"path": "/a", "content": "".join(form.ends) + "</think>}\nTail stays."}
     text = said(form, written("f", arguments))
     for cut in range(len(text)):
         calls, content, _, _ = read(rules, text[:cut], is_cut=True)
@@ -451,14 +450,14 @@ EXAMPLE = said(QWEN, in_qwen("f", A))
          [{"rows": ["</parameter>"], "flag": True}]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("step", [0, 1])
 def test_what_a_model_writes_is_read_if_it_has_one_meaning(
-    form: ToolFormat, inner: str, calls: list[Arguments], step: int
+    form: ToolFormat, inner: str, calls: list[Arguments]
 ) -> None:
     text = said(form, inner)
-    seen, content, _, warnings = read(rules_of(form), text, step=step)
-    assert seen == [("f", arguments) for arguments in calls]
-    assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
+    for step in (0, 1):
+        seen, content, _, warnings = read(rules_of(form), text, step=step)
+        assert seen == [("f", arguments) for arguments in calls]
+        assert (content, warnings) == (("", []) if calls else (text, [UNREADABLE_CALL]))
 
 
 UNMARKED = 'f(path="/a", content="x")'
@@ -496,13 +495,13 @@ LIKE_OPENAI = f'{{"type": "function", "function": {in_json("f", A)}}}'
          "Use <tool_call> to call. "),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("step", [0, 1, 7])
 def test_other_forms_of_a_family_are_calls_if_nothing_follows(
-    form: ToolFormat, text: str, count: int, content: str | None, step: int
+    form: ToolFormat, text: str, count: int, content: str | None
 ) -> None:
-    calls, shown, _, _ = read(rules_of(form), text, step=step)
-    assert calls == [("f", A)] * count
-    assert shown == (text if content is None else content)
+    for step in (0, 1, 7):
+        calls, shown, _, _ = read(rules_of(form), text, step=step)
+        assert calls == [("f", A)] * count
+        assert shown == (text if content is None else content)
 
 
 ENDS_IN_IT = '<tool_call>{"name": "f", "arguments": {"content": "With </tool_call> it ends'
@@ -593,8 +592,9 @@ def test_a_mistake_or_a_broken_call_does_not_take_the_next_one_along() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", "<think>"])
 def test_what_is_read_in_vain_stays_in_proportion(
-    form: ToolFormat, written: object, before: str
+    form: ToolFormat, written: object, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(channels, "MOST_IN_VAIN", 16_000)  # as short as the text here
     read_so_far = 0
 
     def counted(text: str, tools: Any, is_lenient: bool) -> list[dict[str, Any]]:
@@ -604,11 +604,11 @@ def test_what_is_read_in_vain_stays_in_proportion(
 
     start = form.starts[:1]
     unit = form.begins[0] + start + "x" + form.ends[0]
-    text = form.begins[0] + start + "x" * 100_000 + unit * (100_000 // len(unit))
+    text = form.begins[0] + start + "x" * 4_000 + unit * (4_000 // len(unit))
     rules = replace(rules_of(form), parse_tool_call=counted)
-    calls, content, reasoning, warnings = read(rules, before + text, step=5000)
+    calls, content, reasoning, warnings = read(rules, before + text, step=200)
     assert (calls, content + reasoning) == ([], text)
-    assert read_so_far <= 2 * (MOST_IN_VAIN + 5 * len(text))
+    assert read_so_far <= 2 * (channels.MOST_IN_VAIN + 5 * len(text))
     assert len(warnings) <= 4
 
 
@@ -677,9 +677,9 @@ def test_calls_of_a_format_that_is_new_in_mlx_lm_are_not_read() -> None:
 @EVERY_FORMAT
 def test_nonsense_of_any_length_is_text_soon(form: ToolFormat, written: object) -> None:
     for ballast in ("<", '{"a":', "f(x=", "</parameter>"):
-        text = form.begins[0] + ballast * (20_000 // len(ballast))
+        text = form.begins[0] + ballast * (5_000 // len(ballast))
         for more in ("", *form.ends):
-            calls, content, _, warnings = read(rules_of(form), text + more, step=5000)
+            calls, content, _, warnings = read(rules_of(form), text + more, step=1250)
             assert (calls, content) == ([], text + more)
             assert set(warnings) == {UNREADABLE_CALL}
 
@@ -833,23 +833,6 @@ def test_bare_json_is_a_call_only_if_it_is_whole_and_was_offered(
     assert read(rules_of(LLAMA), text, step=1, **how) == ([], text, "", warnings)
 
 
-BITS = st.sampled_from(
-    ['{"name": "', "weather", "time", '"', ', "parameters": ', "{", "}", "[", "]", ";", " ", "\\",
-     "<|python_tag|>", "x", BARE_CALL, "🦊"]
-)  # fmt: skip
-
-
-@settings(max_examples=40)
-@given(st.lists(BITS, max_size=12), st.lists(st.integers(1, 6), min_size=1, max_size=40))
-def test_the_cut_of_bare_calls_makes_no_difference(bits: list[str], sizes: list[int]) -> None:
-    text = "".join(bits)
-    cut, whole = (
-        seen_of(pieces_of(rules_of(LLAMA), parts))[:2] for parts in (cut_up(text, sizes), [text])
-    )
-    assert cut == whole
-    assert whole[0] or whole[1] == text
-
-
 def ids_in(text: str) -> list[str]:
     pieces = pieces_of(rules_of(MISTRAL), ["[TOOL_CALLS]" + text])
     lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).split("\n")[:-1]
@@ -883,23 +866,22 @@ ROWS = st.recursive(
 )
 
 
-@EVERY_FORMAT
-@settings(max_examples=20, deadline=None)
 @given(
+    one=st.sampled_from(FORMATS),
     content=TEXTS,
     rows=st.lists(ROWS, max_size=2),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     is_thought=st.booleans(),
 )
 def test_any_value_comes_back_as_it_was_or_not_at_all(
-    form: ToolFormat,
-    written: Callable[..., str],
+    one: tuple[ToolFormat, Callable[..., str]],
     content: str,
     rows: list[Any],
     sizes: list[int],
     is_thought: bool,
 ) -> None:
     """Between tags and Gemma's quotes, a text of many marks may be no value that can be read."""
+    form, written = one
     is_quoted = form.shows_its_end and "gemma" not in form.name
     if form.name == "minicpm5" and "]]>" in content:
         return

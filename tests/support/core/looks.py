@@ -63,11 +63,11 @@ class Looks:
 
     def state(self, model: str = "m") -> State:
         """The model's state."""
-        return State(self.row(model)["state"])
+        return self.model(model).life.state
 
     def generation(self, model: str = "m") -> Generation:
         """The model's generation."""
-        return Generation(self.row(model)["generation"])
+        return self.model(model).life.generation
 
     def of(self, kind: type[A]) -> list[A]:
         """The latest actions of one kind."""

@@ -12,14 +12,14 @@ MARKS = [
     "<|close|>tools<|sep|>", "</think>", "```", '<|"|>', "<escape>", "]]>", "}", "]}", '"}',
 ]  # fmt: skip
 
+EACH_MARK = [*MARKS, *(f"A line with {mark} here.\nTail stays." for mark in MARKS)]
 HOSTILE = [
     "", " ", "    indented\n  two", "tail  ", "\n\nlines\n\n", "null", "None", "True", "false",
     "0123",
     "1e5",
     '{"a": "b}"}', "[1, 2]", '"quoted"', "it's \\ back\\n", 
     "crlf\r\nnext", "👩‍👩‍👧 ünï", "\t", "a,b:c=d", "<b>&amp;</b>",
-    "2026-01-15", "]<]minimax[>[<item>1]<]minimax[>[</item>", *MARKS,
-    *(f"A line with {mark} here.\nTail stays." for mark in MARKS),
+    "2026-01-15", "]<]minimax[>[<item>1]<]minimax[>[</item>", *EACH_MARK,
     "".join(MARKS) + "\nTail stays.", "\n".join(MARKS) + "\nTail stays.",
 ]  # fmt: skip
 
