@@ -1,0 +1,46 @@
+"""How a process is started on a host of a group."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from .launch import GroupHost
+from .message import Record, record
+
+SSH_OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ServerAliveInterval=2",
+    "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR",
+)  # fmt: skip
+"""Never ask, and notice a dead link; users, keys and jumps are for the user's ssh configuration."""
+
+AGENT = "mlxsup.worker.group.agent"
+INSPECTION = "mlxsup.worker.group.inspection"
+
+
+def host_argv(host: GroupHost, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of mlxsup on a host."""
+    run = [host.python or sys.executable, "-P", "-m", module, *arguments]
+    return ["ssh", *SSH_OPTIONS, "--", host.ssh, f"exec {shlex.join(run)}"] if host.ssh else run
+
+
+@record
+class HostReport(Record):
+    """What a host says about itself.
+
+    Attributes:
+        python: the version of its interpreter.
+        versions: of mlxsup and of the engine's libraries.
+        available_bytes: memory that programs could have now.
+        fingerprint: of the model's files.
+        problem: why it cannot take part; empty if it can.
+        port: on which it waits for a connection to its address; 0: on none.
+    """
+
+    python: str
+    versions: dict[str, Any]
+    available_bytes: int
+    fingerprint: str = ""
+    problem: str = ""
+    port: int = 0
