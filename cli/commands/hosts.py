@@ -61,7 +61,7 @@ def hosts() -> None:
 @click.argument("model", required=False)
 @config_option
 @output_options
-def check(model: str | None, config_path: Path | None, output: Output) -> None:
+def check(model: str | None, config_path: Path | None, output: Output) -> ExitStatus:
     """Example: mlxsup hosts check qwen
 
     Asks every configured host, over ssh, whether it could take part: its address, its versions of
@@ -80,11 +80,7 @@ def check(model: str | None, config_path: Path | None, output: Output) -> None:
     findings = [found for one in chosen for found in look_at(one.name, one.launch)]
     value = {"hosts": [_plain(one) for one in findings]}
     output.result(value, listing(HEADINGS, [_cells(one) for one in findings], right=("MEMORY",)))
-    bad = [one for one in findings if one.problem]
-    if bad:
-        hint = "correct what the last column says, then run `mlxsup hosts check` again"
-        count = f"{len(bad)} of {len(findings)} hosts cannot take part"
-        raise CliError(count, code="host_unusable", hint=hint)
+    return ExitStatus.FAILED if any(one.problem for one in findings) else ExitStatus.OK
 
 
 def look_at(model: str, launch: LaunchSettings) -> list[Finding]:

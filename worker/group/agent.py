@@ -40,8 +40,9 @@ def main(arguments: list[str]) -> int:
         print(USAGE, end="", file=sys.stderr)
         return ExitCode.BAD_LAUNCH
     # A group ends through its leader: by a message, by the end of the pipe, or by SIGKILL. The
-    # supervisor's SIGTERM goes to the whole process group, and only the leader may act on it.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # supervisor's signals go to the whole process group: only the leader may act on SIGTERM, and
+    # SIGUSR1 asks the ranks for their stacks.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     follower = subprocess.Popen(
         [sys.executable, "-P", "-m", FOLLOWER], stdin=subprocess.PIPE, bufsize=0
