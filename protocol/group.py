@@ -1,4 +1,4 @@
-"""How a process is started on a host of a group."""
+"""How the hosts of a group are reached, and what they say about themselves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ SSH_OPTIONS = (
     "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR",
 )  # fmt: skip
 """Never ask, and notice a dead link; users, keys and jumps are for the user's ssh configuration."""
+
+LINK_LIMIT_S = 5.0
+"""A link without a byte for so long is dead; each side sends a ping or a beat every pulse."""
+
+PULSE_S = 1.0
+
+READ_BYTES = 64 * 1024
 
 AGENT = "mlxsup.worker.group.agent"
 INSPECTION = "mlxsup.worker.group.inspection"

@@ -22,7 +22,7 @@ from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
-ANSWER_LIMIT_S = 30.0
+ANSWER_LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
 NO_SUCH_PROGRAM = (126, 127)
 MOST_TOLD = 200

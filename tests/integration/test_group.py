@@ -84,7 +84,8 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import os, subprocess, sys\n"
         "host, command = sys.argv[-2:]\n"
         "if host == 'nowhere':\n"
-        "    sys.exit('ssh: connect to host nowhere port 22: No route to host' and 255)\n"
+        "    print('ssh: connect to host nowhere port 22: No route to host', file=sys.stderr)\n"
+        "    sys.exit(255)\n"
         "sys.exit(subprocess.run(['sh', '-c', command], start_new_session=True).returncode % 256)\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

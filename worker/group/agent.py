@@ -15,9 +15,8 @@ import subprocess
 import sys
 import threading
 
+from mlxsup.protocol.group import LINK_LIMIT_S, PULSE_S, READ_BYTES
 from mlxsup.protocol.launch import ExitCode
-
-from .frames import LINK_LIMIT_S, PULSE_S, READ_BYTES
 
 USAGE = """\
 usage: python -P -m mlxsup.worker.group.agent

@@ -28,7 +28,7 @@ from .followers import Follower, Followers
 from .frames import Call, Plan, pack_arguments
 from .replay import Replay
 
-HELLO_LIMIT_S = 20.0
+HELLO_LIMIT_S = 60.0
 """How long all ranks may take to say what they are."""
 
 LOOK_S = 0.05

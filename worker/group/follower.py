@@ -16,6 +16,7 @@ import traceback
 from typing import NoReturn
 
 from mlxsup.protocol.codec import read_known
+from mlxsup.protocol.group import PULSE_S
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import LoadPhase
@@ -28,7 +29,6 @@ from ..logs import configure
 from ..process import judge
 from .agreement import DivergedError, facts_to_compare, free_address
 from .frames import (
-    PULSE_S,
     TO_FOLLOWER,
     Beat,
     Call,

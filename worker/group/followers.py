@@ -19,14 +19,12 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mlxsup.protocol.codec import DecodeError, to_map
-from mlxsup.protocol.group import AGENT, host_argv
+from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, host_argv
 from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line
 
 from .frames import (
-    LINK_LIMIT_S,
-    PULSE_S,
     TO_LEADER,
     Beat,
     Call,

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from mlxsup.protocol.codec import Decoder, encode, pack, to_map, unpack
+from mlxsup.protocol.group import READ_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message, record
 from mlxsup.protocol.parameters import Sampling
@@ -24,14 +25,7 @@ LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """No frame is longer: a row of a million tokens takes 5 MB."""
 
-READ_BYTES = 64 * 1024
-
 PING = bytes(LENGTH_BYTES)
-
-LINK_LIMIT_S = 5.0
-"""A link without a byte for so long is dead; each side sends a ping or a beat every second."""
-
-PULSE_S = 1.0
 
 
 class FrameError(Exception):
