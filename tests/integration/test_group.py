@@ -140,7 +140,10 @@ def test_no_rank_outlives_a_killed_leader(stuck: str, fake_ssh: Path) -> None:
         worker.wait_until_ready()
         processes = Processes(worker)
         key = worker.dispatch(stuck or "[[fault slow=0.01]]", max_tokens=ENDLESS)
-        eventually(lambda: worker.receive() and worker.streams[key].tokens, what="tokens")
+        eventually(lambda: worker.receive() and len(worker.streams[key].tokens) >= 3)
+        if stuck:  # in the step of the third token, which every rank has begun
+            worker.receive_what_is_there(timeout_s=1.0)
+            assert len(worker.streams[key].tokens) == 3
         processes.leader.kill()
         eventually(processes.are_gone, what="the end of all ranks")
 
