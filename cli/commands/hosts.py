@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.codec import read_line, to_map
+from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.group import INSPECTION, HostReport, host_argv
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 
@@ -159,16 +159,15 @@ def _compared(
 
 
 def _plain(one: Finding) -> dict[str, Any]:
-    report = None if one.report is None else to_map(one.report)
-    if report is not None:
-        report.pop("port", None)
-        report.pop("problem", None)
+    report = one.report
     return {
         "model": one.model,
         "rank": one.rank,
         "host": one.host.ssh or None,
         "address": one.host.address,
-        "report": report,
+        "python": None if report is None else report.python,
+        "versions": {} if report is None else report.versions,
+        "available_bytes": None if report is None else report.available_bytes,
         "problem": one.problem or None,
     }
 

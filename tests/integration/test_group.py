@@ -17,8 +17,9 @@ from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
-from support.cli.cli import run_cli
+from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
+from support.gateway.json_schemas import problems
 from support.worker.worker_harness import WorkerHarness
 
 LOCAL = (GroupHost(), GroupHost())
@@ -223,12 +224,17 @@ def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: 
         + "".join(f'[[models.m.hosts]]\naddress = "127.0.0.1"\n{host}\n' for host in hosts)
         + '[[models.m.hosts]]\naddress = "192.0.2.1"\n'
     )
-    done = run_cli("hosts", "check", "--json", "--config", str(config), PATH=os.environ["PATH"])
+    command = ("hosts", "check", "--config", str(config))
+    done = run_cli(*command, "--json", PATH=os.environ["PATH"])
     assert done.returncode == 1
+    assert not problems(done.stdout, ("hosts", "check"))
     findings = json.loads(done.stdout)["hosts"]
     assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4]
     assert [one["problem"] and one["problem"].partition(":")[0] for one in findings] == [
         None, None, "ssh", "it has no /no/python; set python of this host",
         "192.0.2.1 is not its address",
     ]  # fmt: skip
-    assert findings[1]["report"]["available_bytes"] > 0
+    assert findings[1]["available_bytes"] > 0
+    shown = run_cli(*command, PATH=os.environ["PATH"])
+    check_plain(shown.stdout)
+    assert "No route to host" in shown.stdout
