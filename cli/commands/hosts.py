@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import click
 
 from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.group import INSPECTION, HostReport, host_argv
-from mlxsup.protocol.launch import GroupHost, LaunchSettings
+from mlxsup.protocol.launch import GroupHost, LaunchSettings, child_environment
 
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
@@ -96,7 +97,11 @@ def ask(launch: LaunchSettings, host: GroupHost) -> HostReport | str:
     command = host_argv(host, INSPECTION, launch.engine, host.path or launch.path, host.address)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=child_environment(os.environ),  # as a worker calls ssh: without an agent's keys
         )
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}"

@@ -202,13 +202,13 @@ def test_a_host_that_cannot_take_part(
         assert says in worker.log().splitlines()[-1]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_group_ends_while_a_follower_hangs_in_its_load(asked: bool) -> None:
-    """The leader is asked for its exit, or its supervisor dies."""
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_group_ends_while_a_follower_hangs_in_its_load(is_killed: bool) -> None:
+    """The leader is killed, or its supervisor is gone."""
     with group(fake={"load_stall": "gil"}) as worker:
         eventually(lambda: len(psutil.Process(worker.process.pid).children(True)) == 2)
         processes = Processes(worker)
-        if asked:
+        if is_killed:
             worker.process.kill()
         else:
             worker.close_pipe()
