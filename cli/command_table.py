@@ -39,6 +39,7 @@ GROUPS = {
         "logs": "Show the logs.",
         "why": "Explain what happened to a model or a request.",
         "doctor": "Find problems and show how to fix them.",
+        "hosts": "Check the hosts that serve a model together.",
     },
     "Requests": {
         "requests": "Show every open request.",

@@ -39,6 +39,7 @@ class ExitCode(IntEnum):
     WORKER_FAULT = 71
     GPU_FAULT_ELSEWHERE = 72
     STUCK_PROMPT = 73
+    RANK_LOST = 74
     OUT_OF_MEMORY = 75
     LINK_BROKEN = 76
 
@@ -55,6 +56,23 @@ MOST_DRAFT_TOKENS = 16
 
 MOST_DECODE_SHARE = 0.95
 """Prompts are read in what is left of the time: 20 times as long as alone, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHost:
+    """A host of a model that several hosts serve together.
+
+    Attributes:
+        address: its own on the private link between the hosts.
+        ssh: what `ssh` calls it; empty for this machine.
+        python: the interpreter there that has mlxsup; empty for the leader's own.
+        path: the model folder there; empty for the same as on the first host.
+    """
+
+    address: str = "127.0.0.1"
+    ssh: str = ""
+    python: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +104,9 @@ class LaunchSettings:
         drafts: `ngram` to let rows guess what followed the same tokens before; `off`: they do not
             guess.
         draft_tokens: how many tokens a row guesses at once, at most.
+        hosts: that serve the model together, this one first; empty: this one alone.
+        parallel: how they divide it: `tensor`, each layer among all of them, or `pipeline`, some
+            layers for each.
         fake: options of the fake engine, by name.
     """
 
@@ -106,6 +127,8 @@ class LaunchSettings:
     adapters: dict[str, str] = field(default_factory=dict)
     drafts: str = "off"
     draft_tokens: int = 4
+    hosts: tuple[GroupHost, ...] = ()
+    parallel: str = "tensor"
     fake: dict[str, Any] = field(default_factory=dict)
 
 

@@ -53,6 +53,24 @@ class GpuFaultElsewhereError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """The place of a process among those that serve one model together.
+
+    Attributes:
+        number: 0 for the leader, which is the worker.
+        addresses: where each rank listens, `ip:port`, by number.
+    """
+
+    number: int
+    addresses: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return len(self.addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What a load found out.
 

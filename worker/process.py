@@ -33,8 +33,11 @@ from .engine import (
     NoDeviceError,
     WorkerFaultError,
 )
-from .engines.fake.engine import FakeEngine, Reach
+from .engines.fake.engine import Reach
 from .engines.fake.options import FakeOptionError
+from .engines.opening import open_engine
+from .group.agreement import DivergedError
+from .group.engine import GroupEngine
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
 from .loop import StepLoop
@@ -92,6 +95,7 @@ def judge(error: BaseException) -> Death:
         (StuckPreprocessingError, ExitCode.STUCK_PROMPT),
         (LinkBrokenError, ExitCode.LINK_BROKEN),
         (WorkerFaultError, ExitCode.WORKER_FAULT),
+        (DivergedError, ExitCode.STEP_ERROR),
     )
     for kind, code in known:
         if isinstance(error, kind):
@@ -201,19 +205,14 @@ class Life:
         return self._serve(engine, facts)
 
     def _make_engine(self) -> Engine:
-        if self._spec.engine == "fake":
-            reach = Reach(
-                send_frames=self.link.send_frames,
-                drop_link=self.link.drop,
-                end_beats=self.heartbeat.stop,
-            )
-            return FakeEngine(self._spec, reach)
-        try:
-            from .engines.mlx.embedding import make_engine
-
-            return make_engine(self._spec, self._clock.now)
-        except ImportError as error:
-            raise NoDeviceError(f"MLX cannot be imported: {error}") from error
+        reach = Reach(
+            send_frames=self.link.send_frames,
+            drop_link=self.link.drop,
+            end_beats=self.heartbeat.stop,
+        )
+        if self._spec.hosts:
+            return cast(Engine, GroupEngine(self._spec, self._clock.now, reach))
+        return open_engine(self._spec, self._clock.now, reach=reach)
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:
         spec, held = self._spec, engine.bytes_held()

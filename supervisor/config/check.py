@@ -68,6 +68,7 @@ ORIGIN_EXPECTED = (
 )
 
 MAX_ADAPTERS = 128
+MAX_HOSTS = 64
 
 # These travel with the command that starts the gateway.
 MAX_FOREIGN = 64
@@ -159,6 +160,19 @@ class Check:
                 yield where, "needs a path or a repo"
             elif entry.repo is None and entry.revision != DEFAULT_REVISION:
                 yield (*where, "revision"), "needs repo"
+        if is_right("hosts") and entry.hosts:
+            if len(entry.hosts) < 2:
+                yield (*where, "hosts"), "must be two hosts or more, this machine first"
+            elif entry.hosts[0].ssh:
+                yield (*where, "hosts"), "must begin with this machine, which has no ssh"
+            elif len(entry.hosts) > MAX_HOSTS:
+                yield (*where, "hosts"), f"must be at most {MAX_HOSTS} hosts"
+            elif any(host.ssh for host in entry.hosts) and not all(
+                "address" in host.model_fields_set for host in entry.hosts
+            ):
+                yield (*where, "hosts"), "must each have an address that the others reach"
+            if entry.adapters:
+                yield (*where, "adapters"), "cannot be combined with hosts; remove one of them"
         if entry.fake and entry.engine == "mlx" and is_right("engine"):
             yield (*where, "fake"), 'needs engine = "fake"'
         if not _is_plain(entry.fake):
@@ -202,6 +216,9 @@ class Check:
             value = value[part]
         where = tuple(map(str, details["loc"]))
         table, rest = table_around(where)
+        for place, part in enumerate(details["loc"]):
+            if isinstance(part, int):  # of an array, which is right or wrong as a whole
+                self._wrong.add(where[:place])
         if details["type"] == "extra_forbidden":
             self._wrong.add(where)
             self._add(where, f"unknown key {_joined(where)}{suggestion(table, rest[0])}")
@@ -388,7 +405,7 @@ def table_around(where: Place) -> tuple[type[Table], Place]:
     is inside the value of that key, if the place is."""
     table: type[Table] = FileTable
     while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
-        way = 2 if get_origin(field.annotation) is dict else 1
+        way = 2 if get_origin(field.annotation) in (dict, list) else 1
         if len(where) <= way:
             break
         table, where = inner, where[way:]

@@ -17,7 +17,7 @@ from mlxsup.protocol.folders import absolute, default_log_dir
 from mlxsup.protocol.gateway import Address, GatewayRules
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KeyPlace
-from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.regular_file import read_regular
 from mlxsup.protocol.states import Priority
 from mlxsup.store.hub_cache import (
@@ -339,7 +339,8 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
     shared = _shared(LaunchSettings, entry)
     adapters = {name: str(absolute(place, folder)) for name, place in entry.adapters.items()}
     sampling = entry.sampling.model_dump(exclude_unset=True)
-    own = {"path": path, "adapters": adapters, "sampling": sampling}
+    hosts = tuple(GroupHost(**dict(host)) for host in entry.hosts)
+    own = {"path": path, "adapters": adapters, "sampling": sampling, "hosts": hosts}
     return LaunchSettings(**{**shared, **sizes, **own})
 
 

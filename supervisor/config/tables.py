@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.gateway import ADDRESS_EXPECTED, DEFAULT_LISTEN
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.launch import MOST_DRAFT_TOKENS, LaunchSettings
+from mlxsup.protocol.launch import MOST_DRAFT_TOKENS, GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter
 from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED
 
@@ -50,7 +50,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 CLIENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}"
 
 _CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
-_LAUNCH = LaunchSettings()
+_LAUNCH, _HOST = LaunchSettings(), GroupHost()
 _MODEL = ModelSettings(name=ModelName(""), launch=_LAUNCH)
 
 OnPage = tuple[str, str] | None
@@ -333,6 +333,42 @@ class RestartTable(Table):
     backoff_max_s: Duration = key(_RESTART.backoff_max_s, "the delay doubles up to this")
 
 
+class HostTable(Table):
+    """`[[models.NAME.hosts]]`."""
+
+    address: str = key(
+        _HOST.address,
+        "the address of this host on the link between the hosts",
+        "; a private link, because what the ranks exchange is not encrypted",
+        unit="address",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}$",
+        description="an IPv4 address or a name, without a port",
+    )
+    ssh: str = key(
+        _HOST.ssh,
+        "what `ssh` calls the host; empty: this machine",
+        ". User, key and jumps are those of your configuration of ssh, which must ask for nothing",
+        unit="name",
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.@:-]{0,252})?$",
+        description="a name that ssh knows",
+    )
+    python: str = key(
+        _HOST.python,
+        "the interpreter there that has mlxsup; empty: as on this machine",
+        unit="file",
+        pattern=r"^[^\x00]*$",
+        description="the path of a program",
+    )
+    path: str = key(
+        _HOST.path,
+        "the model folder there; empty: as on this machine",
+        "; relative paths are relative to the home folder there",
+        unit="folder",
+        pattern=r"^[^\x00]*$",
+        description="a folder",
+    )
+
+
 def _number(
     number: NumberParameter, default: float | None, does: str, unit: str, page: OnPage = None
 ) -> Any:
@@ -522,6 +558,20 @@ class ModelTable(Table):
         le=MOST_DRAFT_TOKENS,
         description=f"an integer from 1 to {MOST_DRAFT_TOKENS}",
     )
+    hosts: list[HostTable] = key(
+        [],
+        "the hosts that serve the model together, this one first",
+        "; see [groups](groups.md)",
+        unit="tables",
+        description="a table for each host, [[models.NAME.hosts]], this machine first",
+    )
+    parallel: Literal["tensor", "pipeline"] = key(
+        _LAUNCH.parallel,
+        "with hosts: how they divide the model",
+        ". `tensor`: each layer among all of them; `pipeline`: some of the layers for each",
+        unit="word",
+        description='"tensor" or "pipeline"',
+    )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,
         '"mlx", or "fake", which answers without a model, for tests',
@@ -568,6 +618,7 @@ SECTIONS: dict[str, type[Table]] = {
     "[gateway]": GatewayTable,
     "[clients.NAME]": ClientTable,
     "[models.NAME]": ModelTable,
+    "[[models.NAME.hosts]]": HostTable,
     "[models.NAME.restart]": RestartTable,
     "[models.NAME.sampling]": SamplingTable,
     "[models.NAME.presets.NAME]": PresetTable,

@@ -58,9 +58,11 @@ class MemoryEstimator:
         if estimate is None:
             return self._need_of_fake(launch)
         context = limited_context_length(estimate.context_length, launch.context_length)
-        measured = self._measurements.find(launch.path, self._backend, estimate.fingerprint)
+        place = measured_place(launch)
+        measured = self._measurements.find(place, self._backend, estimate.fingerprint)
         layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
         estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
+        estimated_bytes = -(-estimated_bytes // max(len(launch.hosts), 1))
         weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
         task = estimate.task
         if launch.pooling and task is Task.GENERATE:
@@ -82,7 +84,7 @@ class MemoryEstimator:
             takes_pictures=estimate.takes_pictures and not launch.adapters,
             given_bytes=launch.memory_limit_bytes,
             raised_bytes=self._measurements.raised_bytes(
-                launch.path, self._backend, estimate.fingerprint
+                place, self._backend, estimate.fingerprint
             ),
         )
 
@@ -116,6 +118,14 @@ class MemoryEstimator:
         )
 
 
+def measured_place(launch: LaunchSettings) -> str:
+    """Return the folder under which measurements of a model are kept, and, for a share of one, how
+    it is divided."""
+    if not launch.hosts:
+        return launch.path
+    return f"{launch.path} ({launch.parallel} on {len(launch.hosts)} hosts)"
+
+
 def measured_by(launch: LaunchSettings, ready: Ready, loaded: Stamp | None) -> Measured | None:
     """Return what a worker's READY says about its model; None if that is not worth remembering.
 
@@ -127,7 +137,7 @@ def measured_by(launch: LaunchSettings, ready: Ready, loaded: Stamp | None) -> M
     if loaded is None or ready.active_bytes == 0:
         return None
     return Measured(
-        path=launch.path,
+        path=measured_place(launch),
         backend=ready.backend,
         fingerprint=fingerprint(loaded),
         weight_bytes=ready.active_bytes,

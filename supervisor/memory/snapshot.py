@@ -16,7 +16,7 @@ from ..core.memory.need import Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
 from .estimates import Estimates
-from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs
+from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs, measured_place
 from .folder_reader import Look, Place, place_of
 from .machine import NoDeviceMemoryError, find_backend, find_budget
 from .measurements import Measurements, Raised
@@ -216,7 +216,7 @@ class MemorySnapshot:
         prints = {self._fingerprint(self._places[n]) for n in found if n in self._places} - {""}
         for known in prints:
             kept = Raised(
-                path=launch.path,
+                path=measured_place(launch),
                 backend=self._backend,
                 fingerprint=known,
                 raised_bytes=raised_bytes,

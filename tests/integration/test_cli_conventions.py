@@ -109,7 +109,7 @@ FOLLOWING: list[list[str]] = [
 
 IN_OTHER_SURROUNDINGS = {
     ("start",), ("stop",), ("attach",), ("cancel",), ("pause",), ("resume",), ("prioritize",),
-    ("config", "get"), ("config", "set"), ("config", "unset"),
+    ("config", "get"), ("config", "set"), ("config", "unset"), ("hosts", "check"),
     ("doctor",), ("connect",), ("launch",), ("demo",), ("pull",), ("add",), ("rm",), ("convert",),
     ("service", "install"), ("service", "uninstall"), ("service", "status"), ("service", "logs"),
 }  # fmt: skip

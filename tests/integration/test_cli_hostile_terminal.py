@@ -121,6 +121,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("add",): (once("add", "EVIL"), once("add", "FOLDER")),
     ("pull",): (once("pull", "EVIL"),),
     ("rm",): (once("rm", "EVIL"),),
+    ("hosts", "check"): (once("hosts", "check", "--config", "WRONG"),),
     ("plan",): (once("plan", "--config", "OTHER"), once("plan", "--config", "WRONG")),
     ("models",): (once("models"), once("models", "--json")),
     ("show",): (once("show", "FOLDER"), once("show", "FOLDER", "--json"), once("show", "EVIL")),

@@ -168,6 +168,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
     "an endless template": (
         State.READY, exits(73, "preparing the prompt of request 1 took more than 300 s"),
         "stuck_prompt", "or too much memory: preparing the prompt of request 1"),
+    "a lost rank": (
+        State.READY, exits(74, "rank 1 (studio-2) was lost"), "rank_lost",
+        "was lost: rank 1 (studio-2) was lost"),
     "a broken link": (
         State.READY, exits(76, "the daemon sent no message"), "broken_link",
         "an unexpected message: the daemon sent no message"),

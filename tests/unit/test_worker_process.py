@@ -44,6 +44,7 @@ from mlxsup.worker.engine import (
     NoDeviceError,
     ReportProgress,
 )
+from mlxsup.worker.engines import opening
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.link import Link, LinkBrokenError
 from mlxsup.worker.process import LINGER_S, Life, TerminatedError, TerminationHandler, judge
@@ -331,7 +332,7 @@ def test_sigterm_interrupts_a_load_where_it_stands_B9(
             reached.append("behind the signal")
             return super().load(report)
 
-    monkeypatch.setattr(process_module, "FakeEngine", Loading)
+    monkeypatch.setattr(opening, "FakeEngine", Loading)
     life = supervisor.life()
     assert life.run() == 143
     assert reached == ["load"]

@@ -22,12 +22,14 @@ Directives may be anywhere in a prompt (text, chat or tokens):
     [[fault link=drop at=2]]            close the connection to the supervisor, and stay alive
     [[fault beats=end at=2]]            end the thread that sends heartbeats
     [[fault row=lost at=2]]             forget the row without a word
+    [[fault token=other at=2]]          answer with another token
     [[fault big=100000]]                every token is shown as that many letters
     [[fault slow=0.05]]                 every step of this row takes that much longer
     [[tokenize raise]]                  the template raises; also loop, slow=2.5
 
 `at` counts tokens from 1; 0 means during the prefill. With `generation=1` a fault only strikes in
-that life of the worker, so that the next one can be seen to continue.
+that life of the worker, so that the next one can be seen to continue; with `rank=1` in that rank of
+a group alone, not in rank 0, which is the worker.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from ...engine import (
     EngineFacts,
     ModelMissingError,
     NoDeviceError,
+    Rank,
     ReportProgress,
     Row,
     RowPrefill,
@@ -63,6 +66,7 @@ from .options import (
     stall,
     start_child,
 )
+from .ring import FakeRing
 from .text import (
     BIG_TOKEN_BASE,
     VOCABULARY_SIZE,
@@ -171,13 +175,18 @@ class FakeEngine:
     Args:
         spec: options in `fake`; `max_concurrency` is held to.
         reach: for the faults that are not the engine's own; without it they do nothing.
+        rank: its place in a group, whose ranks then wait for each other in each step.
 
     Raises:
         FakeOptionError: an option is unknown or wrong.
     """
 
-    def __init__(self, spec: LaunchSpec, reach: Reach | None = None) -> None:
+    def __init__(
+        self, spec: LaunchSpec, reach: Reach | None = None, rank: Rank | None = None
+    ) -> None:
         self._spec = spec
+        self._rank = rank
+        self._ring: FakeRing | None = None
         self._options = FakeOptions.from_map(spec.fake)
         self._reach = reach
         self._task = Task(self._options.task)
@@ -200,6 +209,8 @@ class FakeEngine:
     def load(self, report: ReportProgress) -> EngineFacts:
         """See `Engine.load`; fails as the options say."""
         options = self._options
+        if self._rank is not None:
+            self._ring = FakeRing(self._rank)
         count = options.load_steps
         for _ in range(options.children):
             start_child()
@@ -211,6 +222,8 @@ class FakeEngine:
                 self._fail_in_load()
             time.sleep(options.load_s / count)
             report(phases[index * len(phases) // count], (index + 1) / count)
+        if self._ring is not None:
+            self._ring.meet()
         limits = [n for n in (options.context_length, self._spec.context_length) if n]
         fingerprint = f"fake-{options.answer_tokens}{options.voice and '-'}{options.voice}"
         batching, reason = self._find_batching(fingerprint)
@@ -369,6 +382,8 @@ class FakeEngine:
         return self._run([])
 
     def _run(self, prefilling: Sequence[FakeRow]) -> StepResult:
+        if self._ring is not None:
+            self._ring.meet()
         tokens: list[RowToken] = []
         prefill: list[RowPrefill] = []
         step_s = self._options.step_s + self._options.pass_s * bool(prefilling)
@@ -417,6 +432,12 @@ class FakeEngine:
         if may_end and not row.row.ignore_eos and index >= self._answer_length(row):
             return RowToken(key=key, token=None, finish=FinishReason.STOP)
         token = row.draw(index)
+        if (
+            row.directives.token
+            and index + 1 == row.directives.at
+            and self._is_struck(row.directives)
+        ):
+            token += 1
         if token in row.row.stop_token_ids:
             if may_end:
                 return RowToken(key=key, token=None, finish=FinishReason.STOP, ended_by=token)
@@ -481,7 +502,8 @@ class FakeEngine:
             stall(wanted.stall)
 
     def _is_struck(self, wanted: Directives) -> bool:
-        return wanted.generation in (0, self._spec.generation)
+        rank = 0 if self._rank is None else self._rank.number
+        return wanted.rank == rank and wanted.generation in (0, self._spec.generation)
 
     @staticmethod
     def _raise() -> NoReturn:
@@ -523,5 +545,7 @@ class FakeEngine:
         if self._is_closed:
             raise RuntimeError("the engine was closed twice")
         self._is_closed = True
+        if self._ring is not None:
+            self._ring.close()
         self._rows.clear()
         self._aside.clear()

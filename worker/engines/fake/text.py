@@ -57,6 +57,7 @@ CHOICES = {
     "link": ("drop",),
     "beats": ("end",),
     "row": ("lost",),
+    "token": ("other",),
 }
 """The values that some faults take."""
 
@@ -126,8 +127,10 @@ class Directives:
     link: str = ""
     beats: str = ""
     row: str = ""
+    token: str = ""
     at: int = 1
     generation: int = 0
+    rank: int = 0
     big: int = 0
     slow: float = 0.0
     answer: int | None = None
@@ -161,7 +164,7 @@ def _parse_fault(argument: str) -> dict[str, object]:
             values["exception"] = True
         elif name not in known:
             raise FakeOptionError(f"no fault {name!r}; known are raise, {', '.join(sorted(known))}")
-        elif name in ("at", "generation", "big"):
+        elif name in ("at", "generation", "rank", "big"):
             values[name] = _integer(name, value)
         elif name == "slow":
             values[name] = _seconds(name, value)

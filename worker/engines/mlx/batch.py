@@ -114,7 +114,7 @@ class MlxBatch:
         self._shapes = shapes
         self._drafts = drafts
         self._plan_s = 0.0
-        self.clock = clock
+        self.clock = mode.clock = clock
         self._kept = KeptRows()
         self._ended: list[tuple[list[Any], list[int]]] = []  # in the last step: caches, tokens
         self._uids: dict[RequestKey, int] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -42,6 +42,7 @@ class BatchMode(ABC):
     Attributes:
         width_of: gives the size that a pass over several prompts is padded to, if the device makes
             a new shape dear.
+        clock: seconds, to time passes with.
         waiting: rows that do not decode yet, by uid.
         decode: decodes the others.
 
@@ -53,6 +54,7 @@ class BatchMode(ABC):
 
     def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
         self.width_of: WidthOf | None = None
+        self.clock: Callable[[], float] = time.perf_counter
         self.waiting: dict[int, Any] = {}
         self.decode = decode
         self._model = model
@@ -282,9 +284,9 @@ class SerialMode(BatchMode):
 
     def _read(self, uid: int, size: int) -> PromptRead:
         prompt = self.waiting[uid]
-        started = time.perf_counter()
+        started = self.clock()
         prompt.read(size)
-        took_s = time.perf_counter() - started
+        took_s = self.clock() - started
         is_over = prompt.is_read
         if prompt.is_at_checkpoint:
             self._reached[uid] = (copy.deepcopy(prompt.cache), prompt.held)

@@ -34,6 +34,7 @@ from ...engine import (
     Engine,
     EngineBytes,
     EngineFacts,
+    Rank,
     ReportProgress,
     Row,
     RowPrefill,
@@ -98,7 +99,7 @@ PROBE_VERSION = "1"
 logger = logging.getLogger(__name__)
 
 
-def make_engine(spec: LaunchSpec, clock: Callable[[], float]) -> Engine:
+def make_engine(spec: LaunchSpec, clock: Callable[[], float], rank: Rank | None = None) -> Engine:
     """Return the engine for the model of a worker, as its folder says what it is for."""
     pooling = None
     try:
@@ -109,11 +110,15 @@ def make_engine(spec: LaunchSpec, clock: Callable[[], float]) -> Engine:
         pass  # the load says what is wrong with the folder
     if pooling is not None and spec.adapters:
         raise BadLaunchError("adapters need a model that answers with text, not with vectors")
+    if pooling is not None and rank is not None:
+        raise BadLaunchError("hosts need a model that answers with text, not with vectors")
+    if rank is not None and spec.adapters:
+        raise BadLaunchError("adapters must be left out of a model with hosts")
     if pooling is not None:
         return EmbeddingEngine(spec, pooling)
     from .engine import MlxEngine
 
-    return MlxEngine(spec, clock)
+    return MlxEngine(spec, clock, rank)
 
 
 NO_DRAFTS = "drafts have no effect: it answers with vectors, not with text"

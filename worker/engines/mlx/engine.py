@@ -27,6 +27,7 @@ from ...engine import (
     EngineBytes,
     EngineFacts,
     NoDeviceError,
+    Rank,
     ReportProgress,
     Row,
     RowSetAside,
@@ -36,9 +37,12 @@ from ...engine import (
 from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
 from .prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, CostModel, SerialScheduler, TogetherScheduler
 from .quirks import find_warnings
+from .ranks import check_split, join, take_share
 from .shapes import SeenShapes
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from .batch import MlxBatch
     from .capability_probe import Finding
     from .drafts import Drafts
@@ -184,10 +188,18 @@ class MlxEngine:
     Args:
         spec: the worker's launch spec.
         clock: see `MlxBatch`.
+        rank: its place among those that serve the model together; None: it serves it alone.
     """
 
-    def __init__(self, spec: LaunchSpec, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        clock: Callable[[], float] = time.perf_counter,
+        rank: Rank | None = None,
+    ) -> None:
         self._spec = spec
+        self._rank = rank
+        self._group: mx.distributed.Group | None = None
         self._clock = clock
         self.model: Any = None
         self._model_type = ""
@@ -210,9 +222,13 @@ class MlxEngine:
             MemoryError: not enough memory now.
         """
         folder = find_folder(self._spec, report)
+        if self._rank is not None:
+            check_split(folder, self._rank, self._spec.parallel)
         with reading_ahead(folder.shards):
             backend, self.stream, self._limits = open_device(self._spec)
             report(LoadPhase.IMPORT, IMPORTED)
+            if self._rank is not None:
+                self._group = join(self._rank)
             self._load_model(folder, report)
         libraries = ("mlx", "mlx-lm", "mlx-vlm") if self._vision is not None else ("mlx", "mlx-lm")
         versions = {name: version(name) for name in libraries}
@@ -250,6 +266,8 @@ class MlxEngine:
             model = self._open_model(
                 folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
+            if self._group is not None:
+                take_share(model, folder, self._group, self._spec.parallel)
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
@@ -263,6 +281,7 @@ class MlxEngine:
             if adapters:
                 model = adapt(model, adapters)
         self.model = FloatLogits(model)
+        self.model.group = self._group
         self._model_type = str(folder.config["model_type"])
 
     def _open_model(self, folder: ModelFolder, report: Callable[[float], None]) -> Any:
@@ -272,7 +291,9 @@ class MlxEngine:
 
         hint = None
         if has_vision_tower(folder):
-            if self._spec.adapters:
+            if self._rank is not None:
+                hint = "send text, because several hosts serve it"
+            elif self._spec.adapters:
                 # Their layers have the names of mlx-lm's model, which has no tower.
                 hint = "send text, because it is served with adapters"
             elif is_installed():
@@ -416,6 +437,8 @@ class MlxEngine:
         assert self._text is not None
         context = find_context_length(folder.config, self._spec.context_length)
         own = model_fingerprint(folder, backend, versions)
+        if self._rank is not None:
+            own += f"+{self._spec.parallel}{self._rank.size}"
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,

@@ -20,6 +20,7 @@ class FloatLogits:
     Attributes:
         own_dtype: dtype of the model's own logits; None before the first call.
         width: how many ids they are for; 0 before the first call.
+        group: the ranks that compute the model together; None: it is not divided.
 
     Args:
         model: called with ids (rows, tokens) and `cache`, gives logits (rows, tokens, vocabulary).
@@ -29,6 +30,7 @@ class FloatLogits:
         self._model = model
         self.own_dtype: mx.Dtype | None = None
         self.width = 0
+        self.group: mx.distributed.Group | None = None
 
     def __call__(self, tokens: mx.array, *args: Any, **named: Any) -> mx.array:
         """Return the model's logits for these tokens, as float32."""

@@ -39,6 +39,7 @@ from ...engine import Row
 from .adapters import adapters_of
 from .batch_keys import note_evenness
 from .logits_processors import GrammarProcessor, column, entries_at, make_shapers, rows_at
+from .ranks import first_rank_tokens
 
 Processor = Callable[[mx.array, int], mx.array]
 """Changes one row's logits (1, vocabulary), given the token before them; called once for each
@@ -531,6 +532,8 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         logits = sampler.shape(logits.astype(mx.float32), latest)
         coming = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self._next_tokens = sampler.draw(coming)
+        if (group := getattr(self.model, "group", None)) is not None:
+            self._next_tokens = first_rank_tokens(self._next_tokens, group)
         self._next_logprobs = [TableRow(coming, place) for place in range(len(self.uids))]
         mx.async_eval(self._next_tokens, coming)  # type: ignore[no-untyped-call]
         mx.eval(latest)

@@ -1,0 +1,53 @@
+"""How the hosts of a group are reached, and what they say about themselves."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from .launch import GroupHost
+from .message import Record, record
+
+SSH_OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "ServerAliveInterval=2",
+    "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR",
+)  # fmt: skip
+"""Never ask, and notice a dead link; users, keys and jumps are for the user's ssh configuration."""
+
+LINK_LIMIT_S = 5.0
+"""A link without a byte for so long is dead; each side sends a ping or a beat every pulse."""
+
+PULSE_S = 1.0
+
+READ_BYTES = 64 * 1024
+
+AGENT = "mlxsup.worker.group.agent"
+INSPECTION = "mlxsup.worker.group.inspection"
+
+
+def host_argv(host: GroupHost, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of mlxsup on a host."""
+    run = [host.python or sys.executable, "-P", "-m", module, *arguments]
+    return ["ssh", *SSH_OPTIONS, "--", host.ssh, f"exec {shlex.join(run)}"] if host.ssh else run
+
+
+@record
+class HostReport(Record):
+    """What a host says about itself.
+
+    Attributes:
+        python: the version of its interpreter.
+        versions: of mlxsup and of the engine's libraries.
+        available_bytes: memory that programs could have now.
+        fingerprint: of the model's files.
+        problem: why it cannot take part; empty if it can.
+        port: on which it waits for a connection to its address; 0: on none.
+    """
+
+    python: str
+    versions: dict[str, Any]
+    available_bytes: int
+    fingerprint: str = ""
+    problem: str = ""
+    port: int = 0

@@ -1,0 +1,240 @@
+"""One worker over two ranks, with the fake engine: real agents and followers, local and by ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxsup.protocol.launch import ExitCode, GroupHost
+from mlxsup.protocol.states import FinishReason
+from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
+
+from support.cli.cli import check_plain, run_cli
+from support.eventually import eventually
+from support.gateway.json_schemas import problems
+from support.worker.worker_harness import WorkerHarness
+
+LOCAL = (GroupHost(), GroupHost())
+
+ENDLESS = 4000
+"""Tokens of an answer that is still running when the test is over, as is its context."""
+
+
+def group(hosts: tuple[GroupHost, ...] = LOCAL, **options: Any) -> WorkerHarness:
+    """Start a worker over these hosts, which a crash takes down with a traceback at most."""
+    return WorkerHarness(hosts=hosts, log_may_hold=("Traceback",), **options)
+
+
+class Processes:
+    """The processes of a group, by what they do; none may be left behind.
+
+    Args:
+        worker: ready.
+    """
+
+    def __init__(self, worker: WorkerHarness) -> None:
+        self.leader = psutil.Process(worker.process.pid)
+        below = self.leader.children(recursive=True)
+        self.all = [self.leader, *below]
+        self.agent = self._running("group.agent", below)
+        self.follower = self._running("group.follower", below)
+
+    @staticmethod
+    def _running(module: str, processes: list[psutil.Process]) -> psutil.Process:
+        (found,) = (
+            one
+            for one in processes
+            if any(word.endswith(module) for word in one.cmdline()) and "ssh" not in one.name()
+        )
+        return found
+
+    def are_gone(self) -> bool:
+        """Return True if none of them runs."""
+        return all(_is_gone(one) for one in self.all)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
+    """Wait for the leader's exit, and kill what is left of its group, as the supervisor does before
+    it reaps."""
+    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    return worker.exit_code()
+
+
+@pytest.fixture
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program `ssh` that runs its command here, in a session of its own as sshd's are."""
+    program = tmp_path / "ssh"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, subprocess, sys\n"
+        "host, command = sys.argv[-2:]\n"
+        "if host == 'nowhere':\n"
+        "    print('ssh: connect to host nowhere port 22: No route to host', file=sys.stderr)\n"
+        "    sys.exit(255)\n"
+        "sys.exit(subprocess.run(['sh', '-c', command], start_new_session=True).returncode % 256)\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
+    with group() as worker:
+        worker.wait_until_ready()
+        processes = Processes(worker)
+        keys = [worker.dispatch(f"prompt {number}", max_tokens=40) for number in range(12)]
+        gone = worker.dispatch("[[fault slow=0.01]] cancelled", max_tokens=ENDLESS)
+        seeded = worker.dispatch("seeded", max_tokens=9, temperature=1.0, seed=7)
+        worker.cancel(gone)
+        for number, stream in enumerate(worker.finish(*keys)):
+            assert stream.tokens == answer_tokens(encode_text(f"prompt {number}"), 40)
+        (cancelled, drawn) = worker.finish(gone, seeded)
+        assert cancelled.finish is FinishReason.CANCELLED
+        assert len(drawn.tokens) == 9
+        assert worker.ask_for_exit() == ExitCode.ASKED
+        eventually(processes.are_gone, what="the end of all ranks")
+
+
+@pytest.mark.parametrize(
+    ("whom", "number", "when"),
+    [
+        ("follower", signal.SIGKILL, "decode"),
+        ("follower", signal.SIGSTOP, "idle"),
+        ("agent", signal.SIGKILL, "idle"),
+        ("agent", signal.SIGSTOP, "decode"),
+    ],
+)
+def test_a_lost_rank_ends_the_group(whom: str, number: signal.Signals, when: str) -> None:
+    with group() as worker:
+        worker.wait_until_ready()
+        processes = Processes(worker)
+        if when == "decode":
+            key = worker.dispatch("[[fault slow=0.01]]", max_tokens=ENDLESS)
+            eventually(lambda: worker.receive() and worker.streams[key].tokens, what="tokens")
+        getattr(processes, whom).send_signal(number)
+        assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
+        eventually(processes.are_gone, what="the end of all ranks")
+        cause = worker.log().splitlines()[-1]
+        assert "rank 1 (127.0.0.1)" in cause
+
+
+@pytest.mark.parametrize("stuck", ["", "[[fault stall=gil at=3 rank=1]]"])
+def test_no_rank_outlives_a_killed_leader(stuck: str, fake_ssh: Path) -> None:
+    """The follower runs in a session of its own, so nothing but its agent ends it."""
+    with group((GroupHost(), GroupHost(ssh="far"))) as worker:
+        worker.wait_until_ready()
+        processes = Processes(worker)
+        key = worker.dispatch(stuck or "[[fault slow=0.01]]", max_tokens=ENDLESS)
+        eventually(lambda: worker.receive() and len(worker.streams[key].tokens) >= 3)
+        if stuck:  # in the step of the third token, which every rank has begun
+            worker.receive_what_is_there(timeout_s=1.0)
+            assert len(worker.streams[key].tokens) == 3
+        processes.leader.kill()
+        eventually(processes.are_gone, what="the end of all ranks")
+
+
+def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
+    with group() as worker:
+        worker.wait_until_ready()
+        processes = Processes(worker)
+        processes.leader.suspend()
+        eventually(lambda: _is_gone(processes.follower), what="the end of the follower")
+        processes.leader.resume()
+        assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
+
+
+def test_a_group_that_is_stopped_as_a_whole_goes_on() -> None:
+    with group() as worker:
+        worker.wait_until_ready()
+        processes = Processes(worker)
+        os.killpg(worker.process.pid, signal.SIGSTOP)
+        worker.receive_what_is_there(timeout_s=7.0)  # longer than a link may be silent
+        os.killpg(worker.process.pid, signal.SIGCONT)
+        (stream,) = worker.finish(worker.dispatch("hello", max_tokens=5))
+        assert stream.tokens == answer_tokens(encode_text("hello"), 5)
+        assert not any(_is_gone(one) for one in processes.all)
+
+
+def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: Path) -> None:
+    with group((GroupHost(), GroupHost(ssh="far"))) as worker:
+        worker.wait_until_ready()
+        (stream,) = worker.finish(worker.dispatch("hello", max_tokens=5))
+        assert stream.tokens == answer_tokens(encode_text("hello"), 5)
+        Processes(worker).follower.kill()
+        assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
+        cause = worker.log().splitlines()[-1]
+        assert cause.startswith("rank 1 (far) was lost with code 137")
+
+
+@pytest.mark.parametrize(
+    ("host", "code", "says"),
+    [
+        (GroupHost(ssh="nowhere"), ExitCode.RANK_LOST, "rank 1 (nowhere) is unreachable"),
+        (
+            GroupHost(ssh="far", python="/no/python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has no /no/python; set python",
+        ),
+        (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
+    ],
+)
+def test_a_host_that_cannot_take_part(
+    host: GroupHost, code: ExitCode, says: str, fake_ssh: Path
+) -> None:
+    with group((GroupHost(), host)) as worker:
+        assert end_as_the_supervisor_would(worker) == code
+        assert says in worker.log().splitlines()[-1]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_group_ends_while_a_follower_hangs_in_its_load(is_killed: bool) -> None:
+    """The leader is killed, or its supervisor is gone."""
+    with group(fake={"load_stall": "gil"}) as worker:
+        eventually(lambda: len(psutil.Process(worker.process.pid).children(True)) == 2)
+        processes = Processes(worker)
+        if is_killed:
+            worker.process.kill()
+        else:
+            worker.close_pipe()
+        worker.exit_code()
+        eventually(processes.are_gone, what="the end of all ranks")
+
+
+def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mlxsup.toml"
+    hosts = ["", 'ssh = "far"', 'ssh = "nowhere"', 'ssh = "far"\npython = "/no/python"']
+    config.write_text(
+        '[models.m]\nengine = "fake"\n'
+        + "".join(f'[[models.m.hosts]]\naddress = "127.0.0.1"\n{host}\n' for host in hosts)
+        + '[[models.m.hosts]]\naddress = "192.0.2.1"\n'
+    )
+    command = ("hosts", "check", "--config", str(config))
+    done = run_cli(*command, "--json", PATH=os.environ["PATH"])
+    assert done.returncode == 1
+    assert not problems(done.stdout, ("hosts", "check"))
+    findings = json.loads(done.stdout)["hosts"]
+    assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4]
+    assert [one["problem"] and one["problem"].partition(":")[0] for one in findings] == [
+        None, None, "ssh", "it has no /no/python; set python of this host",
+        "192.0.2.1 is not its address",
+    ]  # fmt: skip
+    assert findings[1]["available_bytes"] > 0
+    shown = run_cli(*command, PATH=os.environ["PATH"])
+    check_plain(shown.stdout)
+    assert "No route to host" in shown.stdout

@@ -1,0 +1,127 @@
+"""Frames of a group, the calls that ranks repeat, and what the ranks must agree on; no process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxsup.protocol.codec import DecodeError
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.parameters import Sampling
+from mlxsup.worker.engine import BadLaunchError, BadModelError, Row
+from mlxsup.worker.engines.fake.engine import FakeEngine
+from mlxsup.worker.engines.fake.text import encode_text
+from mlxsup.worker.engines.mlx.ranks import identify_folder
+from mlxsup.worker.group.agreement import check_greeting
+from mlxsup.worker.group.frames import (
+    TO_FOLLOWER,
+    Beat,
+    Call,
+    FrameError,
+    FrameReader,
+    FrameWriter,
+    Greeting,
+    Plan,
+    Stop,
+    pack_arguments,
+    unpack_arguments,
+)
+from mlxsup.worker.group.replay import Replay
+
+from support.models.tiny_model import make_tiny_model
+from support.worker.turn_bench import make_spec
+
+ROW = Row(
+    key=RequestKey(7),
+    tokens=[5, 6, 7],
+    max_tokens=9,
+    seed=2**63,
+    sampling=Sampling(temperature=0.5, top_k=3),
+    delivered=[8],
+    logit_bias={3: -1.5, 4: 2.0},
+    stop_token_ids=(1, 2),
+    ignore_eos=True,
+    prompt_logprobs=2,
+    checkpoints=(1,),
+)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:
+            pass  # the test has closed it
+
+
+def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -> None:
+    reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
+    call = Call(number=1, name="step", arguments=pack_arguments((), {}), digest=2**32 - 1)
+    for message in (Plan(addresses=["127.0.0.1:1"]), call, Stop()):
+        writer.ping()
+        writer.write(message)
+        assert reader.read() is None
+        assert reader.read() == message
+    os.close(pipe[1])
+    with pytest.raises(EOFError):
+        reader.read()
+
+
+def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
+    reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
+    writer.write(Beat(begun=1, ended=0))
+    with pytest.raises(DecodeError, match="unknown type 'beat'"):
+        reader.read()
+    os.write(pipe[1], b"\x7f\xff\xff\xff")
+    with pytest.raises(FrameError, match="at most"):
+        reader.read()
+
+
+def test_a_row_arrives_as_it_was_sent_but_for_what_the_leader_keeps() -> None:
+    ([row], named) = unpack_arguments(pack_arguments((ROW,), {}))
+    assert (row, named) == (ROW, {})
+    assert unpack_arguments(pack_arguments((1, 2), {"keep": True})) == ([1, 2], {"keep": True})
+
+
+def replay_of(*calls: tuple[str, tuple[Any, ...]], voice: str = "") -> int:
+    """Return the digest of some calls."""
+    engine = FakeEngine(make_spec(fake={"voice": voice}))
+    engine.load(lambda phase, progress: None)
+    replay = Replay(engine)
+    for name, arguments in calls:
+        replay.make(name, arguments, {})
+    assert replay.number == len(calls)
+    return replay.digest
+
+
+def test_equal_calls_have_equal_digests_and_other_results_have_others() -> None:
+    row = Row(key=RequestKey(1), tokens=encode_text("hello"), max_tokens=50, seed=0)
+    calls = [("insert", (row,)), *[("step", ())] * 20]
+    assert replay_of(*calls) == replay_of(*calls)
+    assert replay_of(*calls) != replay_of(*calls, voice="other")
+    assert replay_of(*calls) != replay_of(*calls[:-1])
+
+
+def test_ranks_of_other_versions_or_files_are_refused_by_name() -> None:
+    greeting = Greeting(address="a:1", versions={"mlx": "1"}, fingerprint="f")
+    check_greeting("rank 1 (b)", greeting, "f", {"mlx": "1"})
+    with pytest.raises(BadLaunchError, match=r"^rank 1 \(b\) has mlx 1, not 2; install"):
+        check_greeting("rank 1 (b)", greeting, "f", {"mlx": "2"})
+    with pytest.raises(BadModelError, match=r"^rank 1 \(b\) has other model files"):
+        check_greeting("rank 1 (b)", greeting, "g", {"mlx": "1"})
+
+
+def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_path: Path) -> None:
+    first = identify_folder(make_tiny_model(tmp_path / "a"))
+    copy = make_tiny_model(tmp_path / "b")
+    os.utime(copy / "model.safetensors", (0, 0))
+    assert identify_folder(copy) == first
+    assert identify_folder(make_tiny_model(tmp_path / "c", seed=1)) != first
+    assert identify_folder(make_tiny_model(tmp_path / "d", config={"rope_theta": 5.0})) != first

@@ -1,0 +1,100 @@
+"""`python -P -m mlxsup.worker.group.agent`: starts a follower on its host, and ends it.
+
+A follower may hold the interpreter's lock in native code, or be stopped: then it notices neither
+that its leader is gone nor a signal that asks it to end. This process never imports MLX, so it
+always notices. It passes on what the leader sends, and exits as the follower does; a signal of
+number n becomes 128 + n, because ssh returns 255 for every signal.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+from mlxsup.protocol.group import LINK_LIMIT_S, PULSE_S, READ_BYTES
+from mlxsup.protocol.launch import ExitCode
+
+USAGE = """\
+usage: python -P -m mlxsup.worker.group.agent
+
+Starts a rank of a model that several hosts serve, for the worker on the first of them. Not meant
+to be started by hand.
+"""
+
+FOLLOWER = "mlxsup.worker.group.follower"
+
+STDIN = 0
+
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""What waits for a follower that reads nothing; beyond it, the leader waits, too."""
+
+
+def main(arguments: list[str]) -> int:
+    """Start the follower, and pass on what arrives until one side ends; return the exit code."""
+    if arguments or os.isatty(STDIN):
+        print(USAGE, end="", file=sys.stderr)
+        return ExitCode.BAD_LAUNCH
+    # A group ends through its leader: by a message, by the end of the pipe, or by SIGKILL. The
+    # supervisor's signals go to the whole process group: only the leader may act on SIGTERM, and
+    # SIGUSR1 asks the ranks for their stacks.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    follower = subprocess.Popen(
+        [sys.executable, "-P", "-m", FOLLOWER], stdin=subprocess.PIPE, bufsize=0
+    )
+    threading.Thread(target=_exit_with, args=(follower,), name="exit", daemon=True).start()
+    assert follower.stdin is not None
+    cause = _pass_on(follower.stdin.fileno())
+    print(f"mlxsup agent: {cause}; rank ended", file=sys.stderr)
+    follower.kill()
+    follower.wait()
+    return 128 + signal.SIGKILL
+
+
+def _exit_with(follower: subprocess.Popen[bytes]) -> None:
+    """Exit as soon as the follower has: it writes to standard output itself, nothing is held."""
+    code = follower.wait()
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _pass_on(target: int) -> str:
+    """Copy standard input to a pipe; return why that is over.
+
+    A pulse without a byte counts only if this process was awake to see it, so a machine that slept
+    or a tree that was stopped ends nothing.
+    """
+    os.set_blocking(target, False)
+    held = bytearray()
+    silent = 0
+    while silent * PULSE_S < LINK_LIMIT_S:
+        poll = select.poll()
+        poll.register(STDIN, select.POLLIN if len(held) < MAX_HELD_BYTES else 0)
+        if held:
+            poll.register(target, select.POLLOUT)
+        events = dict(poll.poll(int(PULSE_S * 1000)))
+        if not events:
+            silent += 1
+        if events.get(STDIN, 0) & select.POLLIN:
+            piece = os.read(STDIN, READ_BYTES)
+            if not piece:
+                return "the leader is gone"
+            held += piece
+            silent = 0
+        elif STDIN in events:
+            return "the leader is gone"
+        if held:
+            try:
+                del held[: os.write(target, held)]
+            except BlockingIOError:
+                pass  # the pipe is full: what is held leaves when the follower reads
+            except BrokenPipeError:
+                signal.pause()  # the follower has exited, and `_exit_with` is about to say how
+    return f"no sign of the leader for {LINK_LIMIT_S:g} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

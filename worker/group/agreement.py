@@ -1,0 +1,74 @@
+"""What the ranks of a group must agree on."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ..engine import BadLaunchError, BadModelError, EngineFacts
+from .frames import Greeting, Loaded
+
+
+class DivergedError(Exception):
+    """A rank has computed something else than the leader; the message says what (exit 70)."""
+
+
+def free_address(host: str) -> str:
+    """Return an address of this host, `ip:port`, on which nothing listens now.
+
+    Raises:
+        BadLaunchError: the host has no such address.
+    """
+    try:
+        with socket.create_server((host, 0)) as listening:
+            return f"{host}:{listening.getsockname()[1]}"
+    except OSError as error:
+        raise BadLaunchError(
+            f"address must be one of this host's own, not {host}: {os.strerror(error.errno or 0)}"
+        ) from None
+
+
+def check_greeting(
+    rank: object, greeting: Greeting, fingerprint: str, versions: dict[str, str]
+) -> None:
+    """Raise if a rank cannot take part.
+
+    Args:
+        rank: its name for people.
+        greeting: of it.
+        fingerprint: of the leader's files.
+        versions: of the leader's libraries.
+
+    Raises:
+        BadLaunchError: other versions are installed on its host.
+        BadModelError: its model has other files.
+    """
+    for name, version in versions.items():
+        if (theirs := greeting.versions.get(name)) != version:
+            raise BadLaunchError(
+                f"{rank} has {name} {theirs}, not {version}; install the same on every host"
+            )
+    if greeting.fingerprint != fingerprint:
+        raise BadModelError(
+            f"{rank} has other model files than this host; copy the folder there again"
+        )
+
+
+def facts_to_compare(facts: EngineFacts) -> dict[str, object]:
+    """Return what the loads of all ranks must have found out alike."""
+    return {
+        "batching": facts.batching.value,
+        "context_length": facts.context_length,
+        "vocabulary_size": facts.vocabulary_size,
+    }
+
+
+def check_facts(rank: object, loaded: Loaded, facts: EngineFacts) -> None:
+    """Raise if a rank has found out something else about the model.
+
+    Raises:
+        DivergedError: names the rank and both values.
+    """
+    for name, value in facts_to_compare(facts).items():
+        if (theirs := loaded.facts.get(name)) != value:
+            raise DivergedError(f"{rank} has {name} {theirs}, not {value} as rank 0")

@@ -1,0 +1,230 @@
+"""The engine of a leader: what its step loop asks of it, all ranks do."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.version import VERSION
+
+from ..engine import (
+    Engine,
+    EngineFacts,
+    Rank,
+    ReportProgress,
+    Row,
+    RowSetAside,
+    StepResult,
+)
+from ..engines.fake.engine import Reach
+from ..engines.opening import identify, open_engine, prepare
+from .agreement import check_facts, check_greeting, free_address
+from .followers import Follower, Followers
+from .frames import Call, Plan, pack_arguments
+from .replay import Replay
+
+HELLO_LIMIT_S = 60.0
+"""How long all ranks may take to say what they are."""
+
+LOOK_S = 0.05
+"""How often a load that waits for other ranks looks for an Exit of the supervisor."""
+
+
+class GroupEngine:
+    """See `Engine`. Each call that changes rows or runs a pass is sent to all followers and then
+    made here, so that all ranks make the same calls in the same order.
+
+    Followers decide nothing: seeds, limits and cancels are in the calls, and no rank's decisions
+    depend on a clock, which for its engine stands still. Steps are timed around the engine.
+
+    Args:
+        spec: of the worker, with at least two hosts.
+        clock: seconds that this process has worked.
+        reach: see `open_engine`.
+    """
+
+    def __init__(self, spec: LaunchSpec, clock: Callable[[], float], reach: Reach | None) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._reach = reach
+        self._followers: Followers | None = None
+        self._engine: Engine | None = None
+        self._replay: Replay | None = None
+        self._decode_s = 0.0  # of the latest step that read no prompt
+
+    def load(self, report: ReportProgress) -> EngineFacts:
+        """See `Engine.load`; all ranks load, and none is READY before all are.
+
+        Raises:
+            BadLaunchError, BadModelError: a rank has other versions or files.
+            DivergedError: a rank has found out something else.
+            Exception: what `Engine.load` raises.
+        """
+        report(LoadPhase.IMPORT, 0.0)
+        self._followers = Followers(self._spec)
+        fingerprint, versions = identify(self._spec)
+        self._wait(
+            lambda one: one.greeting is not None,
+            lambda: report(LoadPhase.IMPORT, 0.0),
+            limit_s=HELLO_LIMIT_S,
+        )
+        addresses = [free_address(self._spec.hosts[0].address)]
+        for one in self._followers.ranks:
+            assert one.greeting is not None
+            check_greeting(one, one.greeting, fingerprint, {"mlxsup": VERSION, **versions})
+            addresses.append(one.greeting.address)
+        prepare(self._spec)
+        self._wait(lambda one: one.progress is not None, lambda: report(LoadPhase.IMPORT, 0.0))
+        self._followers.send(Plan(addresses=addresses))
+        rank = Rank(number=0, addresses=tuple(addresses))
+        spec = replace(self._spec, hosts=())
+        self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)
+        facts = self._engine.load(self._report_slowest(report))
+        self._wait(lambda one: one.loaded is not None, lambda: report(LoadPhase.WARMUP, 1.0))
+        for one in self._followers.ranks:
+            assert one.loaded is not None
+            check_facts(one, one.loaded, facts)
+        self._replay = Replay(self._engine)
+        return facts
+
+    def _report_slowest(self, report: ReportProgress) -> ReportProgress:
+        """Report progress, and wait before the first pass until every rank has its weights: a rank
+        whose disk is slow must not look like one that hangs in that pass."""
+        assert self._followers is not None
+        has_waited = False
+
+        def reported(phase: LoadPhase, progress: float) -> None:
+            nonlocal has_waited
+            if phase is LoadPhase.WARMUP and not has_waited:
+                has_waited = True
+                self._wait(_has_weights, lambda: report(LoadPhase.MATERIALISE, self._slowest()))
+            report(phase, progress)
+
+        return reported
+
+    def _slowest(self) -> float:
+        assert self._followers is not None
+        told = [one.progress for one in self._followers.ranks]
+        return min(0.0 if one is None else one.progress for one in told)
+
+    def _wait(
+        self,
+        is_met: Callable[[Follower], bool],
+        look: Callable[[], object],
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        """Wait until something holds for all followers.
+
+        Args:
+            is_met: whether it holds for one.
+            look: called now and then.
+            limit_s: after this long, one for which it does not hold is lost.
+        """
+        assert self._followers is not None
+        began = self._clock()
+        while late := [one for one in self._followers.ranks if not is_met(one)]:
+            if limit_s is not None and self._clock() - began > limit_s:
+                cause = f"{late[0]} has said nothing for {limit_s:g} s"
+                self._followers.lose(ExitCode.RANK_LOST, cause)
+            try:
+                self._followers.news.get(timeout=LOOK_S)
+            except queue.Empty:
+                look()
+
+    # ------------------------------------------------------------ what all ranks do
+
+    def _call(self, name: str, *arguments: Any, is_constrained: bool = False, **named: Any) -> Any:
+        assert self._replay is not None
+        assert self._followers is not None
+        self._followers.send(
+            Call(
+                number=self._replay.number + 1,
+                name=name,
+                arguments=pack_arguments(arguments, named),
+                digest=self._replay.digest,
+                is_constrained=is_constrained,
+            )
+        )
+        try:
+            return self._replay.make(name, arguments, named, is_constrained=is_constrained)
+        except Exception:
+            self._followers.blame()
+            raise
+
+    def insert(self, row: Row) -> int:
+        """See `Engine.insert`."""
+        return int(self._call("insert", row, is_constrained=row.grammar is not None))
+
+    def remove(self, *keys: RequestKey) -> None:
+        """See `Engine.remove`."""
+        self._call("remove", *keys)
+
+    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
+        """See `Engine.set_aside`."""
+        return list(self._call("set_aside", *keys, keep=keep))
+
+    def drop_kept(self, *keys: RequestKey) -> None:
+        """See `Engine.drop_kept`."""
+        self._call("drop_kept", *keys)
+
+    def free_kept(self, *, spared: RequestKey | None = None) -> None:
+        """See `Engine.free_kept`."""
+        self._call("free_kept", spared=spared)
+
+    def give_back(self, *, keeps_prefixes: bool = False) -> None:
+        """See `Engine.give_back`."""
+        self._call("give_back", keeps_prefixes=keeps_prefixes)
+
+    def step(self) -> StepResult:
+        """See `Engine.step`."""
+        return self._step("step")
+
+    def decode(self) -> StepResult:
+        """See `Engine.decode`."""
+        return self._step("decode")
+
+    def _step(self, name: str) -> StepResult:
+        assert self._replay is not None
+        began = self._clock()
+        result: StepResult = self._call(name)
+        result.took_s = self._clock() - began
+        if not result.prefill:
+            self._decode_s = result.took_s
+        result.decode_s = min(self._decode_s, result.took_s) if result.tokens else 0.0
+        # Followers have no grammars, so they do not see that one has ended its row.
+        if over := [
+            one.key
+            for one in result.tokens
+            if one.finish is not None and self._replay.is_constrained(one.key)
+        ]:
+            self._call("remove", *over)
+        return result
+
+    def settle(self) -> None:
+        """Do nothing: the next call does it, in every rank."""
+
+    def prepare(self) -> bool:
+        """See `Engine.prepare`: there is nothing."""
+        return False
+
+    def close(self) -> None:
+        """See `Engine.close`; every rank exits."""
+        assert self._followers is not None
+        self._followers.stop()
+        if self._engine is not None:
+            self._engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else only asks: the leader's own engine knows."""
+        return getattr(self._engine, name)
+
+
+def _has_weights(follower: Follower) -> bool:
+    progress = follower.progress
+    return progress is not None and progress.phase is LoadPhase.WARMUP

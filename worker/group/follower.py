@@ -1,0 +1,166 @@
+"""`python -P -m mlxsup.worker.group.follower`: a rank that does what its leader does.
+
+It decides nothing. It makes the calls that arrive, in their order, and exits when a result differs
+from the leader's. What it prints goes to standard error: standard output carries its frames.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+from mlxsup.protocol.codec import read_known
+from mlxsup.protocol.group import PULSE_S
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.version import VERSION
+
+from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
+from ..engine import Rank
+from ..engines.opening import identify, open_engine, prepare
+from ..logs import configure
+from ..process import judge
+from .agreement import DivergedError, facts_to_compare, free_address
+from .frames import (
+    TO_FOLLOWER,
+    Beat,
+    Call,
+    Failed,
+    FrameReader,
+    FrameWriter,
+    Greeting,
+    Loaded,
+    Plan,
+    Progress,
+    Stop,
+    Stopped,
+    Who,
+    unpack_arguments,
+)
+from .replay import Replay
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class Follower:
+    """The life of a follower, on its main thread.
+
+    Args:
+        writer: to the leader.
+    """
+
+    def __init__(self, writer: FrameWriter) -> None:
+        self._writer = writer
+        self._reader = FrameReader(STDIN, TO_FOLLOWER)
+        self._begun = self._ended = 0
+
+    def run(self) -> int:
+        """Live until the leader ends; return the exit code."""
+        threading.Thread(target=_watch_leader, name="leader-watch", daemon=True).start()
+        try:
+            self._live()
+        except (EOFError, BrokenPipeError):
+            return ORPHANED_EXIT
+        except BaseException as error:  # noqa: BLE001  the last handler: the process ends
+            death = judge(error)
+            if not death.is_expected:
+                traceback.print_exception(error)
+            return self._fail(death.code, death.message)
+        return ExitCode.ASKED
+
+    def _fail(self, code: int, text: str) -> int:
+        self._writer.write(Failed(code=code, text=text))
+        return code
+
+    def _live(self) -> None:
+        who = self._wait()
+        assert isinstance(who, Who)
+        spec = read_known(LaunchSpec, who.launch)
+        configure(spec.log_level, sys.stderr)
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        fingerprint, versions = identify(spec)
+        self._writer.write(
+            Greeting(
+                address=free_address(who.address),
+                versions={"mlxsup": VERSION, **versions},
+                fingerprint=fingerprint,
+            )
+        )
+        prepare(spec)
+        self._report(LoadPhase.IMPORT, 1.0)
+        plan = self._wait()
+        assert isinstance(plan, Plan)
+        rank = Rank(number=who.rank, addresses=tuple(plan.addresses))
+        engine = open_engine(spec, time.perf_counter, rank=rank)
+        facts = engine.load(self._report)
+        self._writer.write(
+            Loaded(facts=facts_to_compare(facts), active_bytes=engine.bytes_held().active)
+        )
+        replay = Replay(engine)
+        while isinstance(message := self._wait(), Call):
+            self._make(replay, message)
+        assert isinstance(message, Stop)
+        engine.close()
+        self._writer.write(Stopped())
+
+    def _make(self, replay: Replay, call: Call) -> None:
+        if call.number != replay.number + 1:
+            raise DivergedError(f"call {replay.number + 1} must follow, not {call.number}")
+        if call.digest != replay.digest:
+            raise DivergedError(f"call {replay.number} had another result than in rank 0")
+        arguments, named = unpack_arguments(call.arguments)
+        self._begun = call.number
+        replay.make(call.name, arguments, named, is_constrained=call.is_constrained)
+        self._ended = call.number
+
+    def _wait(self) -> Message:
+        while True:
+            message = self._reader.read()
+            if message is not None:
+                return message
+
+    def _report(self, phase: LoadPhase, progress: float) -> None:
+        self._writer.write(Progress(phase=phase, progress=progress))
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                self._writer.write(Beat(begun=self._begun, ended=self._ended))
+            except BrokenPipeError:
+                leave(ORPHANED_EXIT)
+            time.sleep(PULSE_S)
+
+
+def _watch_leader() -> None:
+    """End the process at once when the agent is gone, in whatever call the main thread is."""
+    poll = select.poll()
+    poll.register(STDIN, 0)  # a hang-up is reported unasked, and what is unread stays unread
+    poll.poll()
+    leave(ORPHANED_EXIT)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without the interpreter's teardown, which Metal may abort."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> int:
+    """Run a follower; return its exit code."""
+    prepare_process()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    writer = FrameWriter(os.dup(STDOUT))
+    os.dup2(STDERR, STDOUT)
+    return Follower(writer).run()
+
+
+if __name__ == "__main__":
+    leave(main())

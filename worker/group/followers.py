@@ -1,0 +1,298 @@
+"""The other ranks of a group, as the leader sees them: started, told what to do, and watched.
+
+The first sign that one is lost ends the leader, from whichever thread sees it, because its main
+thread may be waiting for that rank in native code. The supervisor then kills what is left of the
+process group; ranks on other hosts see the end of their pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
+
+from mlxsup.protocol.codec import DecodeError, to_map
+from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, host_argv
+from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
+from mlxsup.protocol.message import Message
+from mlxsup.protocol.text import log_line
+
+from .frames import (
+    TO_LEADER,
+    Beat,
+    Call,
+    Failed,
+    FrameError,
+    FrameReader,
+    FrameWriter,
+    Greeting,
+    Loaded,
+    Progress,
+    Stop,
+    Stopped,
+    ToFollower,
+    Who,
+)
+
+SSH_FAILED = 255
+NOT_STARTED = (126, 127)
+"""How a shell says that it cannot run a program, or finds none."""
+
+CULPRIT_S = 0.2
+"""How long the rank whose error is the cause may take to say so, once another one has failed."""
+
+LAST_WORDS_S = 0.5
+"""How long what a lost rank has printed may take to arrive."""
+
+LOAD_LIMIT_S = 20.0
+"""Instead of `LINK_LIMIT_S` during a load, whose imports may hold the interpreter's lock."""
+
+STOP_LIMIT_S = 2.0
+
+MOST_LINES = 3
+
+
+class Follower:
+    """One other rank, and the process through which the leader reaches it.
+
+    Attributes:
+        rank: its number.
+        host: where it runs.
+        greeting: what it is; None until it has said so.
+        progress: of its load; None until that has begun.
+        loaded: what its load found out; None until it has ended.
+        sent: calls that were sent to it.
+        begun, ended: calls, as it said last.
+        silent: pulses without a frame of it.
+        idle: pulses in which it did nothing although a call was sent to it.
+
+    Args:
+        rank: from 1.
+        host: see the attribute.
+        news: gets the rank's number whenever it has said something that a load waits for.
+        lose: called, on a thread, with the exit code and the cause if the rank is lost.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: GroupHost,
+        news: queue.SimpleQueue[int],
+        lose: Callable[[int, str], object],
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.greeting: Greeting | None = None
+        self.progress: Progress | None = None
+        self.loaded: Loaded | None = None
+        self.sent = self.begun = self.ended = self.silent = self.idle = 0
+        self._news = news
+        self._lose = lose
+        self._failed: Failed | None = None
+        self._is_stopped = False
+        self._last_lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._process = subprocess.Popen(
+            host_argv(host, AGENT),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._writer = FrameWriter(self._process.stdin.fileno())
+        self._reader = FrameReader(self._process.stdout.fileno(), TO_LEADER)
+        self._listening = self._start(self._listen, "frames")
+        self._relaying = self._start(self._relay, "log")
+        self._start(self._watch, "exit")
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        return f"rank {self.rank} ({self.host.ssh or self.host.address})"
+
+    def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"rank-{self.rank}-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def send(self, message: ToFollower) -> None:
+        """Send a message; do nothing if the rank is gone, as its own thread is about to say."""
+        if isinstance(message, Call):
+            self.sent = message.number
+        try:
+            self._writer.write(message)
+        except BrokenPipeError:
+            pass
+
+    def ping(self) -> None:
+        """Show that the leader is there."""
+        try:
+            self._writer.ping()
+        except BrokenPipeError:
+            pass
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; return whether it has come."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End the process through which it is reached."""
+        self._process.kill()
+
+    # ------------------------------------------------------------ on its threads
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._reader.read()
+                self.silent = 0
+                if message is not None:
+                    self._hear(message)
+        except EOFError:
+            pass  # `_watch` sees the exit
+        except (FrameError, DecodeError) as error:
+            self._lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Beat(begun=begun, ended=ended):
+                if ended > self.ended or begun > ended or ended == self.sent:
+                    self.idle = 0
+                self.begun, self.ended = begun, ended
+                return
+            case Greeting():
+                self.greeting = message
+            case Progress():
+                self.progress = message
+            case Loaded():
+                self.loaded = message
+            case Stopped():
+                self._is_stopped = True
+            case Failed():
+                self._failed = message
+        self._news.put(self.rank)
+
+    def _relay(self) -> None:
+        """Copy what it prints to this process's log, each line with its rank."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_lines.append(text)
+            print(f"{self}: {text}", file=sys.stderr, flush=True)
+
+    def _watch(self) -> None:
+        """Wait for its exit, and judge it once what it said before has been read."""
+        code = self._process.wait()
+        self._listening.join(LAST_WORDS_S)
+        self._relaying.join(LAST_WORDS_S)
+        if not self._is_stopped:
+            self._lose(*self._judge(code))
+
+    def _judge(self, code: int) -> tuple[int, str]:
+        if self._failed is not None:
+            return self._failed.code, f"{self}: {self._failed.text}"
+        said = f": {self._last_lines[-1]}" if self._last_lines else ""
+        if self.greeting is None and self.host.ssh and code == SSH_FAILED:
+            return ExitCode.RANK_LOST, f"{self} is unreachable{said}"
+        if self.greeting is None and code in NOT_STARTED:
+            python = self.host.python or sys.executable
+            return ExitCode.BAD_LAUNCH, f"{self} has no {python}; set python of this host{said}"
+        ended = f"code {code}" if code >= 0 else f"signal {-code}"
+        return ExitCode.RANK_LOST, f"{self} was lost with {ended}{said}"
+
+
+class Followers:
+    """All other ranks of the leader.
+
+    Args:
+        spec: the leader's launch spec, with at least two hosts.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._losing = threading.Lock()
+        self._is_over = threading.Event()
+        self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.ranks: list[Follower] = []
+        for number, host in enumerate(spec.hosts[1:], 1):
+            follower = Follower(number, host, self.news, self.lose)
+            self.ranks.append(follower)
+            launch = replace(spec, path=host.path or spec.path, hosts=(), token="", endpoint="")
+            follower.send(
+                Who(
+                    rank=number,
+                    size=len(spec.hosts),
+                    launch=to_map(launch),
+                    address=host.address,
+                )
+            )
+        threading.Thread(target=self._pulse, name="group-pulse", daemon=True).start()
+
+    def send(self, message: ToFollower) -> None:
+        """Send all of them a message."""
+        for follower in self.ranks:
+            follower.send(message)
+
+    def lose(self, code: int, cause: str) -> None:
+        """End this process because a rank is lost; the first cause that is known counts.
+
+        Returns:
+            Only while the group stops, when no rank is missed any longer.
+        """
+        with self._losing:
+            if not self._is_over.is_set():
+                end_group(code, cause)
+
+    def blame(self) -> None:
+        """Give the rank that is the cause of an error here the time to say so; this process then
+        ends with that. Return if no rank is lost."""
+        self._is_over.wait(CULPRIT_S)
+
+    def stop(self) -> None:
+        """Have all of them close their engines and exit; end those that do not."""
+        self.send(Stop())
+        ends_at = time.monotonic() + STOP_LIMIT_S
+        while any(not one.wait(0.0) for one in self.ranks) and time.monotonic() < ends_at:
+            self.ranks[0].wait(0.01)
+        with self._losing:
+            self._is_over.set()
+        for follower in self.ranks:
+            follower.kill()
+
+    def _pulse(self) -> None:
+        """Ping every rank, and notice those that have said nothing for too long.
+
+        Pulses are counted, not seconds: if this process was stopped, so were they, perhaps.
+        """
+        while not self._is_over.wait(PULSE_S):
+            for follower in self.ranks:
+                follower.ping()
+                if follower.greeting is None:
+                    continue  # `HELLO_LIMIT_S` counts
+                follower.silent += 1
+                follower.idle += 1
+                limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
+                if follower.silent * PULSE_S > limit_s:
+                    cause = f"{follower} has said nothing for {limit_s:g} s"
+                    self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
+                if follower.idle * PULSE_S > LINK_LIMIT_S:
+                    cause = f"{follower} has not got call {follower.ended + 1}"
+                    self.lose(ExitCode.RANK_LOST, f"{cause} within {LINK_LIMIT_S:g} s")
+
+
+def end_group(code: int, cause: str) -> NoReturn:
+    """End the leader at once, from any thread; its last line says why."""
+    print(log_line("group ends", code=int(code), cause=cause), file=sys.stderr)
+    print(cause, file=sys.stderr, flush=True)
+    os._exit(code)

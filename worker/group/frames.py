@@ -1,0 +1,281 @@
+"""Frames between the leader of a group and its followers, over a follower's stdin and stdout.
+
+A frame is four bytes of length, most significant first, and a message in msgpack. A frame without
+a message is a ping: it shows that the link is alive. End of file is a lost peer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import field, replace
+from typing import Any, ClassVar
+
+from mlxsup.protocol.codec import Decoder, encode, pack, to_map, unpack
+from mlxsup.protocol.group import READ_BYTES
+from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.message import Message, record
+from mlxsup.protocol.parameters import Sampling
+from mlxsup.protocol.states import LoadPhase
+
+from ..engine import Row
+
+LENGTH_BYTES = 4
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""No frame is longer: a row of a million tokens takes 5 MB."""
+
+PING = bytes(LENGTH_BYTES)
+
+
+class FrameError(Exception):
+    """What has arrived is no frame; the message says why."""
+
+
+@record
+class Who(Message):
+    """Leader → follower: what it is, before it looks at anything.
+
+    Attributes:
+        rank: its number; the leader is 0.
+        size: how many ranks there are.
+        launch: its launch spec, with the path on its own host.
+        address: the address of its host on which the ranks meet.
+    """
+
+    TYPE: ClassVar[str] = "who"
+
+    rank: int
+    size: int
+    launch: dict[str, Any]
+    address: str
+
+
+@record
+class Plan(Message):
+    """Leader → follower: all ranks fit together, so load.
+
+    Attributes:
+        addresses: where each rank listens, `ip:port`, rank 0 first.
+    """
+
+    TYPE: ClassVar[str] = "plan"
+
+    addresses: list[str]
+
+
+@record
+class Call(Message):
+    """Leader → follower: call a method of the engine, as the leader does now.
+
+    Attributes:
+        number: of the call, from 1, without a gap.
+        name: of the method.
+        arguments: see `pack_arguments`.
+        digest: of the results of all earlier calls, see `Replay.digest`.
+        is_constrained: whether the row that it inserts has a grammar, which the leader alone knows.
+    """
+
+    TYPE: ClassVar[str] = "call"
+
+    number: int
+    name: str
+    arguments: bytes
+    digest: int
+    is_constrained: bool = False
+
+
+@record
+class Stop(Message):
+    """Leader → follower: close the engine and exit."""
+
+    TYPE: ClassVar[str] = "stop"
+
+
+@record
+class Greeting(Message):
+    """Follower → leader: what it is, before MLX is imported.
+
+    Attributes:
+        address: where it will listen for other ranks.
+        versions: of mlxsup and of the engine's libraries.
+        fingerprint: of the model's files, the same on every host.
+    """
+
+    TYPE: ClassVar[str] = "hello"
+
+    address: str
+    versions: dict[str, Any]
+    fingerprint: str
+
+
+@record
+class Progress(Message):
+    """Follower → leader: how far its load is."""
+
+    TYPE: ClassVar[str] = "progress"
+
+    phase: LoadPhase
+    progress: float
+
+
+@record
+class Loaded(Message):
+    """Follower → leader: it is ready for calls.
+
+    Attributes:
+        facts: what its load found out that all ranks must agree on.
+        active_bytes: what its arrays take.
+    """
+
+    TYPE: ClassVar[str] = "ready"
+
+    facts: dict[str, Any]
+    active_bytes: int = 0
+
+
+@record
+class Beat(Message):
+    """Follower → leader, every second: how many calls it has begun, and how many have ended."""
+
+    TYPE: ClassVar[str] = "beat"
+
+    begun: int
+    ended: int
+
+
+@record
+class Stopped(Message):
+    """Follower → leader: its engine is closed."""
+
+    TYPE: ClassVar[str] = "stopped"
+
+
+@record
+class Failed(Message):
+    """Follower → leader: why it exits.
+
+    Attributes:
+        code: what it exits with; see `protocol.launch.ExitCode`.
+        text: one sentence.
+    """
+
+    TYPE: ClassVar[str] = "error"
+
+    code: int
+    text: str = field(default="")
+
+
+ToFollower = Who | Plan | Call | Stop
+ToLeader = Greeting | Progress | Loaded | Beat | Stopped | Failed
+
+TO_FOLLOWER: tuple[type[Message], ...] = (Who, Plan, Call, Stop)
+TO_LEADER: tuple[type[Message], ...] = (Greeting, Progress, Loaded, Beat, Stopped, Failed)
+
+
+class FrameReader:
+    """Reads the frames of one direction from a descriptor, for one thread.
+
+    Args:
+        descriptor: a pipe or a socket that blocks.
+        classes: the messages that may arrive.
+    """
+
+    def __init__(self, descriptor: int, classes: tuple[type[Message], ...]) -> None:
+        self._descriptor = descriptor
+        self._decoder: Decoder[Message] = Decoder(classes, is_strict=False)
+        self._received = bytearray()
+
+    def read(self) -> Message | None:
+        """Return the next message, or None for a ping.
+
+        Raises:
+            EOFError: the other side is gone.
+            FrameError: what it sends is no frame.
+            DecodeError: the frame holds no message of this direction.
+        """
+        length = int.from_bytes(self._take(LENGTH_BYTES), "big")
+        if length > MAX_FRAME_BYTES:
+            raise FrameError(f"a frame must have at most {MAX_FRAME_BYTES} bytes, not {length}")
+        return self._decoder.decode([self._take(length)]) if length else None
+
+    def _take(self, count: int) -> bytes:
+        while len(self._received) < count:
+            piece = os.read(self._descriptor, READ_BYTES)
+            if not piece:
+                raise EOFError
+            self._received += piece
+        taken = bytes(self._received[:count])
+        del self._received[:count]
+        return taken
+
+
+class FrameWriter:
+    """Writes whole frames to a descriptor, from any thread.
+
+    Args:
+        descriptor: a pipe or a socket that blocks.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def write(self, message: Message) -> None:
+        """Write a message; block while the other side reads nothing.
+
+        Raises:
+            BrokenPipeError: the other side is gone.
+        """
+        [packed] = encode(message)
+        with self._lock:
+            self._write_all(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
+
+    def ping(self) -> None:
+        """Write a ping, unless a frame is on its way, which shows as much.
+
+        Raises:
+            BrokenPipeError: the other side is gone.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._write_all(PING)
+            finally:
+                self._lock.release()
+
+    def _write_all(self, frame: bytes) -> None:
+        rest = memoryview(frame)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+
+# ---------------------------------------------------------------- the arguments of a call
+
+
+def pack_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
+    """Return the arguments of a method of the engine: plain values, or one row."""
+    plain = [_plain_row(one) if isinstance(one, Row) else one for one in arguments]
+    return pack([plain, named])
+
+
+def unpack_arguments(packed: bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Return what `pack_arguments` has packed."""
+    plain, named = unpack(packed)
+    return [_row(one) if isinstance(one, dict) else one for one in plain], named
+
+
+def _plain_row(row: Row) -> dict[str, Any]:
+    """Return a row without what the leader alone needs: its token is every rank's token, so the
+    grammar and the likelihoods of others stay with it."""
+    needed = replace(row, grammar=None, top_logprobs=None, logit_bias={})
+    return {**to_map(needed), "logit_bias": list(row.logit_bias.items())}
+
+
+def _row(plain: dict[str, Any]) -> Row:
+    made = {
+        "key": RequestKey(plain["key"]),
+        "sampling": Sampling(**plain.get("sampling", {})),
+        "logit_bias": dict(plain["logit_bias"]),
+    }
+    pairs = ("stop_token_ids", "checkpoints", "lengths")
+    return Row(**{**plain, **{name: tuple(plain.get(name, ())) for name in pairs}, **made})

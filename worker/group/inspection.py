@@ -1,0 +1,69 @@
+"""`python -P -m mlxsup.worker.group.inspection ENGINE PATH ADDRESS`: what a host can contribute.
+
+It prints one line of JSON, a `HostReport`, and waits for the end of its standard input: until then
+it takes connections to its address, so that the other side can try whether it is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from contextlib import ExitStack
+
+import psutil
+
+from mlxsup.protocol.codec import to_line
+from mlxsup.protocol.group import HostReport
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import ExitCode, LaunchSpec
+from mlxsup.protocol.version import VERSION
+
+from ..engine import BadModelError, ModelMissingError
+from ..engines.opening import identify
+
+STDIN = 0
+
+
+def main(arguments: list[str]) -> int:
+    """Report, and wait for the end of standard input; return the exit code."""
+    engine, path, address = arguments
+    spec = LaunchSpec(
+        model=ModelName("inspected"),
+        generation=Generation(1),
+        token="",
+        endpoint="",
+        supervisor_pid=os.getppid(),
+        engine=engine,
+        path=path,
+    )
+    versions, fingerprint, problem, port = {"mlxsup": VERSION}, "", "", 0
+    with ExitStack() as open_sockets:
+        try:
+            fingerprint, libraries = identify(spec)
+            versions |= libraries
+        except (BadModelError, ModelMissingError, ImportError) as error:
+            problem = str(error)
+        try:
+            listening = open_sockets.enter_context(socket.create_server((address, 0)))
+            port = listening.getsockname()[1]
+        except OSError as error:
+            problem = problem or f"{address} is not its address: {os.strerror(error.errno or 0)}"
+        report = HostReport(
+            python=platform.python_version(),
+            versions=versions,
+            available_bytes=psutil.virtual_memory().available,
+            fingerprint=fingerprint,
+            problem=problem,
+            port=port,
+        )
+        sys.stdout.buffer.write(to_line(report))
+        sys.stdout.flush()
+        while os.read(STDIN, 4096):
+            pass
+    return ExitCode.ASKED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
