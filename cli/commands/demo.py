@@ -41,13 +41,16 @@ EXACT_BACKENDS = ("cpu", "fake")
 """The back-ends that resume exactly: on a GPU a resumed answer may round differently."""
 
 PATH = "/v1/chat/completions"
+EVENT = b"data: {"
 START_LIMIT_S = 60.0
 ANSWER_LIMIT_S = 600.0
 
-QUESTION = "What is the capital of France?"
-QUESTION_TOKENS = 24
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 STORY_TOKENS = 40
+ASKED: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": STORY}], "max_tokens": STORY_TOKENS, "temperature": 0
+}  # fmt: skip
+"""The parameters of each request, of the client and over HTTP."""
 KILLS = 3
 
 
@@ -165,12 +168,6 @@ def _headline(output: Output, text: str) -> str:
     return f"\n{output.style(text, sys.stdout, 'bold')}"
 
 
-def _asked(question: str, max_tokens: int) -> dict[str, Any]:
-    """Return the parameters of a request."""
-    messages = [{"role": "user", "content": question}]
-    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
-
-
 class _Demonstration:
     """The story of two models, told line by line while it happens.
 
@@ -192,15 +189,10 @@ class _Demonstration:
             with progress_shown(self._client, name, self._output):
                 self._client.load(name)
             self._tell(f"{name}: READY as pid {self._row(name)['pid']}")
-        self._head(f"Both models answer at once: {QUESTION}")
-        streams = [self._ask(name, QUESTION, QUESTION_TOKENS) for name in self._names]
-        for name, stream in zip(self._names, streams, strict=True):
-            self._tell(f"{name}: {self._text_of(name, stream, QUESTION_TOKENS).strip()}")
         alone = {}
         for name in self._names:
             self._head(f"{name} alone: {STORY}")
-            stream = self._ask(name, STORY, STORY_TOKENS)
-            alone[name] = self._text_of(name, stream, STORY_TOKENS)
+            alone[name] = self._text_of(name, self._ask(name))
             self._tell(f"{name}: {alone[name].strip()}")
         shown = self._kill_one(alone)
         other = self._names[-1]
@@ -219,7 +211,7 @@ class _Demonstration:
             f"Both again, with kill -9 for the process of {victim} in the middle of its answer"
         )
         changes = self._client.events()
-        streams = {name: self._ask(name, STORY, STORY_TOKENS) for name in self._names}
+        streams = {name: self._ask(name) for name in self._names}
         texts, kills, tokens = dict.fromkeys(self._names, ""), list[dict[str, Any]](), 0
         has_failed = False
         for delta in streams[victim]:
@@ -242,7 +234,7 @@ class _Demonstration:
         if len(kills) < KILLS:
             number = len(kills) + 1
             self._tell(f"{victim}: the answer was complete before kill {number}")
-        texts[other] = self._text_of(other, streams[other], STORY_TOKENS)
+        texts[other] = self._text_of(other, streams[other])
         answers = []
         for name, stream in streams.items():
             result, is_same = stream.result, texts[name] == alone[name]
@@ -257,9 +249,7 @@ class _Demonstration:
 
     def _ask_over_http(self, model: str, expected: str) -> dict[str, Any]:
         """Ask once over HTTP, and kill the worker in mid-answer."""
-        import asyncio  # which the help of `demo` need not wait for
-
-        from ..benchmark import DONE, AnswerError, read_stream, text_of
+        import http.client  # help would wait for it
 
         try:
             url, killed = self._urls.get(timeout=START_LIMIT_S), list[int]()
@@ -268,25 +258,26 @@ class _Demonstration:
             raise CliError(message, code="gateway", hint="please report it") from None
         self._head(f"POST {url}{PATH}, and kill -9 the process of {model}")
         pieces: list[str] = []
-
-        def take(_: float, data: bytes) -> None:
-            event = {} if data.strip() == DONE else json.loads(data)
-            if error := event.get("error"):
-                raise CliError(error["message"], code=error["code"])
-            if piece := text_of(event):
-                pieces.append(piece)
+        body = json.dumps({"model": model, "stream": True, **ASKED})
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_LIMIT_S)
+        try:
+            connection.request("POST", PATH, body, {"Content-Type": "application/json"})
+            for line in connection.getresponse():
+                if line.startswith(b'{"error"'):
+                    raise OSError(json.loads(line)["error"]["message"])
+                event = json.loads(line.removeprefix(b"data: ")) if line.startswith(EVENT) else {}
+                if "error" in event:
+                    raise OSError(event["error"]["message"])
+                for choice in event.get("choices", ()):
+                    pieces += filter(None, [choice["delta"].get("content")])
                 self._line.show(f"{model}: {len(pieces)} pieces of text")
-                if len(pieces) == STORY_TOKENS // 4:
+                if len(pieces) == STORY_TOKENS // 4 and not killed:
                     killed.append(self._kill(model))
                     self._tell(f"killed pid {killed[0]} after {len(pieces)} pieces of text")
-
-        parts = urlsplit(url)
-        address, body = (parts.hostname or "", parts.port or 0), _asked(STORY, STORY_TOKENS)
-        asked = read_stream(address, PATH, {"model": model, **body}, on_event=take)
-        try:
-            asyncio.run(asyncio.wait_for(asked, ANSWER_LIMIT_S))
-        except (AnswerError, OSError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise CliError(f"the request over HTTP failed: {error}", code="gateway") from None
+        finally:
+            connection.close()
         is_same = "".join(pieces) == expected
         same = "the same text as before" if is_same else "A DIFFERENT TEXT"
         self._tell(f"{model}: the answer is complete, {same}")
@@ -300,18 +291,18 @@ class _Demonstration:
             raise CliError("a crash changed an answer", code="changed", hint="please report it")
         return backend
 
-    def _text_of(self, name: str, stream: Stream, most: int) -> str:
+    def _text_of(self, name: str, stream: Stream) -> str:
         """Return the text of an answer, and show how far it is meanwhile."""
         pieces, tokens = list[str](), 0
         for delta in stream:
             pieces.append(delta.text)
             tokens += len(delta.token_ids)
-            self._line.show(f"{name}: {tokens} of {most} tokens")
+            self._line.show(f"{name}: {tokens} of {STORY_TOKENS} tokens")
         return "".join(pieces)
 
-    def _ask(self, model: str, question: str, max_tokens: int) -> Stream:
-        """Ask for an answer; what comes of it waits until it is read."""
-        return self._client.generate(model, **_asked(question, max_tokens))
+    def _ask(self, model: str) -> Stream:
+        """Ask for the story; what comes of it waits until it is read."""
+        return self._client.generate(model, **ASKED)
 
     def _kill(self, model: str) -> int:
         pid = int(self._row(model)["pid"])
