@@ -296,7 +296,7 @@ wire_api = "responses"
 
 
 def _codex(site: Site) -> Settings:
-    head = "# Written by `mlxsup connect codex --write`; `--undo` removes it.\n"
+    head = "# Written by `mlxsup connect codex --write`.\n"
     text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
@@ -418,7 +418,7 @@ def _start_copilot(site: Site) -> Start:
 
 def _continue(site: Site) -> Settings:
     text = f"""\
-# Written by `mlxsup connect continue --write`; `--undo` removes it.
+# Written by `mlxsup connect continue --write`.
 name: {PROVIDER}
 version: 1.0.0
 schema: v1

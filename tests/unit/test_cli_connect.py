@@ -1,4 +1,4 @@
-"""What `connect` writes into the settings of other programs, and how it is taken back."""
+"""What `connect` writes into the settings of other programs."""
 
 from __future__ import annotations
 
@@ -227,54 +227,22 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_file_is_written_and_brought_back(path: Path) -> None:
-    copy = connect.write("zed", path, "before", "after")
+def test_file_is_written_and_its_text_of_before_stays_beside_it(path: Path) -> None:
+    copy = connect.write(path, "after")
     assert (path.read_text(), mode(path)) == ("after", 0o640)
     assert copy is not None
-    assert ("before" in copy.read_text(), mode(copy)) == (True, 0o600)
-    assert list(path.parent.iterdir()) == [path]
-    assert connect.undo("zed") == (path, "after", "before")
-    assert (path.read_text(), mode(path), copy.exists()) == ("before", 0o640, False)
-    with pytest.raises(CliError, match="has not written any settings"):
-        connect.undo("zed")
-
-
-def test_new_files_are_removed_again_each_by_its_own_program(path: Path) -> None:
-    new, other = path.with_name("new.json"), path.with_name("other.json")
-    assert connect.write("zed", new, None, "after") is None
-    assert mode(new) == 0o600
-    connect.write("codex", other, None, "b")
-    connect.undo("zed")
-    assert (new.exists(), other.read_text()) == (False, "b")
-
-
-@pytest.mark.parametrize(("changed", "back"), [("one", "before"), ("mine", "mine")])
-def test_two_writes_are_undone_as_one_unless_the_file_was_changed_between_them(
-    path: Path, changed: str, back: str
-) -> None:
-    connect.write("zed", path, "before", "one")
-    path.write_text(changed)
-    connect.write("zed", path, changed, "two")
-    connect.undo("zed")
-    assert path.read_text() == back
-
-
-def test_undo_does_not_destroy_a_later_change(path: Path) -> None:
-    copy = connect.write("zed", path, "before", "after")
-    path.write_text("after, and mine")
-    with pytest.raises(CliError, match="was changed since") as error:
-        connect.undo("zed")
-    assert str(copy) in str(error.value)
-    assert path.read_text() == "after, and mine"
+    assert (copy.read_text(), mode(copy)) == ("before", 0o640)
+    assert sorted(path.parent.iterdir()) == [path, copy]
+    new = path.with_name("new.json")
+    assert connect.write(new, "after") is None
+    assert (new.read_text(), mode(new)) == ("after", 0o600)
 
 
 def test_link_stays_a_link(path: Path) -> None:
     link = path.with_name("link.json")
     link.symlink_to(path)
-    connect.write("zed", link, "before", "after")
+    connect.write(link, "after")
     assert (link.is_symlink(), path.read_text()) == (True, "after")
-    connect.undo("zed")
-    assert (link.is_symlink(), path.read_text()) == (True, "before")
 
 
 def test_file_that_cannot_be_read_or_written_is_named(path: Path) -> None:
@@ -284,21 +252,12 @@ def test_file_that_cannot_be_read_or_written_is_named(path: Path) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("not UTF-8", lambda: connect.read(path)),
         ("cannot read", lambda: connect.read(path.parent)),
-        ("cannot write", lambda: connect.write("zed", below, None, "x")),
+        ("cannot write", lambda: connect.write(below, "x")),
     ]
     for message, call in cases:
         with pytest.raises(CliError, match=message) as caught:
             call()
         assert caught.value.hint == connect.BY_HAND
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "\0", "[" * 5000])
-def test_damaged_record_counts_as_none(home: Path, text: str) -> None:
-    record = home / ".mlxsup" / "connected" / "zed.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(text)
-    with pytest.raises(CliError, match="has not written any settings"):
-        connect.undo("zed")
 
 
 # ---------------------------------------------------------------- launch
