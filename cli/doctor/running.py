@@ -24,9 +24,7 @@ from mlxsup.protocol.version import VERSION
 
 from .. import port
 from ..lock_holder import LockHolder, lock_holder
-from ..service.facts import read_file
-from ..service.launchd import Launchd
-from ..service.systemd import Systemd
+from ..service_managers import Launchd, Systemd, read_file
 from ..terminal.status import BROKEN_MODELS
 from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
@@ -243,27 +241,20 @@ def _parent_of(pid: int) -> int | None:
 
 
 def check_services(setting: Setting) -> Iterator[Finding]:
-    """Judge what the files of services start, this user's and then the machine's."""
-    manager = Launchd if system_name() == "Darwin" else Systemd
-    for is_system in (False, True):
-        path = manager(Path.home(), is_system=is_system).path
-        if path.exists():
-            is_user = manager is Systemd and not is_system
-            yield from _service(setting, path, manager, is_user=is_user)
-
-
-def _service(
-    setting: Setting, path: Path, manager: type[Launchd | Systemd], *, is_user: bool
-) -> Iterator[Finding]:
-    """Judge the file of a service: what it starts, with which configuration, and when."""
-    applied = "`launchctl bootout` and `bootstrap` apply it"
-    if manager is Systemd:
-        applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
-    trouble, text = "names no program to start", ""
+    """Judge the file of the user's service: what it starts, with which configuration, and when."""
+    manager: Launchd | Systemd = Systemd(Path.home())
+    applied = "`systemctl --user daemon-reload` applies it"
+    if system_name() == "Darwin":
+        manager = Launchd(Path.home())
+        applied = "`launchctl bootout` and `bootstrap` apply it"
+    path = manager.path
+    trouble = "names no program to start"
     try:
-        text = read_file(path) or ""
+        text = read_file(path)
     except OSError as error:
-        trouble = f"cannot be read: {error.strerror}"
+        trouble, text = f"cannot be read: {error.strerror}", ""
+    if text is None:
+        return
     words = manager.command_in(text)
     if not words:
         why = "the service manager cannot start the daemon"
@@ -275,7 +266,8 @@ def _service(
         *_judged_program(path, words[0], applied),
         *_judged_config(path, config, setting.config, applied),
     ]
-    if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
+    is_systemd = manager.name == Systemd.name
+    if is_systemd and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
         what = f"{path} runs only while you are logged in"
         why = "the daemon ends when you log out, and does not start with the machine"
         found.append(note("service", what, why=why, command="loginctl enable-linger"))
