@@ -1,10 +1,9 @@
-"""A chat's conversation: the turns as they are typed, what was said, and the file that keeps it."""
+"""A chat's conversation: what was said, and the file that keeps it."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,54 +16,11 @@ Message = dict[str, Any]
 Content = str | list[dict[str, Any]]
 """A text, or pictures and a text."""
 
-PROMPT = "> "
-PROMPT_ON = "| "
-FENCE = "```"
-QUOTES = '"""'
-
 SCHEMA_VERSION = 1
 MAX_BYTES = 64 * 1024**2
 """Of a saved conversation: more than any request may have."""
 
 ROLES = ("user", "assistant")
-
-
-def continued(text: str) -> str | None:
-    """Return the text with which a turn goes on after a line break; None if it is whole.
-
-    A line that ends with a backslash continues on the next, and so does a block of code until its
-    closing fence, and what follows three quotation marks until the next three end a line.
-    """
-    if text.lstrip().startswith(QUOTES):
-        is_closed = text.lstrip().removeprefix(QUOTES).rstrip().endswith(QUOTES)
-        return None if is_closed else f"{text}\n"
-    if text.count(FENCE) % 2:
-        return f"{text}\n"
-    backslashes = len(text) - len(text.rstrip("\\"))
-    return f"{text[:-1]}\n" if backslashes % 2 else None
-
-
-def unquoted(text: str) -> str:
-    """Return a turn without the quotation marks around it and empty lines at its end."""
-    text = text.rstrip("\n")
-    if not text.lstrip().startswith(QUOTES):
-        return text
-    return text.lstrip().removeprefix(QUOTES).rstrip().removesuffix(QUOTES).strip("\n")
-
-
-def read_turn(read_line: Callable[[str], str | None]) -> str | None:
-    """Return the next turn, of one line or several; None at the end of the input.
-
-    Args:
-        read_line: shows a prompt and returns the next line without its break; None at the end.
-    """
-    turn = read_line(PROMPT)
-    while turn is not None and (longer := continued(turn)) is not None:
-        line = read_line(PROMPT_ON)
-        if line is None:
-            return longer
-        turn = longer + line
-    return turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from ..connection import (
     explain_connection_lost,
     explain_request_error,
 )
-from ..conversation import Ask, Conversation, read_turn, unquoted
+from ..conversation import Ask, Conversation
 from ..exit_status import CliError, ExitStatus
 from ..options import (
     answer_options,
@@ -83,8 +82,7 @@ HELP = {
 WORDS = frozenset([*(typed.split()[0].strip(",") for typed in HELP), "/?", *ENDS])
 REMARKS = (
     "Ctrl-C stops an answer or clears the line. Tab completes a command.",
-    "Alt-Enter starts a new line. So does Enter after a backslash, inside a ``` block, and between"
-    ' """ and """.',
+    "Alt-Enter starts a new line.",
 )
 NARROW = 60
 """With fewer columns than this, the meaning of a command stands below it."""
@@ -140,14 +138,14 @@ def chat(
 def _reader(output: Output) -> Callable[[], str | None]:
     """Return what reads the turns of a person."""
     if not output.can_redraw(sys.stdout):
-        return partial(read_turn, typed_line)
+        return typed_line
     from ..turn_reader import TurnReader  # takes a while to import
 
     words = sorted([*WORDS, *(f"/set {name}" for name in SETTINGS)])
     return TurnReader(Path(HISTORY_FILE).expanduser(), words, output).read
 
 
-def piped_line(_: str) -> str | None:
+def piped_line() -> str | None:
     """Read a line of standard input; None at its end."""
     data = sys.stdin.buffer.readline()
     try:
@@ -157,10 +155,10 @@ def piped_line(_: str) -> str | None:
         raise CliError(message, status=ExitStatus.USAGE) from None
 
 
-def typed_line(prompt: str) -> str | None:
+def typed_line() -> str | None:
     """Read a line from a terminal that only knows lines, or beside output that is no terminal."""
-    click.echo(prompt, nl=False, err=True)
-    line = piped_line(prompt)
+    click.echo("> ", nl=False, err=True)
+    line = piped_line()
     if line is None:
         click.echo(err=True)
     return line
@@ -198,7 +196,7 @@ class Chat:
         Raises:
             CliError, RequestError, ConnectionLost: a turn failed; the later ones rely on it.
         """
-        while (turn := read_turn(piped_line)) is not None and turn.strip() not in ENDS:
+        while (turn := piped_line()) is not None and turn.strip() not in ENDS:
             self._take(turn)
 
     def run(self, read: Callable[[], str | None], explain: Callable[[CliError], CliError]) -> None:
@@ -234,8 +232,7 @@ class Chat:
         if "\n" not in turn.strip() and (word in WORDS or is_alike):
             ask = self._obey(word, argument.strip())
         else:
-            text = unquoted(turn)
-            ask = self._talk.ask(text) if text.strip() else None
+            ask = self._talk.ask(turn.rstrip("\n")) if turn.strip() else None
         if ask is not None:
             self._answer(ask)
 

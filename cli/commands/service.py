@@ -19,7 +19,7 @@ from ..new_file import replaced_file
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from mlxsup.supervisor.config.load import Configuration
+    from mlxsup.supervisor.config.load import DaemonConfig
 
     from ..service_managers import Launchd, Steps, Systemd
 
@@ -208,7 +208,7 @@ def _refuse_running(runtime_dir: Path, config: Path) -> None:
 
 
 def _write(
-    manager: Manager, text: str, configuration: Configuration, steps: Steps, output: Output
+    manager: Manager, text: str, configuration: DaemonConfig, steps: Steps, output: Output
 ) -> None:
     """Write the file and start the service; launchd does not make the folders that it needs."""
     before, after = steps

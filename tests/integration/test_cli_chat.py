@@ -166,7 +166,7 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
 ) -> None:
     status, out, err = chat(
         supervisor,
-        "one\\", "more", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
+        "one", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
         "/set temperature 0.5", "/set top_k 3", "/set think off", "three", "/set temperature -",
         "/model other", "/retry", "/etc is a folder", "/exit", "never sent",
         options=("--system", "Be brief."), HOME=str(tmp_path),
@@ -174,9 +174,9 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
     assert (status, err) == (0, "")
     assert out == "".join(f"answer {number}\n" for number in range(1, 7))
     assert said(supervisor) == [
-        ["Be brief.", "one\nmore"],
-        ["Be kind.", "one\nmore", "answer 1", "two"],
-        ["Be kind.", "one\nmore", "answer 1", "two"],
+        ["Be brief.", "one"],
+        ["Be kind.", "one", "answer 1", "two"],
+        ["Be kind.", "one", "answer 1", "two"],
         ["three"],
         ["three"],
         ["three", "answer 5", "/etc is a folder"],
@@ -271,7 +271,7 @@ def test_commands_confirm_and_errors_end_nothing(
             (f"/save {tmp_path}/a", f"Saved to {tmp_path}/a."),
             ("/clear", "Started a new conversation."),
             (f"/load {tmp_path}/a", "Loaded 1 answered message."),
-            ('"""two\rlines"""', "answer 3"),
+            ("two\x1b\rlines", "answer 3"),
         ):
             terminal.turn(typed, shown)
         terminal.leave()
@@ -311,7 +311,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
         terminal.interrupt()
         terminal.expect("Press Ctrl-C again, or Ctrl-D, to quit.")
         terminal.expect(PROMPT)
-        terminal.type("never sent \\\rnor this")
+        terminal.type("never sent\x1b\rnor this")
         terminal.expect("nor this")
         terminal.type("\x03")
         terminal.turn("/bye", "")
@@ -346,9 +346,8 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.type("\x1b[A")
         terminal.expect("from long ago")
         terminal.type("\r")
-        terminal.turn("```\rcode\r```", "answer 2")
-        assert "\x07" not in terminal.turn("\x1b[200~pasted\\\ntogether\x07\n\x1b[201~", "answer 3")
-        terminal.turn("first\x1b\rsecond", "answer 4")
+        assert "\x07" not in terminal.turn("\x1b[200~pasted\\\ntogether\x07\n\x1b[201~", "answer 2")
+        terminal.turn("first\x1b\rsecond", "answer 3")
         terminal.turn("/he\t", "show this help")
         shown = terminal.expect(PROMPT)
         assert "Ctrl-C stops an answer" in shown
@@ -358,7 +357,7 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.end()
         assert terminal.process.returncode == 0
     assert kept(history) == [
-        "from long ago", "```\ncode\n```", "pasted\\\ntogether\x07\n", "first\nsecond", "/help",
+        "from long ago", "pasted\\\ntogether\x07\n", "first\nsecond", "/help",
     ]  # fmt: skip
 
 
@@ -381,9 +380,7 @@ def test_ended_chat_gives_the_terminal_back_and_shows_no_colours_if_asked(
 def test_dumb_terminal_reads_lines(supervisor: ScriptedSupervisor, tmp_path: Path) -> None:
     with Typing(supervisor, tmp_path, TERM="dumb") as terminal:
         terminal.expect("> ")
-        terminal.type("one\\\n")
-        terminal.expect("| ")
-        terminal.type("two\n")
+        terminal.type("one\n")
         terminal.expect("> ")
         terminal.type("/nonsense\n")
         terminal.expect("unknown command /nonsense")
@@ -391,4 +388,4 @@ def test_dumb_terminal_reads_lines(supervisor: ScriptedSupervisor, tmp_path: Pat
         terminal.type("\x04")
         seen = terminal.end()
         assert (terminal.process.returncode, "\x1b" in seen) == (0, False)
-    assert said(supervisor) == [["one\ntwo"]]
+    assert said(supervisor) == [["one"]]

@@ -16,7 +16,7 @@ from prompt_toolkit.document import Document
 
 from mlxsup.cli.arguments import model_meant
 from mlxsup.cli.commands.chat import interrupts_cancel
-from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
+from mlxsup.cli.conversation import MAX_BYTES, Conversation
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import below
 from mlxsup.cli.pictures import read_picture
@@ -244,36 +244,6 @@ def test_file_without_a_conversation_changes_nothing(tmp_path: Path, data: bytes
     with pytest.raises(CliError, match="was not written by /save"):
         conversation.load(path)
     assert (conversation.messages, conversation.system, conversation.file) == before
-
-
-@pytest.mark.parametrize(
-    ("typed", "turn"),
-    [
-        (["one", "two"], "one"),
-        (["one\\", "two", "three"], "one\ntwo"),
-        (["ends with two\\\\", "x"], "ends with two\\\\"),
-        (["see ```", "a\\", "", "b", "```", "x"], "see ```\na\\\n\nb\n```"),
-        (["```", "a", "``` and\\", "on", "x"], "```\na\n``` and\non"),
-        (["in ```one``` line", "x"], "in ```one``` line"),
-        (["cut off\\"], "cut off"),
-        (["```", "cut off"], "```\ncut off"),
-        (['"""', "a\\", "", "```", 'b"""', "x"], "a\\\n\n```\nb"),
-        (['""" one"""', "x"], " one"),
-        (['"""one', 'two """ three', '"""', "x"], 'one\ntwo """ three'),
-        (['"""', "cut off"], "cut off"),
-        (['""""""', "x"], ""),
-        (['say """', "x"], 'say """'),
-        ([""], ""),
-    ],
-)
-def test_turn_is_a_line_or_what_a_backslash_a_fence_or_quotes_hold_together(
-    typed: list[str], turn: str
-) -> None:
-    given = iter(typed)
-    found = read_turn(lambda _: next(given, None))
-    assert found is not None
-    assert unquoted(found) == turn
-    assert read_turn(lambda _: None) is None, "the end of the input"
 
 
 def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None:
