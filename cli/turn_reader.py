@@ -91,9 +91,7 @@ def _keys() -> KeyBindings:
 
 
 class Commands(Completer):
-    """The completer of commands at the beginning of a turn, and of the files behind them."""
-
-    OF_FILES = ("/image", "/load", "/save")
+    """The completer of commands at the beginning of a turn, and of the files behind /image."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -105,7 +103,7 @@ class Commands(Completer):
         """See `Completer`."""
         typed = document.text_before_cursor
         command, space, path = typed.partition(" ")
-        if space and command in self.OF_FILES:
+        if space and command == "/image":
             yield from self._paths.get_completions(Document(path), complete_event)
             return
         for word in self._words:

@@ -2,14 +2,12 @@
 
 Runs its own daemon, with its sockets and logs in a temporary folder, so that it never meets one
 that is already running; streams from two models at once; kills one worker mid-answer, again and
-again; and shows that neither answer changed. Then it asks once more over HTTP.
+again; and shows that neither answer changed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import shlex
 import signal
 import sys
@@ -20,12 +18,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
-from mlxsup.protocol.gateway import LOCAL_HOST, Address
 
 from ..changes import progress_shown
 from ..connection import Target, connect, output_options
@@ -40,17 +36,13 @@ if TYPE_CHECKING:
 EXACT_BACKENDS = ("cpu", "fake")
 """The back-ends that resume exactly: on a GPU a resumed answer may round differently."""
 
-PATH = "/v1/chat/completions"
-EVENT = b"data: {"
-START_LIMIT_S = 60.0
-ANSWER_LIMIT_S = 600.0
 
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 STORY_TOKENS = 40
 ASKED: Mapping[str, Any] = {
     "messages": [{"role": "user", "content": STORY}], "max_tokens": STORY_TOKENS, "temperature": 0
 }  # fmt: skip
-"""The parameters of each request, of the client and over HTTP."""
+"""The parameters of each request."""
 KILLS = 3
 
 
@@ -68,8 +60,7 @@ def demo(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup demo
 
     Streams answers from two models at once, kills the process of one model three times in the
-    middle of an answer, and shows that neither answer changed. If the HTTP gateway is installed, it
-    does the same over HTTP. A running daemon is not touched.
+    middle of an answer, and shows that neither answer changed. A running daemon is not touched.
     """
     from ..configuration import read_configuration
     from .start import configure, serve_two
@@ -86,38 +77,22 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
-        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
-        serve = partial(
-            serve_two,
-            configuration,
-            Path(place),
-            http=Address(host=LOCAL_HOST, port=0),
-            on_change=partial(_keep_url, urls),
-        )
+        serve = partial(serve_two, configuration, Path(place))
         with interrupt_says("Stopped. All processes of the demo have ended."):
-            shown = _show(serve, urls, hint, output)
+            shown = _show(serve, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
         output.data(f"\nTo use this model: mlxsup add {folder.name}")
 
 
-def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:
-    """Keep where the daemon's gateway listens, once it does."""
-    if url := change.get("gateway"):
-        urls.put(url)
-
-
-def _show(
-    serve: Callable[..., int], urls: queue.SimpleQueue[str], hint: str, output: Output
-) -> dict[str, Any]:
+def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
     """Run a daemon in this process and the demonstration in a thread, and end the daemon after it.
 
     So no daemon outlives the command.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
-        urls: gets that of the gateway.
         hint: what helps if a model fails.
 
     Raises:
@@ -133,7 +108,7 @@ def _show(
         try:
             with connect(Target(endpoint=endpoint)) as client:
                 try:
-                    shown.update(_Demonstration(client, urls, output).show())
+                    shown.update(_Demonstration(client, output).show())
                 finally:
                     client.stop(now=True)
         except (CliError, OSError) as error:
@@ -173,12 +148,10 @@ class _Demonstration:
 
     Args:
         client: of a daemon with two models.
-        urls: gets that of the gateway.
     """
 
-    def __init__(self, client: Client, urls: queue.SimpleQueue[str], output: Output) -> None:
+    def __init__(self, client: Client, output: Output) -> None:
         self._client = client
-        self._urls = urls
         self._output = output
         self._line = LiveLine(output)
         self._names = [model["name"] for model in client.status()["models"]]
@@ -195,8 +168,6 @@ class _Demonstration:
             alone[name] = self._text_of(name, self._ask(name))
             self._tell(f"{name}: {alone[name].strip()}")
         shown = self._kill_one(alone)
-        other = self._names[-1]
-        shown["http"] = self._ask_over_http(other, alone[other])
         self._head("mlxsup status")
         status = self._client.status()
         if not self._output.is_json:
@@ -246,43 +217,6 @@ class _Demonstration:
             answers.append({**about, "is_same": is_same})
         backend = self._compare(victim, is_same=texts == alone)
         return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
-
-    def _ask_over_http(self, model: str, expected: str) -> dict[str, Any]:
-        """Ask once over HTTP, and kill the worker in mid-answer."""
-        import http.client  # help would wait for it
-
-        try:
-            url, killed = self._urls.get(timeout=START_LIMIT_S), list[int]()
-        except queue.Empty:
-            message = f"the gateway did not listen within {START_LIMIT_S:g} s"
-            raise CliError(message, code="gateway", hint="please report it") from None
-        self._head(f"POST {url}{PATH}, and kill -9 the process of {model}")
-        pieces: list[str] = []
-        body = json.dumps({"model": model, "stream": True, **ASKED})
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_LIMIT_S)
-        try:
-            connection.request("POST", PATH, body, {"Content-Type": "application/json"})
-            for line in connection.getresponse():
-                if line.startswith(b'{"error"'):
-                    raise OSError(json.loads(line)["error"]["message"])
-                event = json.loads(line.removeprefix(b"data: ")) if line.startswith(EVENT) else {}
-                if "error" in event:
-                    raise OSError(event["error"]["message"])
-                for choice in event.get("choices", ()):
-                    pieces += filter(None, [choice["delta"].get("content")])
-                self._line.show(f"{model}: {len(pieces)} pieces of text")
-                if len(pieces) == STORY_TOKENS // 4 and not killed:
-                    killed.append(self._kill(model))
-                    self._tell(f"killed pid {killed[0]} after {len(pieces)} pieces of text")
-        except (OSError, http.client.HTTPException) as error:
-            raise CliError(f"the request over HTTP failed: {error}", code="gateway") from None
-        finally:
-            connection.close()
-        is_same = "".join(pieces) == expected
-        same = "the same text as before" if is_same else "A DIFFERENT TEXT"
-        self._tell(f"{model}: the answer is complete, {same}")
-        self._compare(model, is_same=is_same)
-        return {"url": url, "killed": killed, "is_same": is_same}
 
     def _compare(self, model: str, *, is_same: bool) -> str:
         """Return the back-end; raise CliError if an answer differs on one that is exact."""

@@ -201,21 +201,10 @@ def test_failed_turn_of_a_pipe_ends_the_chat(supervisor: ScriptedSupervisor) -> 
     assert json.loads(out)["error"]["code"] == "worker_crashed"
     status, out, err = chat(supervisor, "a", "too much", "c")
     assert (status, out) == (1, "answer 1\n")
-    assert "`/clear` starts a new one" in err
+    assert "`/clear` starts a new conversation" in err
     status, out, err = chat(supervisor, "\udcff")
     assert (status, out) == (64, "")
     assert "not UTF-8" in err
-
-
-def test_conversation_is_saved_and_continued(
-    supervisor: ScriptedSupervisor, tmp_path: Path
-) -> None:
-    file = tmp_path / "my talk.json"
-    assert chat(supervisor, "/system Be brief.", "one", f"/save {file}")[0] == 0
-    assert json.loads(file.read_text())["messages"][1]["content"] == "answer 1"
-    assert chat(supervisor, "gone", f"/load {file}", "two", "/save")[0] == 0
-    assert said(supervisor)[-1] == ["Be brief.", "one", "answer 1", "two"]
-    assert len(json.loads(file.read_text())["messages"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -229,11 +218,6 @@ def test_conversation_is_saved_and_continued(
         ("/set colour red", "unknown setting colour"),
         ("/model nobody", "there is no model 'nobody'; configured: m, other"),
         ("/retry", "there is no message to answer again"),
-        ("/save", "type a file name after /save"),
-        ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
-        ("/load", "type a file name after /load"),
-        ("/load /nowhere/at/all", "cannot read /nowhere/at/all: No such file"),
-        ("/load /dev/null", "/dev/null was not written by /save"),
     ],
 )
 def test_command_that_cannot_be_carried_out_ends_the_chat_of_a_pipe(
@@ -268,9 +252,6 @@ def test_commands_confirm_and_errors_end_nothing(
             ("crash", "its worker crashed"),
             ("one", "answer 1"),
             ("/retry", "answer 2"),
-            (f"/save {tmp_path}/a", f"Saved to {tmp_path}/a."),
-            ("/clear", "Started a new conversation."),
-            (f"/load {tmp_path}/a", "Loaded 1 answered message."),
             ("two\x1b\rlines", "answer 3"),
         ):
             terminal.turn(typed, shown)
@@ -288,12 +269,12 @@ def test_narrow_terminal_shows_a_load_in_one_line_and_the_way_out_of_a_full_cont
         with Client(supervisor.endpoint) as other:
             other.ping()  # the answer follows
         assert terminal.expect("answer 1") == "…\x1b[0m\r\x1b[K"
-        terminal.turn("long", "The context is full: `/save FILE` keeps a copy")
+        terminal.turn("long", "The context is full: `/clear` starts")
         terminal.turn("too much", "leaves no room")
         terminal.turn("/clear", "Started a new conversation.")
         terminal.turn("four", "answer 3")
         seen = terminal.leave()
-    assert "hint: `/save FILE` keeps a copy of the conversation" in seen
+    assert "hint: `/clear` starts a new conversation" in seen
     cut = ["cold", "answer 1", "long", "answer 2", "too much"]
     assert said(supervisor)[2:] == [cut, ["four"]], "an answer that was cut is part of it"
 
