@@ -67,7 +67,7 @@ def connect(
 
     Prints the settings that another program needs to use the models of the daemon over HTTP.
     --write saves them in its settings file and keeps a copy of the previous file beside it. TOOL is
-    claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or open-webui.
+    claude, codex, opencode, pi, qwen, copilot, aider, vscode or zed.
     """
     given = read_key(key)
     with connect_to(target) as client:
@@ -106,7 +106,7 @@ def _show(settings: Settings, value: dict[str, Any], output: Output) -> None:
     exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.variables.items()]
     output.result(value, "\n".join([*([] if text is None else [text]), *exports]))
     _say_usage(settings.usage, output)
-    if text is not None:
+    if text is not None and not settings.is_pasted:
         output.note("--write saves these settings there and keeps a copy of the current file")
 
 
@@ -117,12 +117,10 @@ def _say_usage(usage: Sequence[str], output: Output) -> None:
 
 def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output) -> None:
     path = settings.path
-    if path is None:
-        raise CliError(
-            f"{tool} has no file for these settings",
-            code="no_file",
-            hint=f"`mlxsup connect {tool}` prints what to do",
-        )
+    if path is None or settings.is_pasted:
+        has = "has no file for these settings" if path is None else "reads a file with comments"
+        hint = f"`mlxsup connect {tool}` prints what to {'do' if path is None else 'paste into it'}"
+        raise CliError(f"{tool} {has}", code="no_file", hint=hint)
     before = read(path)
     try:
         after = applied(settings, before)

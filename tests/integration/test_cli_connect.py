@@ -62,19 +62,18 @@ def test_settings_are_printed_and_nothing_is_written(
 def test_write_shows_the_difference_and_where_the_text_of_before_is(
     daemon: HttpDaemon, tmp_path: Path
 ) -> None:
-    path = tmp_path / ".config" / "zed" / "settings.json"
+    path = tmp_path / ".config" / "opencode" / "opencode.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{\n  "theme": "dark"\n}\n')
+    path.write_text('{\n  "theme": "system"\n}\n')
     before = path.read_text()
-    done = connect(daemon, tmp_path, "zed", "--write")
+    done = connect(daemon, tmp_path, "opencode", "--write")
     assert done.returncode == 0, done.stderr
     assert f"+++ {path}" in done.stdout
-    assert '+  "language_models": {' in done.stdout
-    assert "export MLXSUP_API_KEY=mlxsup" in done.stderr
+    assert '+  "provider": {' in done.stdout
     assert '"name": "m"' in path.read_text()
-    again = connect(daemon, tmp_path, "zed", "--write")
+    again = connect(daemon, tmp_path, "opencode", "--write")
     assert again.stdout == f"{path} already has these settings\n"
-    [backup] = path.parent.glob("settings.json.*.bak")
+    [backup] = path.parent.glob("opencode.json.*.bak")
     assert backup.read_text() == before
     assert f"the text of before is in {backup}" in done.stderr
 
@@ -107,7 +106,8 @@ def test_file_with_comments_is_left_alone_and_the_settings_are_printed(
 @pytest.mark.parametrize(
     ("arguments", "status", "code"),
     [
-        ("open-webui --write", 1, "no_file"),
+        ("aider --write", 1, "no_file"),
+        ("zed --write", 1, "no_file"),
         ("emacs", 64, "usage"),
         ("opencode --model clod", 1, "unknown_model"),
     ],
