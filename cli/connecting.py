@@ -88,7 +88,6 @@ class Settings:
             keep: its content is for pasting.
         usage: what to do then: commands, or what to choose where.
         variables: of the environment, which it needs besides.
-        sized: the models whose context is in the file.
     """
 
     path: Path | None = None
@@ -96,7 +95,6 @@ class Settings:
     is_pasted: bool = False
     usage: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
-    sized: Sequence[Model] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +301,7 @@ def _codex(site: Site) -> Settings:
     text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
-    return Settings(path=path, content=text, usage=usage, sized=[site.model])
+    return Settings(path=path, content=text, usage=usage)
 
 
 def _start_codex(site: Site) -> Start:
@@ -338,7 +336,6 @@ def _opencode(site: Site) -> Settings:
         path=commented if commented.exists() else folder / "opencode.json",
         content=_put("provider", PROVIDER, value=_opencode_provider(site)),
         usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
-        sized=site.models,
     )
 
 
@@ -372,7 +369,6 @@ def _pi(site: Site) -> Settings:
         path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
         content=_put("providers", PROVIDER, value=_pi_provider(site, site.key)),
         usage=[shlex.join(_pi_choice(site))],
-        sized=site.models,
     )
 
 
@@ -440,9 +436,7 @@ def _vscode(site: Site) -> Settings:
     folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
     path = folder / "Code" / "User" / "chatLanguageModels.json"
     usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
-    return Settings(
-        path=path, content=lambda _: [entry], is_pasted=True, usage=usage, sized=site.models
-    )
+    return Settings(path=path, content=lambda _: [entry], is_pasted=True, usage=usage)
 
 
 def _zed(site: Site) -> Settings:
@@ -464,7 +458,6 @@ def _zed(site: Site) -> Settings:
         usage=[f"choose {site.model.name} in the agent panel's list of models"],
         variables={f"{PROVIDER.upper()}_API_KEY": site.key},
         is_pasted=True,
-        sized=site.models,
     )
 
 

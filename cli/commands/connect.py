@@ -6,7 +6,6 @@ each.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -52,7 +51,7 @@ BY_HAND = "correct the file, or copy the settings that `mlxsup connect` prints w
     "--write",
     "is_writing",
     is_flag=True,
-    help="Write the settings file of the program and show what changes.",
+    help="Write the settings file of the program.",
 )
 @daemon_options
 def connect(
@@ -74,7 +73,6 @@ def connect(
         site = site_of(client.status(), model, given)
     needs_key = is_key_missing(target, given)
     settings = PROGRAMS[tool].settings(site)
-    unknown = [one for one in settings.sized if one.context is None]
     value: dict[str, Any] = {
         "tool": tool,
         "path": None if settings.path is None else str(settings.path),
@@ -82,7 +80,6 @@ def connect(
         "variables": settings.variables,
         "usage": list(settings.usage),
         "is_key_missing": needs_key,
-        "unknown_contexts": [one.name for one in unknown],
     }
     if is_writing:
         _write(tool, settings, value, output)
@@ -91,11 +88,6 @@ def connect(
     if needs_key:
         output.note(
             f"the gateway needs an API key: `mlxsup key new {tool}` creates one; pass it with --key"
-        )
-    for one in unknown:
-        output.note(
-            f"the files of {one.name} cannot be read, so a context of {one.tokens} tokens is "
-            "assumed"
         )
 
 
@@ -128,15 +120,9 @@ def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output)
         if not output.is_json:
             output.data(str(value["settings"]))
         raise _trouble(f"{path} was not changed: {error}") from None
-    shown, backup = "", None
-    if before != after:
-        shown, backup = _diff(path, before, after), write(path, after)
-    kept = None if backup is None else str(backup)
-    output.result(
-        {**value, "diff": shown, "backup": kept}, shown or f"{path} already has these settings"
-    )
-    for name, text in settings.variables.items():
-        output.note(f"also set in the environment: export {name}={shlex.quote(text)}")
+    backup = None if before == after else write(path, after)
+    shown = f"{path} already has these settings" if before == after else f"wrote {path}"
+    output.result({**value, "backup": None if backup is None else str(backup)}, shown)
     _say_usage(settings.usage, output)
     if backup is not None:
         output.note(f"the text of before is in {backup}")
@@ -204,18 +190,6 @@ def write(path: Path, after: str) -> Path | None:
         message = f"cannot write {error.filename or path}: {error.strerror}"
         raise _trouble(message) from None
     return None if is_new else backup
-
-
-def _diff(path: Path, before: str | None, after: str) -> str:
-    """Return what changes, as `diff -u` shows it; None stands for no file."""
-    lines = difflib.unified_diff(
-        (before or "").splitlines(),
-        after.splitlines(),
-        "/dev/null" if before is None else str(path),
-        str(path),
-        lineterm="",
-    )
-    return "\n".join(lines)
 
 
 def _trouble(message: str) -> CliError:

@@ -59,17 +59,14 @@ def test_settings_are_printed_and_nothing_is_written(
     assert value["usage"]
 
 
-def test_write_shows_the_difference_and_where_the_text_of_before_is(
-    daemon: HttpDaemon, tmp_path: Path
-) -> None:
+def test_write_says_where_the_text_of_before_is(daemon: HttpDaemon, tmp_path: Path) -> None:
     path = tmp_path / ".config" / "opencode" / "opencode.json"
     path.parent.mkdir(parents=True)
     path.write_text('{\n  "theme": "system"\n}\n')
     before = path.read_text()
     done = connect(daemon, tmp_path, "opencode", "--write")
     assert done.returncode == 0, done.stderr
-    assert f"+++ {path}" in done.stdout
-    assert '+  "provider": {' in done.stdout
+    assert done.stdout == f"wrote {path}\n"
     assert '"name": "m"' in path.read_text()
     again = connect(daemon, tmp_path, "opencode", "--write")
     assert again.stdout == f"{path} already has these settings\n"
@@ -83,7 +80,6 @@ def test_models_are_those_of_the_daemon(daemon: HttpDaemon, tmp_path: Path) -> N
     models = json.loads(done.stdout)["provider"]["mlxsup"]["models"]
     assert list(models) == ["frozen:high", "cold", "m", "gone"]
     assert models["frozen:high"]["limit"] == {"context": 77_000, "output": 8192}
-    assert "the files of gone cannot be read, so a context of " in done.stderr
     assert "--model mlxsup/m\n" in connect(daemon, tmp_path, "opencode").stderr
 
 
