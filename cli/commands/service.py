@@ -19,8 +19,6 @@ from ..new_file import replaced_file
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from mlxsup.supervisor.config.load import DaemonConfig
-
     from ..service_managers import Launchd, Steps, Systemd
 
     Manager = Systemd | Launchd
@@ -100,7 +98,8 @@ def install(config_path: Path | None, is_dry: bool, is_forced: bool, output: Out
     if is_done:
         done = f"already installed: {manager.path}; nothing was changed"
     else:
-        _write(manager, text, configuration, steps, output)
+        _make_folders(configuration.runtime_dir, configuration.log_dir)
+        _write(manager, text, steps, output)
         done = f"{'started' if before == text else 'installed'}: {manager.path}"
     state, notes = manager.state(), manager.notes()
     output.result(
@@ -207,15 +206,17 @@ def _refuse_running(runtime_dir: Path, config: Path) -> None:
             )
 
 
-def _write(
-    manager: Manager, text: str, configuration: DaemonConfig, steps: Steps, output: Output
-) -> None:
-    """Write the file and start the service; launchd does not make the folders that it needs."""
-    before, after = steps
-    for folder in (configuration.runtime_dir, configuration.log_dir):
+def _make_folders(*folders: Path) -> None:
+    """Make the folders that launchd needs before the daemon runs."""
+    for folder in folders:
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         for one in reversed(missing):
             one.mkdir(mode=0o700)
+
+
+def _write(manager: Manager, text: str, steps: Steps, output: Output) -> None:
+    """Write the file and start the service."""
+    before, after = steps
     manager.path.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(manager.path) as file:
         os.fchmod(file.fileno(), 0o644)
