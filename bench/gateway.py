@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlxsup.cli.benchmark import Address
-
+from .openai_stream import Address
 from .report import NotMeasured, print_table, spread, threads_ns
 from support.daemon.child import Child, EndedError
 from support.daemon.daemon import fake

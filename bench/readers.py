@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mlxsup.cli.benchmark import read_stream, text_of
+from .openai_stream import read_stream, text_of
 
 PATH = "/v1/chat/completions"
 BEGIN_LIMIT_S = 60.0

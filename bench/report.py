@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxsup.cli.commands.bench import machine_facts
+from support.machine import machine_facts
 
 
 def machine_lines() -> list[str]:

@@ -21,7 +21,9 @@ from typing import Protocol, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from mlxsup.cli.benchmark import (
+from mlxsup.client import AsyncClient
+
+from .openai_stream import (
     DONE,
     PATH,
     Address,
@@ -30,8 +32,6 @@ from mlxsup.cli.benchmark import (
     read_stream,
     text_of,
 )
-from mlxsup.client import AsyncClient
-
 from support.eventually import eventually
 from support.gateway.http_daemon import HttpDaemon
 
@@ -236,7 +236,7 @@ class OverHttp:
 
         name = self.models[model]
         body = {"model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
-        read = checked(await read_stream(self.address, PATH, body, "", on_event), max_tokens)
+        read = checked(await read_stream(self.address, PATH, body, on_event), max_tokens)
         letters = [(at, len(text_of(json.loads(data)))) for at, data in events[:-1]]
         return Answer(
             asked_at=asked_at,

@@ -32,17 +32,18 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mlxsup.cli.benchmark import AnswerError, percentile
-from mlxsup.cli.commands.bench import machine_facts
+from mlxsup.cli.commands.bench import percentile
 from mlxsup.client import AsyncClient, RequestError
 
 from . import servers
 from .floor import Floor
+from .openai_stream import AnswerError
 from .report import machine_lines, order_in_round, print_table
 from .shaped_model import SHAPES, make_shaped_model
 from support.daemon.child import EndedError
 from support.daemon.daemon import Daemon, row
 from support.gateway.http_daemon import HttpDaemon
+from support.machine import machine_facts
 from support.models.tiny_model import make_tiny_model
 
 MODEL = "m"

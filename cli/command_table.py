@@ -60,7 +60,7 @@ GROUPS = {
     "More": {
         "launch": "Start a coding agent that uses a model of the daemon.",
         "connect": "Connect another program to the daemon.",
-        "bench": "Measure how fast a model answers.",
+        "bench": "Measure how fast models answer.",
         "demo": "See mlxsup at work with a small model.",
         "completion": "Print the completion script for a shell.",
     },

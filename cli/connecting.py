@@ -84,16 +84,17 @@ class Settings:
         path: of its file; None if it keeps its settings elsewhere.
         content: the whole text of that file, or what makes its new JSON value of the old one, which
             is None if there is no file, and raises ValueError if it is of another type.
+        is_pasted: whether the file is one that people write with comments, which only they can
+            keep: its content is for pasting.
         usage: what to do then: commands, or what to choose where.
         variables: of the environment, which it needs besides.
-        sized: the models whose context is in the file.
     """
 
     path: Path | None = None
     content: str | Callable[[Any], Any] = ""
+    is_pasted: bool = False
     usage: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
-    sized: Sequence[Model] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,11 +297,11 @@ wire_api = "responses"
 
 
 def _codex(site: Site) -> Settings:
-    head = "# Written by `mlxsup connect codex --write`; `--undo` removes it.\n"
+    head = "# Written by `mlxsup connect codex --write`.\n"
     text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
     usage = [f"codex --profile {PROVIDER}"]
-    return Settings(path=path, content=text, usage=usage, sized=[site.model])
+    return Settings(path=path, content=text, usage=usage)
 
 
 def _start_codex(site: Site) -> Start:
@@ -335,7 +336,6 @@ def _opencode(site: Site) -> Settings:
         path=commented if commented.exists() else folder / "opencode.json",
         content=_put("provider", PROVIDER, value=_opencode_provider(site)),
         usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
-        sized=site.models,
     )
 
 
@@ -369,7 +369,6 @@ def _pi(site: Site) -> Settings:
         path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
         content=_put("providers", PROVIDER, value=_pi_provider(site, site.key)),
         usage=[shlex.join(_pi_choice(site))],
-        sized=site.models,
     )
 
 
@@ -416,32 +415,6 @@ def _start_copilot(site: Site) -> Start:
     )
 
 
-def _continue(site: Site) -> Settings:
-    text = f"""\
-# Written by `mlxsup connect continue --write`; `--undo` removes it.
-name: {PROVIDER}
-version: 1.0.0
-schema: v1
-models:
-"""
-    for one in site.models:
-        # A text of JSON is one of YAML, too.
-        text += f"""\
-  - name: {json.dumps(one.name)}
-    provider: openai
-    model: {json.dumps(one.name)}
-    apiBase: {json.dumps(site.base)}
-    apiKey: {json.dumps(site.key)}
-    roles: [chat, edit, apply, summarize]
-    defaultCompletionOptions:
-      contextLength: {one.tokens}
-      maxTokens: {one.answer}
-"""
-    path = _home("CONTINUE_GLOBAL_DIR", ".continue") / "agents" / f"{PROVIDER}.yaml"
-    usage = [f"choose {PROVIDER} in Continue's list of agents"]
-    return Settings(path=path, content=text, usage=usage, sized=site.models)
-
-
 def _vscode(site: Site) -> Settings:
     models = [
         {
@@ -458,19 +431,12 @@ def _vscode(site: Site) -> Settings:
     about = {"name": PROVIDER, "vendor": "customendpoint", "apiKey": site.key}
     entry = {**about, "apiType": "chat-completions", "models": models}
 
-    def content(old: Any) -> Any:
-        if not isinstance(old, list | None):
-            raise ValueError("the whole file is not a list")
-        names = [one.get("name") if isinstance(one, dict) else None for one in old or []]
-        place = names.index(PROVIDER) if PROVIDER in names else len(names)
-        return [*(old or [])[:place], entry, *(old or [])[place + 1 :]]
-
     is_mac = sys.platform == "darwin"
     mac = Path.home() / "Library" / "Application Support"
     folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
     path = folder / "Code" / "User" / "chatLanguageModels.json"
     usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
-    return Settings(path=path, content=content, usage=usage, sized=site.models)
+    return Settings(path=path, content=lambda _: [entry], is_pasted=True, usage=usage)
 
 
 def _zed(site: Site) -> Settings:
@@ -491,15 +457,7 @@ def _zed(site: Site) -> Settings:
         content=_put("language_models", "openai_compatible", PROVIDER, value=entry),
         usage=[f"choose {site.model.name} in the agent panel's list of models"],
         variables={f"{PROVIDER.upper()}_API_KEY": site.key},
-        sized=site.models,
-    )
-
-
-def _open_webui(site: Site) -> Settings:
-    then = "if it has run before: Admin Panel, Settings, Connections, OpenAI API, add "
-    return Settings(
-        usage=["open-webui serve", f"{then}{site.base}"],
-        variables={"OPENAI_API_BASE_URL": site.base, "OPENAI_API_KEY": site.key},
+        is_pasted=True,
     )
 
 
@@ -511,9 +469,7 @@ PROGRAMS: dict[str, Program] = {
     "qwen": _by_start("qwen", _start_qwen, "npm install --global @qwen-code/qwen-code"),
     "copilot": _by_start("copilot", _start_copilot, "npm install --global @github/copilot"),
     "aider": _by_start("aider", _start_aider, "uv tool install --python 3.12 aider-chat"),
-    "continue": Program(_continue),
     "vscode": Program(_vscode),
     "zed": Program(_zed),
-    "open-webui": Program(_open_webui),
 }
 """By the word that users type; an agent's is its command."""

@@ -23,12 +23,12 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from .conversation import PROMPT, PROMPT_ON, continued
 from .exit_status import CliError
 from .terminal.keyboard import Keyboard
 from .terminal.output import Output
 from .terminal.writer import beneath, for_terminal
 
+PROMPT = "> "
 HISTORY_BYTES = 2**20
 END_OF_PASTES = b"\x1b[?2004l"
 
@@ -43,8 +43,7 @@ class TurnReader:
         terminal.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
-            multiline=True,
-            prompt_continuation=lambda _, __, wraps: " " * len(PROMPT_ON) if wraps else PROMPT_ON,
+            prompt_continuation="  ",
             completer=Commands(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
@@ -84,17 +83,6 @@ class TurnReader:
 def _keys() -> KeyBindings:
     keys = KeyBindings()
 
-    @keys.add("enter")
-    def end_line(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        longer = continued(buffer.text)
-        if longer is None:
-            buffer.validate_and_handle()
-        elif buffer.document.is_cursor_at_the_end:
-            buffer.document = Document(longer)
-        else:
-            buffer.newline(copy_margin=False)
-
     @keys.add("escape", "enter")
     def break_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
@@ -103,9 +91,7 @@ def _keys() -> KeyBindings:
 
 
 class Commands(Completer):
-    """The completer of commands at the beginning of a turn, and of the files behind them."""
-
-    OF_FILES = ("/image", "/load", "/save")
+    """The completer of commands at the beginning of a turn, and of the files behind /image."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -117,7 +103,7 @@ class Commands(Completer):
         """See `Completer`."""
         typed = document.text_before_cursor
         command, space, path = typed.partition(" ")
-        if space and command in self.OF_FILES:
+        if space and command == "/image":
             yield from self._paths.get_completions(Document(path), complete_event)
             return
         for word in self._words:

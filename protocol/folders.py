@@ -9,8 +9,6 @@ from pathlib import Path
 DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
 DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 DEFAULT_CONFIG = "~/.mlxsup/config.toml"
-CONNECTED_DIR = "~/.mlxsup/connected"
-"""Says what `mlxsup connect` has written for which program, so that it can be undone."""
 HISTORY_FILE = "~/.mlxsup/history"
 MODELS_DIR = "~/.mlxsup/models"
 """Contains the models that mlxsup has converted, a folder each."""

@@ -1,65 +1,59 @@
-"""`mlxsup bench`: how fast a model answers, by the sizes of prompts and answers."""
+"""`mlxsup bench`: how fast models answer through the daemon, by the sizes of prompts and answers.
+
+Each size is a burst of requests that are sent at once.
+"""
 
 from __future__ import annotations
 
-import json
-import os
+import math
+import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..arguments import check_known, only_model, optional_model_argument, row_called
+from ..arguments import check_known, complete_model, only_model, row_called
 from ..changes import progress_shown
-from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus, misuse
-from ..keys import read_key
-from ..new_file import new_file
-from ..options import NewFile
+from ..connection import Target, connect, daemon_options, errors_explained
+from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Line, LiveLine, Output, width_of
 from ..terminal.tables import listing, text_lines
-from ..terminal.text import counted, format_bytes
+from ..terminal.text import counted, format_duration
 
 if TYPE_CHECKING:
-    from ..benchmark import Address, Cell, Run
+    from mlxsup.client import AsyncClient, Result
 
-COMMAND = "mlxsup bench"
-SOCKET, HTTP = "zmq", "http"
-THROUGH = {SOCKET: "the daemon's socket", HTTP: "HTTP"}
-
-SIZES = ("prompt_tokens", "output_tokens", "concurrency")
 PROMPT_TOKENS = (16, 512)
 OUTPUT_TOKENS = (128,)
 CONCURRENCY = (1, 4, 16)
-
-LEAST_REPEATS = 3
-"""Of both runs that are compared. If nothing has changed, all of 3 values are above all of 3 others
-once in 20 times, and all of 5 above 5 others once in 252 times."""
 
 TITLES = {
     "first_token_s": "FIRST TOKEN",
     "gap_p50_s": "GAP P50",
     "gap_p99_s": "GAP P99",
-    "gap_max_s": "LONGEST",
     "stream_tokens_per_s": "TOK/S EACH",
     "tokens_per_s": "TOK/S ALL",
-    "steady_tokens_per_s": "TOK/S STEADY",
-    "prefill_tokens_per_s": "PREFILL TOK/S",
-    "memory_bytes": "MEMORY",
 }
-"""Figures by their keys, which end with the unit: seconds should be few, tokens per second many."""
+"""The figures by their keys, which end with the unit."""
 
-TABLES = (
-    ("first_token_s", "gap_p50_s", "gap_p99_s", "gap_max_s"),
-    ("stream_tokens_per_s", "tokens_per_s", "prefill_tokens_per_s", "memory_bytes"),
-)
-COMPARED = ("first_token_s", "gap_p50_s", "gap_p99_s", "tokens_per_s")
+STEADY: Mapping[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+"""Parameters with which an answer has as many tokens as it may have, and none is drawn."""
 
-SAVED_HINT = "`mlxsup bench MODEL --output FILE` writes one"
+WARM_UP_TOKENS = 16
+"""Of the answers before the first repeat: enough to prepare every shape that repeats need."""
+
+PROMPT_IDS = range(100, 250)
+"""The token ids of prompts. Every vocabulary has them, that of bytes alone too, and the ids below
+are those that tokenizers like to use for their marks."""
+
+NOTEWORTHY_S = 0.1
+"""A request that waited this long in the queue has waited for something: not for others of its
+burst, which are gathered within a quarter of that."""
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -76,7 +70,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 @click.command()
-@optional_model_argument
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @click.option("--prompt-tokens", metavar="N,…", type=sizes, help="Prompt sizes; by default 16,512.")
 @click.option("--output-tokens", metavar="N,…", type=sizes, help="Answer sizes; by default 128.")
 @click.option(
@@ -90,144 +84,73 @@ def sizes(text: str) -> tuple[int, ...]:
     show_default=True,
     help="How often each size is measured.",
 )
-@click.option(
-    "--through",
-    type=click.Choice([SOCKET, HTTP]),
-    default=SOCKET,
-    show_default=True,
-    help="The daemon's socket, or its HTTP gateway.",
-)
-@click.option("--key", metavar="KEY", help="A key of the gateway; - reads it from stdin.")
-@click.option(
-    "--output", "kept", metavar="FILE", type=NewFile(), help="Save the results to this file."
-)
-@click.option(
-    "--compare",
-    "earlier",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Compare with the results in this file.",
-)
-@click.option(
-    "--fail-if-slower",
-    "percent",
-    metavar="PERCENT",
-    type=click.FloatRange(0),
-    help="With --compare: exit with 1 if anything is slower by more than this.",
-)
 @daemon_options
 def bench(
-    model: str | None,
+    models: tuple[str, ...],
     repeats: int,
-    through: str,
-    key: str | None,
-    kept: Path | None,
-    earlier: Path | None,
-    percent: float | None,
     target: Target,
     output: Output,
     **wanted: tuple[int, ...] | None,
 ) -> int:
-    """Example: mlxsup bench smollm2-135m --output before.json
+    """Example: mlxsup bench smollm2-135m
 
-    Measures how fast MODEL answers: the time to the first token, the gaps between tokens, tokens
-    per second and memory, for each prompt size, answer size and number of concurrent requests.
-    After a warm-up, the repeats of all sizes take turns. Ctrl-C shows the results so far. MODEL may
-    be left out if only one is configured.
+    Measures how fast each MODEL answers: the time to the first token, the gaps between tokens and
+    tokens per second, for each prompt size, answer size and number of concurrent requests. After a
+    warm-up, the repeats of all sizes take turns. Ctrl-C shows the results so far. MODEL may be left
+    out if only one is configured.
     """
-    wrong = {
-        "--key only works with --through http": key is not None and through != HTTP,
-        "--fail-if-slower needs --compare FILE": percent is not None and earlier is None,
-        f"--compare needs at least {LEAST_REPEATS} repeats to tell a change from noise": (
-            earlier is not None and repeats < LEAST_REPEATS
-        ),
-    }
-    for message in (message for message, is_so in wrong.items() if is_so):
-        raise misuse(message, COMMAND)
-    before = read_saved(earlier) if earlier else None
-    if kept is not None:
-        check_new(kept)
-    given = read_key(key)
-    if before is not None:
-        # Without sizes they are those of the file.
-        for name, found in zip(SIZES, zip(*cells_in(before), strict=True), strict=True):
-            wanted[name] = wanted[name] or tuple(dict.fromkeys(found))
-    run, facts, address, endpoint = _prepare(model, wanted, repeats, through, given, target, output)
+    import asyncio
+
     failure: CliError | None = None
     is_interrupted = False
-    try:
-        _measure(endpoint, run, address, given or "", output)
-    except KeyboardInterrupt:
-        output.end_line()
-        is_interrupted = True
-    except CliError as error:
-        failure = error
-    value = value_of(run, facts)
-    if before is not None and earlier is not None:
-        value["comparison"] = compare(value, before, earlier)
-    if value["cells"]:
-        _show(value, kept, output, has_failed=failure is not None)
-    elif is_interrupted:
-        output.note("no results yet")
-    if failure is not None:
-        raise failure
-    if is_interrupted:
-        return ExitStatus.INTERRUPTED
-    if percent is None or passes(value["comparison"], percent):
-        return ExitStatus.OK
-    if not value["comparison"]["compared"]:
-        output.note(f"hint: record {earlier} again with the same sizes and at least 3 repeats")
-    return ExitStatus.FAILED
-
-
-# ---------------------------------------------------------------- measuring
-
-
-def _prepare(
-    model: str | None,
-    wanted: Mapping[str, tuple[int, ...] | None],
-    repeats: int,
-    through: str,
-    key: str | None,
-    target: Target,
-    output: Output,
-) -> tuple[Run, dict[str, Any], Address | None, str]:
-    """Load the model, and find the sizes that fit it.
-
-    Returns:
-        The run without any figures, what is known about it, the address of the gateway if that is
-        to be asked, and the daemon's endpoint.
-    """
-    from urllib.parse import urlsplit
-
-    from ..benchmark import Run
-    from ..connecting import gateway_url, is_key_missing
-
     with connect(target) as client:
         status = client.status()
-        model = only_model(status, COMMAND) if model is None else model
-        check_known(status, model)
-        address = None
-        if through == HTTP:
-            parts = urlsplit(gateway_url(status, ""))
-            address = parts.hostname or "", parts.port or 0
-            if is_key_missing(target, key):
-                hint = "`mlxsup key new bench` creates one; `--key -` reads it from stdin"
-                raise CliError("the gateway needs a key", code="key_missing", hint=hint)
-        with progress_shown(client, model, output):
-            client.load(model)
-        row = row_called(client.status(), model)
-        assert row is not None, "it was there when it was loaded"
-        endpoint = client.endpoint
-    cells, left_out = cells_of(wanted, row["name"], row["context_length"], row["row_limit"])
-    about = {"through": through, "backend": row["backend"], "daemon": status["version"]}
-    facts = {**about, "left_out": left_out}
-    return Run(model=row["name"], cells=cells, repeats=repeats), facts, address, endpoint
+        names = models or (only_model(status, "mlxsup bench"),)
+        names = tuple(dict.fromkeys(check_known(status, name)["name"] for name in names))
+        cells: list[Cell] = []
+        for name in names:
+            with progress_shown(client, name, output):
+                client.load(name)
+            row = check_known(client.status(), name)
+            cells += cells_of(wanted, name, row["context_length"], row["row_limit"])
+        run = Run(cells=cells, repeats=repeats)
+        try:
+            with LiveLine(output) as line, errors_explained():
+                asyncio.run(measure(client.endpoint, run, lambda text: line.tell(text, text)))
+        except KeyboardInterrupt:
+            output.end_line()
+            is_interrupted = True
+        except CliError as error:
+            failure = error
+    # With --json, a run that has failed prints its error alone.
+    if run.values and not (failure and output.is_json):
+        output.result(value_of(run, str(status["version"])), shown(run))
+    elif is_interrupted:
+        output.note("no results yet")
+    if failure:
+        raise failure
+    return ExitStatus.INTERRUPTED if is_interrupted else ExitStatus.OK
+
+
+# ---------------------------------------------------------------- sizes
+
+
+class Cell(NamedTuple):
+    """One size: tokens of each prompt and of each answer, and requests that are sent at once."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+
+    def __str__(self) -> str:
+        """Return `qwen 512 + 128 tokens × 4`."""
+        return f"{self.model} {self.prompt_tokens} + {self.output_tokens} tokens × {self[-1]}"
 
 
 def cells_of(
     wanted: Mapping[str, tuple[int, ...] | None], model: str, context: int | None, rows: int
-) -> tuple[list[Cell], list[str]]:
+) -> list[Cell]:
     """Return the sizes to measure: what was asked for, and otherwise the usual ones that fit.
 
     Args:
@@ -236,31 +159,16 @@ def cells_of(
         context: tokens of a prompt and its answer together; None if it is not known.
         rows: requests that run at once.
 
-    Returns:
-        The sizes, and a sentence for each usual one that does not fit.
+    Raises:
+        CliError: a size that was asked for does not fit.
     """
-    from ..benchmark import Cell
-
-    left_out = []
-    streams = wanted["concurrency"]
-    if streams is None:
-        streams = tuple(dict.fromkeys(min(number, rows) for number in CONCURRENCY))
-        if max(CONCURRENCY) > rows:
-            left_out.append(
-                f"{model} runs at most {rows} requests at once (max_concurrency), so "
-                f"{max(CONCURRENCY)} concurrent requests were not measured"
-            )
+    streams = wanted["concurrency"] or tuple(
+        dict.fromkeys(min(number, rows) for number in CONCURRENCY)
+    )
     outputs = wanted["output_tokens"] or OUTPUT_TOKENS
     answer = max(outputs)
-    prompts = wanted["prompt_tokens"]
-    if prompts is None:
-        fitting = [one for one in PROMPT_TOKENS if context is None or one + answer <= context]
-        prompts = tuple(fitting) or (1,)
-        if prompts != PROMPT_TOKENS:
-            left_out.append(
-                f"prompts of {max(PROMPT_TOKENS)} tokens do not fit into the {context} tokens "
-                f"of context of {model}"
-            )
+    fitting = [one for one in PROMPT_TOKENS if context is None or one + answer <= context]
+    prompts = wanted["prompt_tokens"] or tuple(fitting) or (1,)
     if context is not None and max(prompts) + answer > context:
         hint = f"--prompt-tokens can be at most {context - answer} with answers of {answer} tokens"
         raise CliError(
@@ -276,104 +184,205 @@ def cells_of(
             hint=f"use --concurrency {rows} or less, or run `mlxsup config set "
             f"models.{model}.max_concurrency {max(streams)}`",
         )
-    cells = [Cell(prompt, size, number) for prompt in prompts for size in outputs
-             for number in streams]  # fmt: skip
-    return cells, left_out
+    return [Cell(model, *sizes) for sizes in product(prompts, outputs, streams)]
 
 
-def _measure(endpoint: str, run: Run, address: Address | None, key: str, output: Output) -> None:
-    """Measure everything; what has been measured is in the run, however this ends.
+# ---------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Answers that were asked for at the same time.
+
+    Attributes:
+        sent_s: when each prompt was sent, in seconds after the first.
+        times: when each token of each answer was there, by the same clock.
+        cached_tokens: tokens of the prompts that needed no prefill.
+        interrupted: answers that were paused, or continued after a crash.
+        waited: answers that waited in the queue.
+    """
+
+    sent_s: Sequence[float]
+    times: Sequence[Sequence[float]]
+    cached_tokens: int = 0
+    interrupted: int = 0
+    waited: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures that this burst shows, by their keys for programs."""
+        firsts = [own[0] - sent for own, sent in zip(self.times, self.sent_s, strict=True)]
+        gaps = [later - earlier for own in self.times for earlier, later in pairwise(own)]
+        # Tokens of one answer may have come at one time.
+        speeds = [(len(own) - 1) / (own[-1] - own[0]) for own in self.times if own[-1] > own[0]]
+        whole_s = max(own[-1] for own in self.times)
+        found = {
+            "first_token_s": statistics.median(firsts),
+            "tokens_per_s": sum(map(len, self.times)) / whole_s,
+        }
+        if gaps:
+            found |= {"gap_p50_s": percentile(gaps, 50), "gap_p99_s": percentile(gaps, 99)}
+        return found | ({"stream_tokens_per_s": statistics.median(speeds)} if speeds else {})
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that this percentage of them does not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Repeats of all sizes, in turn; an interrupted one is worth something.
+
+    Attributes:
+        cells: the sizes.
+        repeats: how often each is measured.
+        values: by size and figure, a value for each repeat so far that showed it.
+        took_s: how long the latest repeat of each size took.
+        bursts: that were measured so far.
+        other_requests: the most requests of others that were open between two bursts.
+    """
+
+    cells: Sequence[Cell]
+    repeats: int
+    values: dict[Cell, dict[str, list[float]]] = field(default_factory=dict)
+    took_s: dict[Cell, float] = field(default_factory=dict)
+    bursts: list[Burst] = field(default_factory=list)
+    other_requests: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every repeat of every size was measured."""
+        return len(self.bursts) == len(self.cells) * self.repeats
+
+    def take(self, cell: Cell, burst: Burst, took_s: float) -> None:
+        """Add a repeat of a size."""
+        values = self.values.setdefault(cell, {})
+        for name, value in burst.figures().items():
+            values.setdefault(name, []).append(value)
+        self.took_s[cell] = took_s
+        self.bursts.append(burst)
+
+    def look(self, status: Mapping[str, Any], cell: Cell) -> None:
+        """Note which requests of others are open."""
+        if row_called(status, cell.model) is None:
+            message = f"{cell.model} is no longer configured"
+            raise CliError(message, code="unknown_model", hint="see `mlxsup status`")
+        still_open = (
+            len(one["running"]) + len(one["paused"]) + one["queued"] for one in status["models"]
+        )
+        self.other_requests = max(self.other_requests, sum(still_open))
+
+    def progress(self, cell: Cell) -> str:
+        """Return what is measured now, and how long the rest takes once every size was measured."""
+        done, bursts = len(self.bursts), len(self.cells) * self.repeats
+        text = f"{done + 1}/{bursts}: {cell}"
+        if len(self.took_s) < len(self.cells):
+            return text
+        left_s = sum(self.took_s.values()) / len(self.cells) * (bursts - done)
+        return f"{text}, about {format_duration(left_s)} left"
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for each thing that has touched the figures."""
+        done, bursts = len(self.bursts), len(self.cells) * self.repeats
+        interrupted, waited, cached = (
+            sum(getattr(burst, name) for burst in self.bursts)
+            for name in ("interrupted", "waited", "cached_tokens")
+        )
+        found = {
+            f"incomplete: only {done} of {bursts} bursts were measured": done < bursts,
+            f"up to {counted(self.other_requests, 'other request')} ran or waited during the run: "
+            "measure again when the daemon is idle": self.other_requests,
+            f"interrupted and resumed: {counted(interrupted, 'answer')}": interrupted,
+            f"delayed in the queue: {counted(waited, 'answer')}": waited,
+            f"{cached} prompt tokens came from the cache": cached,
+        }
+        return [sentence for sentence, is_so in found.items() if is_so]
+
+
+async def measure(endpoint: str, run: Run, tell: Callable[[str], None]) -> None:
+    """Warm up, then measure each repeat of each size.
+
+    Args:
+        endpoint: of the daemon, in which the models are READY.
+        run: takes what is measured, at once, so that it is there if this is cancelled.
+        tell: gets the progress.
 
     Raises:
-        CliError: an answer has failed.
-        KeyboardInterrupt: Ctrl-C was pressed.
+        CliError: a model is gone, or an answer has another length than was asked for.
+        RequestError, ConnectionLost: an answer has failed.
     """
+    from mlxsup.client import AsyncClient
+
+    async with AsyncClient(endpoint) as client:
+        for number, cell in enumerate(run.cells, start=1):
+            tell(f"warming up {number}/{len(run.cells)}: {cell}")
+            await _ask(client, cell, min(cell.output_tokens, WARM_UP_TOKENS))
+        for repeat in range(run.repeats):
+            # Every other repeat runs backwards: what changes with time touches all sizes alike.
+            for cell in run.cells if repeat % 2 == 0 else reversed(run.cells):
+                tell(run.progress(cell))
+                run.look(await client.status(), cell)
+                begin = time.perf_counter()
+                burst = await _ask(client, cell, cell.output_tokens)
+                run.take(cell, burst, time.perf_counter() - begin)
+
+
+async def _ask(client: AsyncClient, cell: Cell, tokens: int) -> Burst:
+    """Send all requests of a size at once, each with another prompt: the daemon may remember
+    earlier ones."""
     import asyncio
 
-    from mlxsup.client import ConnectionLost, RequestError
+    times: list[list[float]] = [[] for _ in range(cell.concurrency)]
+    sent_s: list[float] = []
+    begin = time.perf_counter()
 
-    from ..benchmark import AnswerError, measure
-    from ..connection import explain_connection_lost, explain_request_error
+    async def read(own: list[float]) -> Result:
+        prompt = random.choices(PROMPT_IDS, k=cell.prompt_tokens)
+        sent_s.append(time.perf_counter() - begin)
+        stream = client.generate(cell.model, prompt_tokens=prompt, max_tokens=tokens, **STEADY)
+        async for delta in stream:
+            own += [time.perf_counter() - begin] * len(delta.token_ids)
+        return stream.result
 
-    try:
-        with LiveLine(output) as line:
-
-            def tell(text: str) -> None:
-                line.tell(text, text)
-
-            asyncio.run(measure(endpoint, run, tell, address=address, key=key))
-    except RequestError as error:
-        raise explain_request_error(error) from None
-    except ConnectionLost as error:
-        raise explain_connection_lost(error) from None
-    except AnswerError as error:
-        hint = f"see `mlxsup logs {run.model}`"
-        message = f"the answer of {run.model} could not be measured: {error}"
-        raise CliError(message, code="broken_answer", hint=hint) from None
-    except OSError as error:
-        message = f"cannot connect to the HTTP gateway: {error.strerror or error}"
-        raise CliError(message, code="gateway", hint="`mlxsup status` shows its state") from None
+    results = await asyncio.gather(*map(read, times))
+    for own in times:
+        if len(own) != tokens:
+            raise CliError(
+                f"an answer of {cell.model} has {len(own)} tokens instead of {tokens}",
+                code="broken_answer",
+                hint=f"see `mlxsup logs {cell.model}`",
+            )
+    return Burst(
+        sent_s=sent_s,
+        times=times,
+        cached_tokens=sum(result.usage.cached_tokens for result in results),
+        interrupted=sum(bool(result.resumed or result.paused) for result in results),
+        waited=sum(result.timings.queued_s >= NOTEWORTHY_S for result in results),
+    )
 
 
-# ---------------------------------------------------------------- as JSON, and in files
+# ---------------------------------------------------------------- results
 
 
-def value_of(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run as `--json` prints it."""
+def value_of(run: Run, daemon: str) -> dict[str, Any]:
+    """Return the run as `--json` prints it; `daemon` is its version."""
     import datetime
 
     return {
         "kind": "bench",
-        "model": run.model,
-        "through": facts["through"],
-        "backend": facts["backend"],
-        "daemon": facts["daemon"],
-        "machine": machine_facts(),
+        "daemon": daemon,
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "repeats": run.repeats,
-        "is_complete": run.done == run.bursts,
+        "is_complete": run.is_complete,
         "cells": [
             {
                 **cell._asdict(),
-                "repeats": max(map(len, values.values())),
                 "figures": {name: _summary(values.get(name)) for name in TITLES},
             }
             for cell in run.cells
             if (values := run.values.get(cell))
         ],
-        "interrupted_answers": run.interrupted,
-        "answers_that_waited": run.waited,
-        "cached_tokens": run.cached_tokens,
-        "other_requests": run.other_requests,
-        "other_models": sorted(run.other_models),
-        "remarks": [*facts["left_out"], *run.remarks()],
-        "comparison": None,
-    }
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return the machine, and the versions that decide about figures; None for a package that is
-    not there."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    import psutil
-
-    from mlxsup.protocol.version import VERSION
-
-    versions: dict[str, str | None] = {"mlxsup": VERSION}
-    for package in ("mlx", "mlx-lm", "pyzmq"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "system": platform.system(),
-        "architecture": platform.machine(),
-        "cores": psutil.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "python": platform.python_version(),
-        "versions": versions,
+        "remarks": run.remarks(),
     }
 
 
@@ -384,208 +393,33 @@ def _summary(values: Sequence[float] | None) -> dict[str, Any] | None:
     return {**around, "values": list(values)}
 
 
-def cells_in(value: Mapping[str, Any]) -> dict[Cell, dict[str, list[float]]]:
-    """Return the values of each figure by size, of a run as `--json` prints it."""
-    from ..benchmark import Cell
-
-    return {
-        Cell(*(int(one[name]) for name in SIZES)): {
-            name: [float(number) for number in about["values"]]
-            for name in TITLES
-            if (about := one["figures"].get(name))
-        }
-        for one in value["cells"]
-    }
-
-
-def conditions_of(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a run, as `--json` prints it, was measured with, by what people call it."""
-    machine = value["machine"]
-    return {
-        **{name: str(value[name]) for name in ("model", "through", "backend")},
-        "machine": f"{machine['system']} {machine['architecture']}, {machine['cores']} cores",
-        **{name: str(version) for name, version in machine["versions"].items()},
-    }
-
-
-def read_saved(path: Path) -> dict[str, Any]:
-    """Return the run in a file that `write_new` has written, or `--json` printed."""
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-        is_run = value["kind"] == "bench" and conditions_of(value) and cells_in(value)
-        if is_run and isinstance(value["measured_at"], str):
-            return value
-    except OSError as error:
-        raise _unusable(f"{path}: {error.strerror}", SAVED_HINT) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise _unusable(f"{path} was not written by `mlxsup bench`", SAVED_HINT)
-
-
-def check_new(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything has been measured for it."""
-    if os.path.lexists(path):
-        raise _unusable(f"{path} exists", "choose another file; `bench` never overwrites results")
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        what = "is not writable" if folder.is_dir() else "does not exist"
-        raise _unusable(f"{path}: the folder {folder} {what}", "choose another file")
-
-
-def _unusable(message: str, hint: str) -> CliError:
-    return CliError(message, code="file", hint=hint, status=ExitStatus.USAGE)
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a run."""
-    try:
-        with new_file(path, 0o666) as file:
-            file.write(f"{text}\n".encode())
-    except OSError as error:
-        hint = "the figures are above"
-        raise CliError(f"{path}: {error.strerror}", code="file", hint=hint) from None
-
-
-# ---------------------------------------------------------------- next to an earlier run
-
-
-def compare(now: Mapping[str, Any], before: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return what has changed, as `--json` prints it.
-
-    A figure has changed if its values do not overlap: the best of one run is worse than the worst
-    of the other.
-    """
-    changes: list[dict[str, Any]] = []
-    compared = too_few = 0
-    cells, old_cells = cells_in(now), cells_in(before)
-    for cell, name in product(cells, COMPARED):
-        values, earlier = cells[cell].get(name), old_cells.get(cell, {}).get(name)
-        if not values or not earlier or min(*values, *earlier) <= 0:
-            continue
-        if min(len(values), len(earlier)) < LEAST_REPEATS:
-            too_few += 1
-            continue
-        compared += 1
-        if min(values) > max(earlier) or max(values) < min(earlier):
-            after, then = statistics.median(values), statistics.median(earlier)
-            longer = then / after if name.endswith("_per_s") else after / then
-            about = {"figure": name, "before": then, "now": after}
-            changes.append({**cell._asdict(), **about, "slower_percent": 100 * (longer - 1)})
-    changes.sort(key=lambda one: one["slower_percent"])
-    old_conditions, conditions = conditions_of(before), conditions_of(now)
-    return {
-        "file": str(file),
-        "measured_at": before["measured_at"],
-        "compared": compared,
-        "too_few": too_few,
-        "not_there": len(cells.keys() - old_cells.keys()),
-        "slower": [one for one in reversed(changes) if one["slower_percent"] > 0],
-        "faster": [one for one in changes if one["slower_percent"] <= 0],
-        "conditions": [
-            {"what": what, "before": earlier, "now": conditions.get(what, "")}
-            for what, earlier in old_conditions.items()
-            if conditions.get(what, "") != earlier
-        ],
-    }
-
-
-def passes(comparison: Mapping[str, Any], percent: float) -> bool:
-    """True if figures were compared, and none is slower beyond the spread and by more than this."""
-    too_slow = any(one["slower_percent"] > percent for one in comparison["slower"])
-    return comparison["compared"] > 0 and not too_slow
-
-
-# ---------------------------------------------------------------- for people
-
-
-def _show(value: dict[str, Any], kept: Path | None, output: Output, *, has_failed: bool) -> None:
-    """Print the run, and write it to its file.
-
-    With --json, a run that has failed is only written: what is printed is its error.
-    """
-    if output.is_json:
-        if not has_failed:
-            output.object(value)
-    else:
-        repeats, width = value["repeats"], width_of(sys.stdout)
-        head = f"{value['model']} through {THROUGH[value['through']]}, {counted(repeats, 'repeat')}"
-        head += ": medians, and how much repeats differ (±)" if repeats > 1 else ""
-        output.show(text_lines(head, width))
-        for names in TABLES:
-            output.data("")
-            output.show(_table(value["cells"], names))
-        remarks = [*value["remarks"], *_comparison(value["comparison"])]
-        output.show(*([[]] for _ in remarks[:1]), *(text_lines(one, width) for one in remarks))
-    if kept is not None:
-        write_new(kept, output.object_line({**value, "comparison": None}))
-        output.note(f"wrote {kept}")
-
-
-def _table(cells: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Line]:
-    headings = ("PROMPT", "OUTPUT", "STREAMS", *(TITLES[name] for name in names))
+def shown(run: Run) -> list[Line]:
+    """Return the table of the medians, and the remarks."""
+    headings = ("MODEL", "PROMPT", "OUTPUT", "STREAMS", *TITLES.values())
     rows = [
-        [
-            *(str(cell[size]) for size in SIZES),
-            *(summary_text(name, cell["figures"][name]) for name in names),
-        ]
-        for cell in cells
+        [*map(str, cell), *(figure_text(name, values.get(name)) for name in TITLES)]
+        for cell in run.cells
+        if (values := run.values.get(cell))
     ]
-    return listing(headings, rows, right=headings)
+    remarks = run.remarks()
+    return [
+        *listing(headings, rows, right=headings[1:]),
+        *([[]] if remarks else []),
+        *(line for one in remarks for line in text_lines(one, width_of(sys.stdout))),
+    ]
 
 
-def summary_text(name: str, summary: Mapping[str, Any] | None) -> str:
+def figure_text(name: str, values: Sequence[float] | None) -> str:
     """Return the median of a figure with its unit, and how far repeats are from each other."""
-    if summary is None:
+    if not values:
         return "-"
-    text = figure_text(name, summary["median"])
-    if name.endswith("_bytes") or len(summary["values"]) < 2 or not summary["median"]:
-        return text
-    percent = 100 * (summary["high"] - summary["low"]) / 2 / summary["median"]
-    return f"{text} ±{percent:.0f}%"
-
-
-def figure_text(name: str, value: float) -> str:
-    """Return a value with its unit."""
-    if name.endswith("_bytes"):
-        return format_bytes(value)
+    median = statistics.median(values)
     if name.endswith("_per_s"):
-        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{value * 1000:.0f} ms" if value >= 0.1 else f"{value * 1000:.1f} ms"
-
-
-def _comparison(comparison: Mapping[str, Any] | None) -> list[str]:
-    if comparison is None:
-        return []
-    lines = [
-        f"{word}: {_change_text(change)}"
-        for word in ("slower", "faster")
-        for change in comparison[word]
-    ]
-    then = f"{comparison['file']} ({comparison['measured_at']})"
-    compared, rest = comparison["compared"], comparison["compared"] - len(lines)
-    if not compared:
-        lines.append(f"nothing could be compared with {then}")
-    elif not lines:
-        lines.append(f"as fast as {then}: every difference is within the noise")
+        text = f"{median:,.0f}" if median >= 100 else f"{median:.1f}"
+    elif median >= 1:
+        text = f"{median:.2f} s"
     else:
-        lines.append(f"compared with {then}: the other {rest} differences are within the noise")
-    if count := comparison["not_there"]:
-        lines.append(f"{comparison['file']} does not have {count} of these sizes")
-    if count := comparison["too_few"]:
-        few = f"fewer than {LEAST_REPEATS} repeats, which is too few to compare"
-        lines.append(f"{count} figures have {few}")
-    return lines + [
-        f"the conditions differ: {one['what']} was {one['before']} and is "
-        f"{one['now'] or 'missing'} now"
-        for one in comparison["conditions"]
-    ]
-
-
-def _change_text(change: Mapping[str, Any]) -> str:
-    name, percent = change["figure"], change["slower_percent"]
-    before, now = (figure_text(name, change[key]) for key in ("before", "now"))
-    size = f"{change['prompt_tokens']} + {change['output_tokens']} × {change['concurrency']}"
-    more = "longer" if percent > 0 else "less time"
-    return f"{size}: {TITLES[name].lower()} {now}, was {before}: takes {abs(percent):.0f}% {more}"
+        text = f"{median * 1000:.0f} ms" if median >= 0.1 else f"{median * 1000:.1f} ms"
+    if len(values) < 2 or not median:
+        return text
+    return f"{text} ±{100 * (max(values) - min(values)) / 2 / median:.0f}%"

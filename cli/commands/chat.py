@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ from ..connection import (
     explain_connection_lost,
     explain_request_error,
 )
-from ..conversation import Ask, Conversation, read_turn, unquoted
 from ..exit_status import CliError, ExitStatus
 from ..options import (
     answer_options,
@@ -42,7 +40,7 @@ from ..options import (
     priority_options,
     refusal_of,
 )
-from ..pictures import Picture, check_taker, image_option, read_picture
+from ..pictures import Picture, check_taker, image_option, read_picture, with_pictures
 from ..terminal.answer import AnswerScreen, read_answer, result_map, show_remarks
 from ..terminal.output import Output, width_of
 from ..terminal.reader_watch import reader_watched
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 
 COMMAND = "mlxsup chat"
 
-WAY_OUT = "`/save FILE` keeps a copy of the conversation; `/clear` starts a new one"
+WAY_OUT = "`/clear` starts a new conversation"
 """The hint if the context is full."""
 
 ENDS = frozenset({"/bye", "/exit", "/quit"})
@@ -75,16 +73,13 @@ HELP = {
     " drops it",
     "/retry": "answer the last message again",
     "/clear": "start a new conversation",
-    "/save [FILE]": "write the conversation to a file",
-    "/load FILE": "continue a saved conversation",
     "/bye": "quit, like Ctrl-D, /exit and /quit",
     "/help, /?": "show this help",
 }
 WORDS = frozenset([*(typed.split()[0].strip(",") for typed in HELP), "/?", *ENDS])
 REMARKS = (
     "Ctrl-C stops an answer or clears the line. Tab completes a command.",
-    "Alt-Enter starts a new line. So does Enter after a backslash, inside a ``` block, and between"
-    ' """ and """.',
+    "Alt-Enter starts a new line.",
 )
 NARROW = 60
 """With fewer columns than this, the meaning of a command stands below it."""
@@ -140,14 +135,14 @@ def chat(
 def _reader(output: Output) -> Callable[[], str | None]:
     """Return what reads the turns of a person."""
     if not output.can_redraw(sys.stdout):
-        return partial(read_turn, typed_line)
+        return typed_line
     from ..turn_reader import TurnReader  # takes a while to import
 
     words = sorted([*WORDS, *(f"/set {name}" for name in SETTINGS)])
     return TurnReader(Path(HISTORY_FILE).expanduser(), words, output).read
 
 
-def piped_line(_: str) -> str | None:
+def piped_line() -> str | None:
     """Read a line of standard input; None at its end."""
     data = sys.stdin.buffer.readline()
     try:
@@ -157,13 +152,80 @@ def piped_line(_: str) -> str | None:
         raise CliError(message, status=ExitStatus.USAGE) from None
 
 
-def typed_line(prompt: str) -> str | None:
+def typed_line() -> str | None:
     """Read a line from a terminal that only knows lines, or beside output that is no terminal."""
-    click.echo(prompt, nl=False, err=True)
-    line = piped_line(prompt)
+    click.echo("> ", nl=False, err=True)
+    line = piped_line()
     if line is None:
         click.echo(err=True)
     return line
+
+
+Message = dict[str, Any]
+Content = str | list[dict[str, Any]]
+"""A text, or pictures and a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A turn to be answered, and the messages before it."""
+
+    turn: Content
+    before: list[Message]
+
+    def messages(self) -> list[Message]:
+        """Return the turn, behind what was said before."""
+        return [*self.before, {"role": "user", "content": self.turn}]
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """The turns and answers so far, bounded by the model's context: a longer one is refused.
+
+    Attributes:
+        model: which one answers.
+        parameters: of `Client.generate`, without the messages.
+        system: the system prompt; None for none.
+        messages: turns and answers, in turns.
+        unanswered: the latest turn if no answer to it has come; None otherwise.
+        attached: the pictures that go with the next turn.
+    """
+
+    model: str
+    parameters: dict[str, Any]
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    unanswered: Content | None = None
+    attached: list[Picture] = field(default_factory=list)
+
+    def ask(self, turn: str) -> Ask:
+        """Begin a new turn, with what is attached."""
+        self.unanswered, self.attached = with_pictures(turn, self.attached), []
+        return Ask(self.unanswered, self.messages)
+
+    def ask_again(self) -> Ask | None:
+        """Return the latest turn once more, None before the first one; its answer stays until
+        another one has come."""
+        if self.unanswered is not None:
+            return Ask(self.unanswered, self.messages)
+        if not self.messages:
+            return None
+        *before, asked, _ = self.messages
+        return Ask(asked["content"], before)
+
+    def to_send(self, ask: Ask) -> list[Message]:
+        """Return the messages of a request."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *ask.messages()]
+
+    def take(self, ask: Ask, answer: str) -> None:
+        """Add an answer, whole or in part: the model must know what the user has read."""
+        self.messages = [*ask.messages(), {"role": "assistant", "content": answer}]
+        self.unanswered = None
+
+    def forget(self) -> None:
+        """Begin anew, with the same model, system prompt and parameters."""
+        self.messages, self.unanswered, self.attached = [], None, []
 
 
 class Chat:
@@ -198,7 +260,7 @@ class Chat:
         Raises:
             CliError, RequestError, ConnectionLost: a turn failed; the later ones rely on it.
         """
-        while (turn := read_turn(piped_line)) is not None and turn.strip() not in ENDS:
+        while (turn := piped_line()) is not None and turn.strip() not in ENDS:
             self._take(turn)
 
     def run(self, read: Callable[[], str | None], explain: Callable[[CliError], CliError]) -> None:
@@ -234,8 +296,7 @@ class Chat:
         if "\n" not in turn.strip() and (word in WORDS or is_alike):
             ask = self._obey(word, argument.strip())
         else:
-            text = unquoted(turn)
-            ask = self._talk.ask(text) if text.strip() else None
+            ask = self._talk.ask(turn.rstrip("\n")) if turn.strip() else None
         if ask is not None:
             self._answer(ask)
 
@@ -337,17 +398,6 @@ class Chat:
             case "/clear":
                 talk.forget()
                 self._confirm("Started a new conversation.")
-            case "/save" | "/load":
-                path = Path(os.path.expanduser(argument)) if argument else talk.file
-                if path is None or (word == "/load" and not argument):
-                    raise CliError(f"type a file name after {word}")
-                if word == "/save":
-                    talk.save(path)
-                    self._confirm(f"Saved to {path}.")
-                else:
-                    talk.load(path)
-                    turns = counted(len(talk.messages) // 2, "answered message")
-                    self._confirm(f"Loaded {turns}.")
             case "/help" | "/?":
                 note(help_text(width_of(sys.stderr)))
             case _:

@@ -1,31 +1,29 @@
 """`mlxsup connect`: makes other programs use the daemon.
 
-As little as possible changes in files that people write. An undo happens only if the file is as it
-was written, and brings back what was there before the first write.
+As little as possible changes in files that people write, and a copy of what was there stays beside
+each.
 """
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import json
 import os
 import re
 import shlex
+import shutil
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mlxsup.protocol.folders import CONNECTED_DIR
-
 from ..arguments import complete_writer
 from ..connecting import PROGRAMS, Settings, is_key_missing, site_of
 from ..connection import Target, daemon_options
 from ..connection import connect as connect_to
-from ..exit_status import CliError, misuse
+from ..exit_status import CliError
 from ..keys import read_key
 from ..new_file import replaced_file
 from ..terminal.output import Output
@@ -53,10 +51,7 @@ BY_HAND = "correct the file, or copy the settings that `mlxsup connect` prints w
     "--write",
     "is_writing",
     is_flag=True,
-    help="Write the settings file of the program and show what changes.",
-)
-@click.option(
-    "--undo", "is_undoing", is_flag=True, help="Restore the file as it was before --write."
+    help="Write the settings file of the program.",
 )
 @daemon_options
 def connect(
@@ -64,32 +59,20 @@ def connect(
     model: str | None,
     key: str | None,
     is_writing: bool,
-    is_undoing: bool,
     target: Target,
     output: Output,
 ) -> None:
     """Example: mlxsup connect opencode --write
 
     Prints the settings that another program needs to use the models of the daemon over HTTP.
-    --write saves them in its settings file and keeps a copy of the previous file, which --undo
-    restores. TOOL is claude, codex, opencode, pi, qwen, copilot, aider, continue, vscode, zed or
-    open-webui.
+    --write saves them in its settings file and keeps a copy of the previous file beside it. TOOL is
+    claude, codex, opencode, pi, qwen, copilot, aider, vscode or zed.
     """
-    if is_undoing:
-        if is_writing or model is not None or key is not None:
-            raise misuse(
-                "--undo cannot be combined with --write, --model or --key", "mlxsup connect"
-            )
-        path, before, after = undo(tool)
-        shown = _diff(path, before, after)
-        output.result({"tool": tool, "path": str(path), "diff": shown}, shown or f"restored {path}")
-        return
     given = read_key(key)
     with connect_to(target) as client:
         site = site_of(client.status(), model, given)
     needs_key = is_key_missing(target, given)
     settings = PROGRAMS[tool].settings(site)
-    unknown = [one for one in settings.sized if one.context is None]
     value: dict[str, Any] = {
         "tool": tool,
         "path": None if settings.path is None else str(settings.path),
@@ -97,7 +80,6 @@ def connect(
         "variables": settings.variables,
         "usage": list(settings.usage),
         "is_key_missing": needs_key,
-        "unknown_contexts": [one.name for one in unknown],
     }
     if is_writing:
         _write(tool, settings, value, output)
@@ -106,11 +88,6 @@ def connect(
     if needs_key:
         output.note(
             f"the gateway needs an API key: `mlxsup key new {tool}` creates one; pass it with --key"
-        )
-    for one in unknown:
-        output.note(
-            f"the files of {one.name} cannot be read, so a context of {one.tokens} tokens is "
-            "assumed"
         )
 
 
@@ -121,7 +98,7 @@ def _show(settings: Settings, value: dict[str, Any], output: Output) -> None:
     exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.variables.items()]
     output.result(value, "\n".join([*([] if text is None else [text]), *exports]))
     _say_usage(settings.usage, output)
-    if text is not None:
+    if text is not None and not settings.is_pasted:
         output.note("--write saves these settings there and keeps a copy of the current file")
 
 
@@ -132,31 +109,23 @@ def _say_usage(usage: Sequence[str], output: Output) -> None:
 
 def _write(tool: str, settings: Settings, value: dict[str, Any], output: Output) -> None:
     path = settings.path
-    if path is None:
-        raise CliError(
-            f"{tool} has no file for these settings",
-            code="no_file",
-            hint=f"`mlxsup connect {tool}` prints what to do",
-        )
+    if path is None or settings.is_pasted:
+        has = "has no file for these settings" if path is None else "reads a file with comments"
+        hint = f"`mlxsup connect {tool}` prints what to {'do' if path is None else 'paste into it'}"
+        raise CliError(f"{tool} {has}", code="no_file", hint=hint)
     before = read(path)
     try:
         after = applied(settings, before)
     except ValueError as error:
         if not output.is_json:
             output.data(str(value["settings"]))
-        raise _trouble(f"{path} was not changed: {error}", BY_HAND) from None
-    shown, backup = "", None
-    if before != after:
-        shown, backup = _diff(path, before, after), write(tool, path, before, after)
-    kept = None if backup is None else str(backup)
-    output.result(
-        {**value, "diff": shown, "backup": kept}, shown or f"{path} already has these settings"
-    )
-    for name, text in settings.variables.items():
-        output.note(f"also set in the environment: export {name}={shlex.quote(text)}")
+        raise _trouble(f"{path} was not changed: {error}") from None
+    backup = None if before == after else write(path, after)
+    shown = f"{path} already has these settings" if before == after else f"wrote {path}"
+    output.result({**value, "backup": None if backup is None else str(backup)}, shown)
     _say_usage(settings.usage, output)
-    if shown:
-        output.note(f"`mlxsup connect {tool} --undo` takes it back")
+    if backup is not None:
+        output.note(f"the text of before is in {backup}")
 
 
 # ---------------------------------------------------------------- files
@@ -194,104 +163,34 @@ def read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _trouble(f"cannot read {path}: {error.strerror}", BY_HAND) from None
+        raise _trouble(f"cannot read {path}: {error.strerror}") from None
     if len(data) > MOST_BYTES:
         message = f"{path} is larger than {MOST_BYTES // 2**20} MiB, too large for a settings file"
-        raise _trouble(message, BY_HAND)
+        raise _trouble(message)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _trouble(f"{path} is not UTF-8 text (byte {error.start})", BY_HAND) from None
+        raise _trouble(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def write(tool: str, path: Path, before: str | None, after: str) -> Path | None:
-    """Write the file, and return where its text of before is kept; None if there was no file.
-
-    What was written for the same program before, and has not been changed since, is not kept: what
-    was there before that is what an undo has to bring back.
-    """
-    path, record, last = path.resolve(), _record(tool), _last(tool)
-    if last is not None and last[0] == path and last[2] == _digest(before):
-        before = last[1]
-    about = {"path": str(path), "before": before, "digest": _digest(after)}
+def write(path: Path, after: str) -> Path | None:
+    """Write the file, and return where its text of before is kept; None if there was no file."""
+    path = path.resolve()
+    backup = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}.bak")
+    is_new, mode = not path.exists(), NEW_FILE_MODE
     try:
-        for folder in (path.parent, record.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        _replace(record, json.dumps(about) + "\n")
-        _replace(path, after)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_new:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            shutil.copy2(path, backup)
+        with replaced_file(path) as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(after.encode())
     except OSError as error:
         message = f"cannot write {error.filename or path}: {error.strerror}"
-        raise _trouble(message, BY_HAND) from None
-    return None if before is None else record
+        raise _trouble(message) from None
+    return None if is_new else backup
 
 
-def undo(tool: str) -> tuple[Path, str | None, str | None]:
-    """Bring back what was there before `write`.
-
-    Returns:
-        The file, what it was until now, and what it is; None for no file.
-    """
-    last, record = _last(tool), _record(tool)
-    if last is None:
-        hint = f"`mlxsup connect {tool}` prints what it needs"
-        raise CliError(
-            f"mlxsup has not written any settings for {tool}", code="nothing_to_undo", hint=hint
-        )
-    path, before, digest = last
-    now = read(path)
-    if _digest(now) != digest:
-        kept = f"; {record} has its text of before" if before is not None else ""
-        raise _trouble(
-            f"{path} was changed since then: remove the settings of mlxsup by hand{kept}"
-        )
-    try:
-        if before is None:
-            path.unlink()
-        else:
-            _replace(path, before)
-        record.unlink()
-    except OSError as error:
-        raise _trouble(f"cannot write {error.filename}: {error.strerror}") from None
-    return path, now, before
-
-
-def _diff(path: Path, before: str | None, after: str | None) -> str:
-    """Return what changes, as `diff -u` shows it; None stands for no file."""
-    lines = difflib.unified_diff(
-        (before or "").splitlines(),
-        (after or "").splitlines(),
-        "/dev/null" if before is None else str(path),
-        "/dev/null" if after is None else str(path),
-        lineterm="",
-    )
-    return "\n".join(lines)
-
-
-def _replace(path: Path, text: str) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
-    with replaced_file(path) as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text.encode())
-
-
-def _record(tool: str) -> Path:
-    return Path(CONNECTED_DIR).expanduser() / f"{tool}.json"
-
-
-def _last(tool: str) -> tuple[Path, str | None, str] | None:
-    """Return the file that was written last, its text of before, and the digest of what was
-    written; None if nothing was, or the record cannot be read."""
-    try:
-        value = json.loads(_record(tool).read_text(encoding="utf-8"))
-        before = None if value["before"] is None else str(value["before"])
-        return Path(value["path"]), before, str(value["digest"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def _digest(text: str | None) -> str:
-    return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _trouble(message: str, hint: str = "") -> CliError:
-    return CliError(message, code="file", hint=hint)
+def _trouble(message: str) -> CliError:
+    return CliError(message, code="file", hint=BY_HAND)

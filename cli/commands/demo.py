@@ -2,14 +2,12 @@
 
 Runs its own daemon, with its sockets and logs in a temporary folder, so that it never meets one
 that is already running; streams from two models at once; kills one worker mid-answer, again and
-again; and shows that neither answer changed. Then it asks once more over HTTP.
+again; and shows that neither answer changed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import shlex
 import signal
 import sys
@@ -20,12 +18,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
 from mlxsup.protocol.folders import DEMO_MODEL_FOLDER
-from mlxsup.protocol.gateway import LOCAL_HOST, Address
 
 from ..changes import progress_shown
 from ..connection import Target, connect, output_options
@@ -40,14 +36,13 @@ if TYPE_CHECKING:
 EXACT_BACKENDS = ("cpu", "fake")
 """The back-ends that resume exactly: on a GPU a resumed answer may round differently."""
 
-PATH = "/v1/chat/completions"
-START_LIMIT_S = 60.0
-ANSWER_LIMIT_S = 600.0
 
-QUESTION = "What is the capital of France?"
-QUESTION_TOKENS = 24
 STORY = "Tell me a short story about a lighthouse keeper and a storm."
 STORY_TOKENS = 40
+ASKED: Mapping[str, Any] = {
+    "messages": [{"role": "user", "content": STORY}], "max_tokens": STORY_TOKENS, "temperature": 0
+}  # fmt: skip
+"""The parameters of each request."""
 KILLS = 3
 
 
@@ -65,8 +60,7 @@ def demo(config_path: Path | None, output: Output) -> None:
     """Example: mlxsup demo
 
     Streams answers from two models at once, kills the process of one model three times in the
-    middle of an answer, and shows that neither answer changed. If the HTTP gateway is installed, it
-    does the same over HTTP. A running daemon is not touched.
+    middle of an answer, and shows that neither answer changed. A running daemon is not touched.
     """
     from ..configuration import read_configuration
     from .start import configure, serve_two
@@ -83,38 +77,22 @@ def demo(config_path: Path | None, output: Output) -> None:
         hint = f"`mlxsup start --config {shlex.quote(str(config_path))}` shows more"
     # Not the user's own temporary folder: on some systems its path is too long for a socket.
     with tempfile.TemporaryDirectory(prefix="mlxsup-demo-", dir="/tmp") as place:
-        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
-        serve = partial(
-            serve_two,
-            configuration,
-            Path(place),
-            http=Address(host=LOCAL_HOST, port=0),
-            on_change=partial(_keep_url, urls),
-        )
+        serve = partial(serve_two, configuration, Path(place))
         with interrupt_says("Stopped. All processes of the demo have ended."):
-            shown = _show(serve, urls, hint, output)
+            shown = _show(serve, hint, output)
     if output.is_json:
         output.object(shown)
     elif config_path is None:
         output.data(f"\nTo use this model: mlxsup add {folder.name}")
 
 
-def _keep_url(urls: queue.SimpleQueue[str], change: Mapping[str, Any]) -> None:
-    """Keep where the daemon's gateway listens, once it does."""
-    if url := change.get("gateway"):
-        urls.put(url)
-
-
-def _show(
-    serve: Callable[..., int], urls: queue.SimpleQueue[str], hint: str, output: Output
-) -> dict[str, Any]:
+def _show(serve: Callable[..., int], hint: str, output: Output) -> dict[str, Any]:
     """Run a daemon in this process and the demonstration in a thread, and end the daemon after it.
 
     So no daemon outlives the command.
 
     Args:
         serve: runs the daemon until it is asked to end; takes `on_listening`.
-        urls: gets that of the gateway.
         hint: what helps if a model fails.
 
     Raises:
@@ -130,7 +108,7 @@ def _show(
         try:
             with connect(Target(endpoint=endpoint)) as client:
                 try:
-                    shown.update(_Demonstration(client, urls, output).show())
+                    shown.update(_Demonstration(client, output).show())
                 finally:
                     client.stop(now=True)
         except (CliError, OSError) as error:
@@ -165,23 +143,15 @@ def _headline(output: Output, text: str) -> str:
     return f"\n{output.style(text, sys.stdout, 'bold')}"
 
 
-def _asked(question: str, max_tokens: int) -> dict[str, Any]:
-    """Return the parameters of a request."""
-    messages = [{"role": "user", "content": question}]
-    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
-
-
 class _Demonstration:
     """The story of two models, told line by line while it happens.
 
     Args:
         client: of a daemon with two models.
-        urls: gets that of the gateway.
     """
 
-    def __init__(self, client: Client, urls: queue.SimpleQueue[str], output: Output) -> None:
+    def __init__(self, client: Client, output: Output) -> None:
         self._client = client
-        self._urls = urls
         self._output = output
         self._line = LiveLine(output)
         self._names = [model["name"] for model in client.status()["models"]]
@@ -192,19 +162,12 @@ class _Demonstration:
             with progress_shown(self._client, name, self._output):
                 self._client.load(name)
             self._tell(f"{name}: READY as pid {self._row(name)['pid']}")
-        self._head(f"Both models answer at once: {QUESTION}")
-        streams = [self._ask(name, QUESTION, QUESTION_TOKENS) for name in self._names]
-        for name, stream in zip(self._names, streams, strict=True):
-            self._tell(f"{name}: {self._text_of(name, stream, QUESTION_TOKENS).strip()}")
         alone = {}
         for name in self._names:
             self._head(f"{name} alone: {STORY}")
-            stream = self._ask(name, STORY, STORY_TOKENS)
-            alone[name] = self._text_of(name, stream, STORY_TOKENS)
+            alone[name] = self._text_of(name, self._ask(name))
             self._tell(f"{name}: {alone[name].strip()}")
         shown = self._kill_one(alone)
-        other = self._names[-1]
-        shown["http"] = self._ask_over_http(other, alone[other])
         self._head("mlxsup status")
         status = self._client.status()
         if not self._output.is_json:
@@ -219,7 +182,7 @@ class _Demonstration:
             f"Both again, with kill -9 for the process of {victim} in the middle of its answer"
         )
         changes = self._client.events()
-        streams = {name: self._ask(name, STORY, STORY_TOKENS) for name in self._names}
+        streams = {name: self._ask(name) for name in self._names}
         texts, kills, tokens = dict.fromkeys(self._names, ""), list[dict[str, Any]](), 0
         has_failed = False
         for delta in streams[victim]:
@@ -242,7 +205,7 @@ class _Demonstration:
         if len(kills) < KILLS:
             number = len(kills) + 1
             self._tell(f"{victim}: the answer was complete before kill {number}")
-        texts[other] = self._text_of(other, streams[other], STORY_TOKENS)
+        texts[other] = self._text_of(other, streams[other])
         answers = []
         for name, stream in streams.items():
             result, is_same = stream.result, texts[name] == alone[name]
@@ -255,44 +218,6 @@ class _Demonstration:
         backend = self._compare(victim, is_same=texts == alone)
         return {"backend": backend, "text": alone[other], "kills": kills, "answers": answers}
 
-    def _ask_over_http(self, model: str, expected: str) -> dict[str, Any]:
-        """Ask once over HTTP, and kill the worker in mid-answer."""
-        import asyncio  # which the help of `demo` need not wait for
-
-        from ..benchmark import DONE, AnswerError, read_stream, text_of
-
-        try:
-            url, killed = self._urls.get(timeout=START_LIMIT_S), list[int]()
-        except queue.Empty:
-            message = f"the gateway did not listen within {START_LIMIT_S:g} s"
-            raise CliError(message, code="gateway", hint="please report it") from None
-        self._head(f"POST {url}{PATH}, and kill -9 the process of {model}")
-        pieces: list[str] = []
-
-        def take(_: float, data: bytes) -> None:
-            event = {} if data.strip() == DONE else json.loads(data)
-            if error := event.get("error"):
-                raise CliError(error["message"], code=error["code"])
-            if piece := text_of(event):
-                pieces.append(piece)
-                self._line.show(f"{model}: {len(pieces)} pieces of text")
-                if len(pieces) == STORY_TOKENS // 4:
-                    killed.append(self._kill(model))
-                    self._tell(f"killed pid {killed[0]} after {len(pieces)} pieces of text")
-
-        parts = urlsplit(url)
-        address, body = (parts.hostname or "", parts.port or 0), _asked(STORY, STORY_TOKENS)
-        asked = read_stream(address, PATH, {"model": model, **body}, on_event=take)
-        try:
-            asyncio.run(asyncio.wait_for(asked, ANSWER_LIMIT_S))
-        except (AnswerError, OSError) as error:
-            raise CliError(f"the request over HTTP failed: {error}", code="gateway") from None
-        is_same = "".join(pieces) == expected
-        same = "the same text as before" if is_same else "A DIFFERENT TEXT"
-        self._tell(f"{model}: the answer is complete, {same}")
-        self._compare(model, is_same=is_same)
-        return {"url": url, "killed": killed, "is_same": is_same}
-
     def _compare(self, model: str, *, is_same: bool) -> str:
         """Return the back-end; raise CliError if an answer differs on one that is exact."""
         backend = str(self._row(model)["backend"])
@@ -300,18 +225,18 @@ class _Demonstration:
             raise CliError("a crash changed an answer", code="changed", hint="please report it")
         return backend
 
-    def _text_of(self, name: str, stream: Stream, most: int) -> str:
+    def _text_of(self, name: str, stream: Stream) -> str:
         """Return the text of an answer, and show how far it is meanwhile."""
         pieces, tokens = list[str](), 0
         for delta in stream:
             pieces.append(delta.text)
             tokens += len(delta.token_ids)
-            self._line.show(f"{name}: {tokens} of {most} tokens")
+            self._line.show(f"{name}: {tokens} of {STORY_TOKENS} tokens")
         return "".join(pieces)
 
-    def _ask(self, model: str, question: str, max_tokens: int) -> Stream:
-        """Ask for an answer; what comes of it waits until it is read."""
-        return self._client.generate(model, **_asked(question, max_tokens))
+    def _ask(self, model: str) -> Stream:
+        """Ask for the story; what comes of it waits until it is read."""
+        return self._client.generate(model, **ASKED)
 
     def _kill(self, model: str) -> int:
         pid = int(self._row(model)["pid"])

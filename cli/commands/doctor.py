@@ -30,7 +30,7 @@ INDENT = max(map(len, COLOURS)) + 2
 def doctor(target: Target, output: Output) -> int:
     """Example: mlxsup doctor
 
-    Checks the installation, configuration, models, folders, memory, daemon and machine. For each
+    Checks the installation, configuration, models, folders, memory, daemon and service. For each
     problem it says why it matters and how to fix it. It changes nothing. The exit code is 1 if
     there is a problem; notes do not count.
     """
@@ -83,11 +83,9 @@ def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
         "downloads": installed.check_downloads,
         "token": installed.check_token,
         "folders": installed.check_folders,
-        "open files": installed.check_open_files,
         "memory": installed.check_memory,
         "daemon": running.check_daemon,
         "service": running.check_services,
-        "sleep": running.check_sleep,
     }
     return {name: partial(check, setting) for name, check in checks.items()}
 

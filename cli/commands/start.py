@@ -272,12 +272,7 @@ def serve(
 
 
 def serve_two(
-    configuration: DaemonConfig,
-    folder: Path,
-    *,
-    on_listening: Callable[[str], None],
-    http: Address | None = None,
-    on_change: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    configuration: DaemonConfig, folder: Path, *, on_listening: Callable[[str], None]
 ) -> int:
     """Run a daemon with the first two models, or with one under two names; for `mlxsup demo`.
 
@@ -287,8 +282,6 @@ def serve_two(
         configuration: names at least one model.
         folder: for its sockets and logs.
         on_listening: called with the endpoint once it answers there.
-        http: where its gateway listens; None: there is none.
-        on_change: called with each change of a model, and of the gateway.
     """
     from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
@@ -304,10 +297,10 @@ def serve_two(
         log_dir=folder / "logs",
         core=CoreSettings(drain_timeout_s=SHOW_DRAIN_TIMEOUT_S),
         models=tuple(replace(one, restart=RestartSettings()) for one in (first, second)),
-        gateway=http,
+        gateway=None,
         gateway_rules=GatewayRules(),
     )
-    return serve(shown, on_change=on_change, on_listening=on_listening)
+    return serve(shown, on_change=lambda _: None, on_listening=on_listening)
 
 
 # ---------------------------------------------------------------- a configuration of options

@@ -57,7 +57,7 @@ def status(
             return value
 
         if is_watching:
-            _watch(client, ask, output)
+            watch(client, ask, output)
             return ExitStatus.OK
         value = ask()
     output.result(value, _lines(value, output))
@@ -67,7 +67,7 @@ def status(
     return ExitStatus.FAILED if broken else ExitStatus.OK
 
 
-def _watch(client: Client, ask: Callable[[], dict[str, Any]], output: Output) -> None:
+def watch(client: Client, ask: Callable[[], dict[str, Any]], output: Output) -> None:
     """Show the table until interrupted: every second, or in a pipe with each change."""
     with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:

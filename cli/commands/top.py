@@ -9,6 +9,7 @@ import click
 from ..connection import Target, connect, daemon_options
 from ..options import duration
 from ..terminal.output import Output
+from .status import watch
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 
@@ -35,23 +36,17 @@ def top(interval_s: float, target: Target, output: Output) -> None:
     """Example: mlxsup top
 
     Shows models, memory, requests and the latest events on the whole screen. Press ? for the keys
-    that load, unload and restart a model or pause and cancel a request, and q to quit. In a pipe,
-    it prints a line for each change.
+    that load, unload and restart a model or pause and cancel a request, and q to quit. In a pipe
+    and with --json it prints what `mlxsup status --watch` does.
     """
+    with output.until_interrupted(), connect(target) as client:
+        client.ping()  # or else the screen is not taken
+        streams = (sys.stdin, sys.stdout, sys.stderr)
+        # textual draws on standard error, and reads keys.
+        if output.is_json or not all(output.can_redraw(stream) for stream in streams):
+            watch(client, client.status, output)
+            return
+    from ..top import run
+
     with output.until_interrupted():
-        if _is_whole_terminal(output):
-            from ..top.app import run
-
-            with connect(target) as client:
-                client.ping()  # or else the screen is not taken
-            run(client.endpoint, interval_s, output)
-        else:
-            from ..top.looks import follow
-
-            follow(target, interval_s, output)
-
-
-def _is_whole_terminal(output: Output) -> bool:
-    """True if textual can draw, which it does on standard error, and read keys."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    return not output.is_json and all(output.can_redraw(stream) for stream in streams)
+        run(client.endpoint, interval_s, output)

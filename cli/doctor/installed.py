@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import re
-import resource
 import shlex
 import shutil
 import stat
@@ -53,20 +52,6 @@ NETWORK = (
     "nfs", "nfs4", "smbfs", "cifs", "smb3", "afpfs", "webdav", "fuse.sshfs", "9p", "afs", "ceph",
 )  # fmt: skip
 """File systems whose sockets and locks do not work, or not among machines."""
-
-SHORT_SHARE = 10
-"""Memory is short if less than this part of it is available."""
-
-SERVERS = (
-    "mlx_lm.server", "mlx-openai-server", "omlx", "ollama", "llama-server", "vllm", "LM Studio",
-)  # fmt: skip
-"""Programs that serve models, by the beginning of a word of their command line."""
-
-SERVER_WORDS = 4
-"""Of a command line: an interpreter, its options, and the program."""
-
-SERVER_BYTES = 2**28
-"""A server that holds less has no model loaded."""
 
 REFUSED_73 = "`mlxsup start` exits with 73"
 
@@ -467,39 +452,15 @@ def _file_system(path: Path) -> str:
     return closest.fstype if closest is not None else ""
 
 
-def check_open_files(setting: Setting) -> Iterator[Finding]:
-    """Judge the hard limit, which a daemon inherits, and up to which it raises its own."""
-    from mlxsup.supervisor.runtime_folder import files_needed
-
-    needed = files_needed(len(setting.loaded.models) if setting.loaded is not None else 0)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= needed:
-        limit = "any number" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-        yield ok("open files", f"{limit} may be open; the daemon needs {needed:,}")
-        return
-    is_linux = system_name() == "Linux"
-    linux = f"sudo prlimit --pid $$ --nofile={needed}:{needed}"
-    yield problem(
-        "open files",
-        f"only {hard:,} files may be open at once, but the daemon needs {needed:,} for its models",
-        why=REFUSED_73,
-        fix="for this shell; a service has its own limit, such as LimitNOFILE of systemd"
-        if is_linux
-        else "until the next reboot",
-        command=linux if is_linux else f"sudo launchctl limit maxfiles {needed} {needed}",
-    )
-
-
 # ---------------------------------------------------------------- memory
 
 
 def check_memory(setting: Setting) -> Iterator[Finding]:
-    """Judge the budget against the machine and the models, and what other programs hold."""
+    """Judge the budget against the machine and the models."""
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget, find_backend
 
     backend = find_backend()
     given = setting.loaded.memory_budget if setting.loaded is not None else None
-    others = [*_other_servers(), *_shortage()]
     try:
         budget = command_budget(given, backend, setting.runtime_dir)
     except NoDeviceMemoryError as error:
@@ -509,7 +470,6 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
             why="mlxsup cannot refuse or unload models when memory runs out",
             fix='set memory_budget = "…GiB" in [supervisor]',
         )
-        yield from others
         return
     size, automatic = budget.size_bytes, budget.automatic_bytes
     found = [*(_misfits(setting.loaded, size) if setting.loaded is not None else ())]
@@ -523,7 +483,6 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
                 command=f"sudo sysctl iogpu.wired_limit_mb={-(-size // 2**20)}",
             )
         )
-    found += others
     yield from found
     if not found:
         yield ok("memory", f"all models together may use {size_text(size)} ({budget.reason})")
@@ -553,34 +512,4 @@ def _misfits(configuration: DaemonConfig, budget_bytes: int) -> Iterator[Finding
             f"the models with `preload` do not fit together into {size_text(budget_bytes)}",
             why="they take turns, and each turn costs a load",
             fix=f"{advice}; `mlxsup plan` shows what each needs",
-        )
-
-
-def _other_servers() -> Iterator[Finding]:
-    """Return the other programs that serve models on this machine."""
-    for process in psutil.process_iter(["pid", "cmdline", "memory_info"]):
-        memory, words = process.info["memory_info"], process.info["cmdline"] or []
-        if memory is None or memory.rss < SERVER_BYTES:
-            continue
-        begins = [Path(word).name for word in words[:SERVER_WORDS]]
-        name = next((s for s in SERVERS if any(b.startswith(s) for b in begins)), None)
-        if name is not None:
-            yield note(
-                "memory",
-                f"{name} (pid {process.pid}) holds {size_text(memory.rss)}",
-                why="mlxsup does not count the models of other programs; together they may need "
-                "too much memory",
-                fix="quit it while mlxsup runs, or lower memory_budget",
-            )
-
-
-def _shortage() -> Iterator[Finding]:
-    machine = psutil.virtual_memory()
-    if machine.available * SHORT_SHARE < machine.total:
-        yield note(
-            "memory",
-            f"only {size_text(machine.available)} of {size_text(machine.total)} are available,"
-            f" and {size_text(psutil.swap_memory().used)} are swapped out",
-            why="mlxsup unloads idle models while other programs need memory",
-            fix="quit programs that you do not need; `mlxsup status` shows what each model holds",
         )

@@ -1,14 +1,11 @@
-"""Checks of what runs: the daemon, its gateway, the service that starts it, and the machine."""
+"""Checks of what runs: the daemon, its gateway, and the service that starts it."""
 
 from __future__ import annotations
 
 import errno
 import getpass
 import os
-import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +21,7 @@ from mlxsup.protocol.version import VERSION
 
 from .. import port
 from ..lock_holder import LockHolder, lock_holder
-from ..service.facts import read_file
-from ..service.launchd import Launchd
-from ..service.systemd import Systemd
+from ..service_managers import Launchd, Systemd, read_file
 from ..terminal.status import BROKEN_MODELS
 from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
@@ -40,12 +35,6 @@ DAEMON_WORDS = 5
 
 LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose services run without a login."""
-
-SYSTEM_LIMIT_S = 2.0
-"""The limit for an answer of a program of the system."""
-
-_SLEEP = re.compile(r"^\s*sleep\s+(\d+)", re.MULTILINE)
-
 
 # ---------------------------------------------------------------- the daemon
 
@@ -243,80 +232,51 @@ def _parent_of(pid: int) -> int | None:
 
 
 def check_services(setting: Setting) -> Iterator[Finding]:
-    """Judge what the files of services start, this user's and then the machine's."""
-    manager = Launchd if system_name() == "Darwin" else Systemd
-    for is_system in (False, True):
-        path = manager(Path.home(), is_system=is_system).path
-        if path.exists():
-            is_user = manager is Systemd and not is_system
-            yield from _service(setting, path, manager, is_user=is_user)
-
-
-def _service(
-    setting: Setting, path: Path, manager: type[Launchd | Systemd], *, is_user: bool
-) -> Iterator[Finding]:
-    """Judge the file of a service: what it starts, with which configuration, and when."""
-    applied = "`launchctl bootout` and `bootstrap` apply it"
-    if manager is Systemd:
-        applied = "`systemctl daemon-reload` applies it (with `--user` if it is a user's)"
-    trouble, text = "names no program to start", ""
+    """Judge the file of the user's service: what it starts, with which configuration, and when."""
+    manager: Launchd | Systemd = Systemd(Path.home())
+    applied = "`systemctl --user daemon-reload` applies it"
+    if system_name() == "Darwin":
+        manager = Launchd(Path.home())
+        applied = "`launchctl bootout` and `bootstrap` apply it"
+    path = manager.path
+    trouble = "names no program to start"
     try:
-        text = read_file(path) or ""
+        text = read_file(path)
     except OSError as error:
-        trouble = f"cannot be read: {error.strerror}"
+        trouble, text = f"cannot be read: {error.strerror}", ""
+    if text is None:
+        return
     words = manager.command_in(text)
     if not words:
         why = "the service manager cannot start the daemon"
         fix = f"correct the file; {applied}"
         yield problem("service", f"{path} {trouble}", why=why, fix=fix)
         return
-    config = _config_in(words)
-    found = [
-        *_judged_program(path, words[0], applied),
-        *_judged_config(path, config, setting.config, applied),
-    ]
-    if is_user and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
+    config, found = _config_in(words), []
+    if not os.access(words[0], os.X_OK):
+        found.append(
+            problem(
+                "service",
+                f"{path} starts {words[0]}, which does not exist",
+                why="the service manager cannot start the daemon",
+                fix=f"replace it by the path that `command -v mlxsup` prints; {applied}",
+            )
+        )
+    if config is not None and not config.exists():
+        found.append(
+            problem(
+                "service",
+                f"{path} names {config}, which does not exist",
+                why="the daemon exits with 78 and is not restarted",
+                fix=f"correct the path; {applied}",
+            )
+        )
+    is_systemd = manager.name == Systemd.name
+    if is_systemd and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
         what = f"{path} runs only while you are logged in"
         why = "the daemon ends when you log out, and does not start with the machine"
         found.append(note("service", what, why=why, command="loginctl enable-linger"))
     yield from found or [ok("service", f"{path} starts {words[0]}")]
-
-
-def _judged_program(path: Path, program: str, applied: str) -> Iterator[Finding]:
-    own = shutil.which("mlxsup")
-    if not os.access(program, os.X_OK):
-        yield problem(
-            "service",
-            f"{path} starts {program}, which does not exist",
-            why="the service manager cannot start the daemon",
-            fix=f"replace it by the path that `command -v mlxsup` prints; {applied}",
-        )
-    elif own is not None and os.path.realpath(own) != os.path.realpath(program):
-        yield note(
-            "service",
-            f"{path} starts {program}, but this is another mlxsup",
-            why="upgrading one does not upgrade the other",
-            fix=f"keep one of them; {applied}",
-        )
-
-
-def _judged_config(
-    path: Path, config: Path | None, here: Path | None, applied: str
-) -> Iterator[Finding]:
-    if config is not None and not config.exists():
-        yield problem(
-            "service",
-            f"{path} names {config}, which does not exist",
-            why="the daemon exits with 78 and is not restarted",
-            fix=f"correct the path; {applied}",
-        )
-    elif config is not None and here is not None and config != here:
-        yield note(
-            "service",
-            f"{path} uses {config}, but commands here read {here}",
-            why="commands here do not find the daemon of the service",
-            fix=f"use `--config {config}`, or use the same file in the service",
-        )
 
 
 def _config_in(words: Sequence[str]) -> Path | None:
@@ -326,29 +286,4 @@ def _config_in(words: Sequence[str]) -> Path | None:
             return Path(following)
         if word.startswith("--config="):
             return Path(word.removeprefix("--config="))
-    return None
-
-
-# ---------------------------------------------------------------- the machine
-
-
-def check_sleep(_setting: Setting) -> Iterator[Finding]:
-    """Judge after how long a Mac sleeps."""
-    minutes = _sleep_minutes() if system_name() == "Darwin" else None
-    if minutes:
-        what = f"the machine sleeps after {minutes} minutes of inactivity"
-        why, command = "answers stop until it wakes up", "sudo pmset -c sleep 0"
-        yield note("sleep", what, why=why, command=command)
-    elif minutes == 0:
-        yield ok("sleep", "the machine does not sleep automatically")
-
-
-def _sleep_minutes() -> int | None:
-    """Return after how long macOS sleeps; None if it does not say."""
-    with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(
-            ["pmset", "-g"], capture_output=True, text=True, timeout=SYSTEM_LIMIT_S, check=True
-        )
-        found = _SLEEP.search(said.stdout)
-        return int(found.group(1)) if found else None
     return None

@@ -23,90 +23,18 @@ QUIET_S = 1.0
 """A wait that is no longer than this is not worth a line."""
 
 TAB = 8
-VERBATIM = ("```", "~~~", "|")
-"""Begin lines that the terminal breaks and we do not: code and tables are copied as they are."""
-CLOSING = frozenset("、。，．：；！？）」』】〉》〕｝’”ー々")
-"""Wide signs that stand behind another one and never begin a line."""
 
 
-class Typesetter:
-    """The place of an answer's text on a terminal; a word that has no room there moves down.
+def column_after(column: int, text: str, columns: int) -> int:
+    """Return where the next character goes after a text that a terminal of so many columns shows.
 
-    Attributes:
-        column: where the next character goes, from 0. The last column stays free, because a
-            terminal that has filled it is in doubt about where it stands.
+    A result of `columns` means that the line is full: the terminal is in doubt about where it
+    stands.
     """
-
-    def __init__(self) -> None:
-        self.column = 0
-        self._columns = 0
-        self._word, self._word_width = "", 0
-        self._begin = ""  # of the answer's own line, which may take several of the terminal
-        self._is_code = self._is_long = self._is_broken = False
-
-    def new_line(self) -> None:
-        """Continue at the left edge: the terminal stands there already."""
-        self.column = self._word_width = 0
-        self._word, self._is_long, self._is_broken = "", False, False
-
-    def feed(self, text: str, columns: int) -> str:
-        """Return what to write for more of the answer, on a terminal of so many columns.
-
-        Args:
-            text: with nothing in it that a terminal would obey.
-            columns: as they are now; a terminal that was resized has broken its lines anew.
-        """
-        if columns != self._columns:
-            self._columns, self.column = columns, self.column % columns
-            self._word, self._word_width = "", 0
-        return "".join(map(self._put, text))
-
-    def _put(self, sign: str) -> str:
-        if sign == "\n":
-            self._is_code ^= self._begin.startswith(VERBATIM[:2])
-            self._begin = ""
-            self.new_line()
-            return sign
-        if len(self._begin) < TAB:
-            self._begin = (self._begin + sign).lstrip()
-        width = TAB - self.column % TAB if sign == "\t" else cell_len(sign)
-        if self._is_code or self._begin.startswith(VERBATIM):
-            return self._run_on(sign, width)
-        if sign.isspace():
-            return self._space(sign, width)
-        return self._run_on(sign, width) if self._is_long else self._letter(sign, width)
-
-    def _run_on(self, sign: str, width: int) -> str:
-        """Let the terminal break the line."""
-        self.column = width if self.column + width > self._columns else self.column + width
-        return sign
-
-    def _space(self, sign: str, width: int) -> str:
-        self._word, self._word_width, self._is_long = "", 0, False
-        if self.column + width < self._columns:
-            if self._is_broken and not self.column:
-                return ""
-            self.column += width
-            return sign
-        self.new_line()
-        self._is_broken = True
-        return "\n"
-
-    def _letter(self, sign: str, width: int) -> str:
-        if width > 1 and sign not in CLOSING:  # lines may be broken before it
-            self._word, self._word_width = "", 0
-        if self.column + width < self._columns:
-            back = ""
-        elif self._word_width == self.column:
-            self._is_long = True  # an address, say: it has no room on any line
-            return self._run_on(sign, width)
-        else:
-            back = own(f"{ESCAPE}{self._word_width}D{ESCAPE}K") if self._word else ""
-            back += f"\n{self._word}"
-            self.column, self._is_broken = self._word_width, False
-        self._word, self._word_width = self._word + sign, self._word_width + width
-        self.column += width
-        return back + sign
+    for sign in text:
+        width = TAB - column % TAB if sign == "\t" else cell_len(sign)
+        column = 0 if sign == "\n" else width if column + width > columns else column + width
+    return column
 
 
 class AnswerScreen:
@@ -126,7 +54,7 @@ class AnswerScreen:
         self.is_loading = False
         self._output = output
         self._can_redraw = output.can_redraw(sys.stderr) and not output.is_json
-        self._typesetter = Typesetter()
+        self._column = 0  # where the next text goes
         self._half_line: TextIO | None = None
         self._has_text = False
         # The timer's thread writes the first line of a wait, the reader's all else.
@@ -159,8 +87,8 @@ class AnswerScreen:
         with self._lock:
             self._go_on()
             if self._output.can_redraw(stream):
-                text = for_terminal(text, is_answer=True)
-                text = self._typesetter.feed(text, terminal_size().columns)
+                shown = for_terminal(text, is_answer=True)
+                self._column = column_after(self._column, shown, terminal_size().columns)
             self._output.answer(text, stream, style)
             if text:
                 self._half_line = stream if stream.isatty() and not text.endswith("\n") else None
@@ -173,8 +101,7 @@ class AnswerScreen:
             self._take_back()
             if self._half_line is not None:
                 click.echo(file=self._half_line)
-            self._half_line = None
-            self._typesetter = Typesetter()
+            self._half_line, self._column = None, 0
 
     def _begin(self) -> None:
         with self._lock:
@@ -222,12 +149,12 @@ class AnswerScreen:
     def _take_back(self) -> None:
         if self._columns is None:
             return
-        back, column = CLEAR_LINE, self._typesetter.column
+        back, column = CLEAR_LINE, self._column
         if self._half_line is not None:
             if self._columns == terminal_size().columns and column < self._columns:
                 back += own(f"{ESCAPE}A{ESCAPE}{column + 1}G")
             else:
-                self._typesetter.new_line()  # where the line above has ended is not known
+                self._column = 0  # where the line above has ended is not known
         self._columns = None
         click.echo(back, nl=False, err=True)
 

@@ -75,7 +75,9 @@ _KEY = re.compile(
 )
 """Looks like a key: a known beginning, or a long run of letters and digits."""
 
-_OURS = re.compile(r"(?P<begin>\S+Z (?:DEBUG|INFO|WARNING|ERROR)) (?P<rest>.*)")
+_TIMED = re.compile(r"\S+Z (?:DEBUG|INFO|WARNING|ERROR)(?= )")
+_MESSAGE = re.compile(r"[a-z ,-]+(?= [\w-]+=|$)")
+"""What the daemon says itself, before its facts."""
 _PLACE = re.compile(
     r"--- generation \d+ pid \d+ \S+Z$|--- \d+ bytes lost here$"
     r"|\s+File \"[^\"]*\", line \d+(?:, in [\w<>.]+| in [\w<>.]+)?$"
@@ -83,8 +85,6 @@ _PLACE = re.compile(
 )
 """Lines of other writers that hold no text: rule lines, and the places of a trace."""
 _RAISED = re.compile(r"(?P<kind>(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning))(?::|$)")
-_FACT = re.compile(r'([\w-]+)=("(?:[^"\\]|\\.)*"|\S*)')
-_PLAIN = re.compile(r"-?\d[\d.,:TZ+-]*|yes|no|None|True|False")
 
 
 def write_report(
@@ -205,26 +205,12 @@ def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
 
 
 def redacted_line(line: str, *, is_daemon: bool) -> str:
-    """Return a line of a log: the daemon's own without texts, and of others the times of lines, the
-    places of a trace and the kinds of errors.
-
-    Args:
-        line: of the log.
-        is_daemon: true if only the daemon writes there, and nothing that it calls.
+    """Return of a line of a log its time, the place of a trace or the kind of an error; of the
+    daemon's own, which libraries do not write, also its message without the facts behind it.
     """
-    if is_daemon and line.startswith("{"):
-        try:
-            value = redacted(json.loads(line), kept=KEPT | {"message"})
-        except (ValueError, RecursionError):
-            return LEFT_OUT
-        return json.dumps(value, ensure_ascii=False)
-    if ours := _OURS.fullmatch(line):
-        if not is_daemon:
-            return f"{ours['begin']} {LEFT_OUT}"  # libraries write lines that look like ours
-        first = _FACT.search(ours["rest"])
-        said = ours["rest"][: first.start()].rstrip() if first else ours["rest"]
-        facts = (f"{name}={_fact(name, value)}" for name, value in _FACT.findall(ours["rest"]))
-        return " ".join([ours["begin"], without_keys(said), *facts])
+    if timed := _TIMED.match(line):
+        said = _MESSAGE.match(line, timed.end()) if is_daemon else None
+        return f"{timed[0]}{said[0] if said else f' {LEFT_OUT}'}"
     if _PLACE.match(line):
         return without_keys(line)
     if raised := _RAISED.match(line):
@@ -235,10 +221,3 @@ def redacted_line(line: str, *, is_daemon: bool) -> str:
 def without_keys(text: str) -> str:
     """Return the text without what looks like a key."""
     return _KEY.sub(LEFT_OUT, text)
-
-
-def _fact(name: str, value: str) -> str:
-    """Return the value of a fact in a line of the daemon if it is no text."""
-    if _PLAIN.fullmatch(value):
-        return value
-    return LEFT_OUT if value.startswith('"') else str(redacted(value, name))

@@ -9,13 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlxsup.cli.commands.bench import machine_facts
-
 from .chaos import CHAOS
 from .hostile import HOSTILE
 from .scenario import CPU, Place, Result, Scenario, exit_code, table
 from .scenarios import ONE_FAULT
 from .soak import SOAK
+from support.machine import machine_facts
 
 SCENARIOS: tuple[Scenario, ...] = (*ONE_FAULT, *HOSTILE, CHAOS, SOAK)
 

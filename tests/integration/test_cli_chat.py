@@ -166,7 +166,7 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
 ) -> None:
     status, out, err = chat(
         supervisor,
-        "one\\", "more", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
+        "one", "", "/system Be kind.", "two", "/retry", "/clear", "/system -",
         "/set temperature 0.5", "/set top_k 3", "/set think off", "three", "/set temperature -",
         "/model other", "/retry", "/etc is a folder", "/exit", "never sent",
         options=("--system", "Be brief."), HOME=str(tmp_path),
@@ -174,9 +174,9 @@ def test_lines_of_a_pipe_are_turns_and_commands_that_say_nothing(
     assert (status, err) == (0, "")
     assert out == "".join(f"answer {number}\n" for number in range(1, 7))
     assert said(supervisor) == [
-        ["Be brief.", "one\nmore"],
-        ["Be kind.", "one\nmore", "answer 1", "two"],
-        ["Be kind.", "one\nmore", "answer 1", "two"],
+        ["Be brief.", "one"],
+        ["Be kind.", "one", "answer 1", "two"],
+        ["Be kind.", "one", "answer 1", "two"],
         ["three"],
         ["three"],
         ["three", "answer 5", "/etc is a folder"],
@@ -201,21 +201,10 @@ def test_failed_turn_of_a_pipe_ends_the_chat(supervisor: ScriptedSupervisor) -> 
     assert json.loads(out)["error"]["code"] == "worker_crashed"
     status, out, err = chat(supervisor, "a", "too much", "c")
     assert (status, out) == (1, "answer 1\n")
-    assert "`/clear` starts a new one" in err
+    assert "`/clear` starts a new conversation" in err
     status, out, err = chat(supervisor, "\udcff")
     assert (status, out) == (64, "")
     assert "not UTF-8" in err
-
-
-def test_conversation_is_saved_and_continued(
-    supervisor: ScriptedSupervisor, tmp_path: Path
-) -> None:
-    file = tmp_path / "my talk.json"
-    assert chat(supervisor, "/system Be brief.", "one", f"/save {file}")[0] == 0
-    assert json.loads(file.read_text())["messages"][1]["content"] == "answer 1"
-    assert chat(supervisor, "gone", f"/load {file}", "two", "/save")[0] == 0
-    assert said(supervisor)[-1] == ["Be brief.", "one", "answer 1", "two"]
-    assert len(json.loads(file.read_text())["messages"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -229,11 +218,6 @@ def test_conversation_is_saved_and_continued(
         ("/set colour red", "unknown setting colour"),
         ("/model nobody", "there is no model 'nobody'; configured: m, other"),
         ("/retry", "there is no message to answer again"),
-        ("/save", "type a file name after /save"),
-        ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
-        ("/load", "type a file name after /load"),
-        ("/load /nowhere/at/all", "cannot read /nowhere/at/all: No such file"),
-        ("/load /dev/null", "/dev/null was not written by /save"),
     ],
 )
 def test_command_that_cannot_be_carried_out_ends_the_chat_of_a_pipe(
@@ -268,10 +252,7 @@ def test_commands_confirm_and_errors_end_nothing(
             ("crash", "its worker crashed"),
             ("one", "answer 1"),
             ("/retry", "answer 2"),
-            (f"/save {tmp_path}/a", f"Saved to {tmp_path}/a."),
-            ("/clear", "Started a new conversation."),
-            (f"/load {tmp_path}/a", "Loaded 1 answered message."),
-            ('"""two\rlines"""', "answer 3"),
+            ("two\x1b\rlines", "answer 3"),
         ):
             terminal.turn(typed, shown)
         terminal.leave()
@@ -288,12 +269,12 @@ def test_narrow_terminal_shows_a_load_in_one_line_and_the_way_out_of_a_full_cont
         with Client(supervisor.endpoint) as other:
             other.ping()  # the answer follows
         assert terminal.expect("answer 1") == "…\x1b[0m\r\x1b[K"
-        terminal.turn("long", "The context is full: `/save FILE` keeps a copy")
+        terminal.turn("long", "The context is full: `/clear` starts")
         terminal.turn("too much", "leaves no room")
         terminal.turn("/clear", "Started a new conversation.")
         terminal.turn("four", "answer 3")
         seen = terminal.leave()
-    assert "hint: `/save FILE` keeps a copy of the conversation" in seen
+    assert "hint: `/clear` starts a new conversation" in seen
     cut = ["cold", "answer 1", "long", "answer 2", "too much"]
     assert said(supervisor)[2:] == [cut, ["four"]], "an answer that was cut is part of it"
 
@@ -311,7 +292,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_chat_D4(
         terminal.interrupt()
         terminal.expect("Press Ctrl-C again, or Ctrl-D, to quit.")
         terminal.expect(PROMPT)
-        terminal.type("never sent \\\rnor this")
+        terminal.type("never sent\x1b\rnor this")
         terminal.expect("nor this")
         terminal.type("\x03")
         terminal.turn("/bye", "")
@@ -346,9 +327,8 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.type("\x1b[A")
         terminal.expect("from long ago")
         terminal.type("\r")
-        terminal.turn("```\rcode\r```", "answer 2")
-        assert "\x07" not in terminal.turn("\x1b[200~pasted\\\ntogether\x07\n\x1b[201~", "answer 3")
-        terminal.turn("first\x1b\rsecond", "answer 4")
+        assert "\x07" not in terminal.turn("\x1b[200~pasted\\\ntogether\x07\n\x1b[201~", "answer 2")
+        terminal.turn("first\x1b\rsecond", "answer 3")
         terminal.turn("/he\t", "show this help")
         shown = terminal.expect(PROMPT)
         assert "Ctrl-C stops an answer" in shown
@@ -358,7 +338,7 @@ def test_turns_are_recalled_completed_and_have_lines(
         terminal.end()
         assert terminal.process.returncode == 0
     assert kept(history) == [
-        "from long ago", "```\ncode\n```", "pasted\\\ntogether\x07\n", "first\nsecond", "/help",
+        "from long ago", "pasted\\\ntogether\x07\n", "first\nsecond", "/help",
     ]  # fmt: skip
 
 
@@ -381,9 +361,7 @@ def test_ended_chat_gives_the_terminal_back_and_shows_no_colours_if_asked(
 def test_dumb_terminal_reads_lines(supervisor: ScriptedSupervisor, tmp_path: Path) -> None:
     with Typing(supervisor, tmp_path, TERM="dumb") as terminal:
         terminal.expect("> ")
-        terminal.type("one\\\n")
-        terminal.expect("| ")
-        terminal.type("two\n")
+        terminal.type("one\n")
         terminal.expect("> ")
         terminal.type("/nonsense\n")
         terminal.expect("unknown command /nonsense")
@@ -391,4 +369,4 @@ def test_dumb_terminal_reads_lines(supervisor: ScriptedSupervisor, tmp_path: Pat
         terminal.type("\x04")
         seen = terminal.end()
         assert (terminal.process.returncode, "\x1b" in seen) == (0, False)
-    assert said(supervisor) == [["one\ntwo"]]
+    assert said(supervisor) == [["one"]]

@@ -52,9 +52,6 @@ def test_worker_dies_three_times_and_neither_answer_changes(tmp_path: Path) -> N
         {"model": "a", "tokens": 40, "resumed": 3, "is_same": True},
         {"model": "b", "tokens": 40, "resumed": 0, "is_same": True},
     ]
-    assert shown["http"]["is_same"]
-    assert shown["http"]["url"].startswith("http://127.0.0.1:")
-    assert len(shown["http"]["killed"]) == 1
     assert not any(psutil.pid_exists(kill["pid"]) for kill in shown["kills"])
 
 
@@ -64,14 +61,9 @@ def test_story_of_the_demo_is_plain_in_a_pipe_and_asks_no_other_daemon(tmp_path:
     done = run_cli("demo", "--config", str(config), MLXSUP_ENDPOINT=nowhere)
     assert done.returncode == 0, done.stderr
     check_plain(done.stdout + done.stderr)
-    assert done.stdout.count("killed pid ") == 4
+    assert done.stdout.count("killed pid ") == 3
     assert "only: 40 tokens, the same text as before, resumed 3 times\n" in done.stdout
     assert "only-copy: 40 tokens, the same text as before\n" in done.stdout
-    assert re.search(
-        r"\nPOST http://127\.0\.0\.1:\d+/v1/chat/completions, and kill -9", done.stdout
-    )
-    assert done.stdout.count(" after 10 pieces of text\n") == 1
-    assert "only-copy: the answer is complete, the same text as before\n" in done.stdout
     assert done.stdout.endswith("mlxsup stop\nall processes have ended\n")
 
 

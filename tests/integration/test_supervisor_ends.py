@@ -210,25 +210,6 @@ def warnings_of(folder: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in lines if " WARNING " in line]
 
 
-@pytest.mark.parametrize(
-    ("interval_us", "said"),
-    [
-        ("1500000", "WARNING watchdog fed late cause="),
-        ("soon", "WARNING watchdog not fed cause="),
-    ],
-)
-def test_a_watchdog_that_may_end_it_is_warned_of_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, interval_us: str, said: str
-) -> None:
-    with short_folder() as folder, NotifySocket(folder) as played:
-        for name, value in played.variables(watchdog_s=2.0).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("WATCHDOG_USEC", interval_us)
-        [warning] = warnings_of(folder)
-    assert warning.startswith(said)
-    assert " hint=" in warning
-
-
 def test_a_watchdog_that_is_fed_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     with short_folder() as folder, NotifySocket(folder) as played:
         for name, value in played.variables(watchdog_s=60.0).items():

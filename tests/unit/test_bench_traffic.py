@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlxsup.cli.benchmark import AnswerError
-
 from bench import traffic
+from bench.openai_stream import AnswerError
 from bench.servers import Answer, token_times
 from bench.traffic import Outcome, Running, Settings, arrivals, figures
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from mlxsup.cli.terminal import answer
-from mlxsup.cli.terminal.answer import AnswerScreen, Typesetter
+from mlxsup.cli.terminal.answer import AnswerScreen, column_after
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.text import cell_len
-from mlxsup.cli.terminal.writer import GuardedStream, for_terminal
+from mlxsup.cli.terminal.writer import GuardedStream
 from mlxsup.client import Notice, NoticeKind
 
 COLUMNS = 20
@@ -75,37 +75,20 @@ class Glass(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("text", "lines"),
+    "text",
     [
-        ("one two three four five", ["one two three four", "five"]),
-        ("exactly nineteen it has", ["exactly nineteen it", "has"]),
-        ("a\n\n  - indented and long enough", ["a", "", "  - indented and", "long enough"]),
-        ("two  spaces at the en  d", ["two  spaces at the", "en  d"]),
-        ("see https://example.org/a/long/one now",
-         ["see", "https://example.org/", "a/long/one now"]),
-        ("日本語の文章はどこでも切れる。", ["日本語の文章はどこ", "でも切れる。"]),
-        ("あいうえおかきくけ。こ", ["あいうえおかきく", "け。こ"]),
-        ("```\nx = 'one line of code'\n```\nand words that wrap here",
-         ["```", "x = 'one line of cod", "e'", "```", "and words that wrap", "here"]),
-        ("| a table | keeps | its cells |", ["| a table | keeps | ", "its cells |"]),
+        "exactly twenty it has",
+        "two\nlines",
+        "a\tbc\td",
+        "日本語の文章はどこでも切れる。",
+        "x" * COLUMNS,
     ],
-    ids=["words", "full line", "indent", "spaces", "address", "wide", "closing", "code", "table"],
-)  # fmt: skip
-@pytest.mark.parametrize("is_whole", [True, False], ids=["at once", "sign by sign"])
-def test_words_that_do_not_fit_move_to_the_next_line(
-    text: str, lines: list[str], is_whole: bool
-) -> None:
-    glass, typesetter = Glass(), Typesetter()
-    for piece in [text] if is_whole else text:
-        glass.write(for_terminal(typesetter.feed(piece, COLUMNS)))
-    assert glass.lines == [line.rstrip() for line in lines]
-
-
-def test_a_terminal_that_becomes_narrower_gets_narrower_lines() -> None:
-    typesetter = Typesetter()
-    typesetter.feed("twelve signs", 40)
-    assert typesetter.feed(" and more", 10).endswith("\nmore")
-    assert typesetter.column == len("more")
+    ids=["words", "lines", "tabs", "wide", "full line"],
+)
+def test_column_is_where_a_terminal_stands(text: str) -> None:
+    glass = Glass()
+    glass.write(text.expandtabs(8))
+    assert column_after(0, text, COLUMNS) == glass.column
 
 
 class Timers:
@@ -171,11 +154,11 @@ def test_a_wait_in_the_middle_of_a_line_is_said_after_a_second_and_taken_back(
     seen.second()
     assert seen.lines == ["The keeper lig", "paused: `mlxsup re…"]
     seen.say("hted the lamp.")
-    assert seen.lines == ["The keeper lighted", "the lamp."]
+    assert seen.lines == ["The keeper lighted t", "he lamp."]
     seen.wait("paused", reason="user")
     seen.say(" So")
     seen.second()
-    assert seen.lines == ["The keeper lighted", "the lamp. So"], "it was over within a second"
+    assert seen.lines == ["The keeper lighted t", "he lamp. So"], "it was over within a second"
 
 
 def test_a_crash_is_one_line_that_does_not_flap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,11 @@
-"""The turns of a chat, its history and its files."""
+"""The turns of a chat and its history."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,14 +13,13 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from mlxsup.cli.arguments import model_meant
-from mlxsup.cli.commands.chat import interrupts_cancel
-from mlxsup.cli.conversation import MAX_BYTES, Conversation, read_turn, unquoted
+from mlxsup.cli.commands.chat import Conversation, interrupts_cancel
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import below
 from mlxsup.cli.pictures import read_picture
 from mlxsup.cli.turn_reader import HISTORY_BYTES, Commands, History
 
-from support.gateway.pictures import PNG, PNG_BASE64
+from support.gateway.pictures import PNG
 
 
 def user(text: str) -> dict[str, str]:
@@ -67,9 +64,6 @@ def test_retry_is_of_the_latest_turn_whose_answer_stays_until_then() -> None:
     assert conversation.ask_again() is None
 
 
-# ---------------------------------------------------------------- the file
-
-
 ROWS = [
     {
         "name": "m",
@@ -103,44 +97,18 @@ def test_preset_stands_below_what_was_given() -> None:
     assert below({}, {"seed": 1})["chat_template_kwargs"] is None
 
 
-def test_a_saved_conversation_can_be_continued(tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
-    saved = talk("hällo\n", "1", "two", "2", system="Be brief.")
-    saved.ask("unanswered")
-    saved.save(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    other = talk("gone", "0")
-    other.ask("gone, too")
-    other.load(path)
-    assert (other.messages, other.system, other.model) == (saved.messages, "Be brief.", "m")
-    again = other.ask_again()
-    assert again is not None
-    assert (again.turn, other.file) == ("unanswered", path)
-
-
-def test_pictures_go_with_one_turn_and_into_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
+def test_pictures_go_with_one_turn(tmp_path: Path) -> None:
     (tmp_path / "two words.png").write_bytes(PNG)
     picture = read_picture(f"'{tmp_path}/two words.png'")
     assert read_picture(str(tmp_path).replace("/", "\\/") + "/two\\ words.png") == picture
-    saved = talk("one", "1")
-    saved.attached = [picture]
+    conversation = talk("one", "1")
+    conversation.attached = [picture]
     asked = [picture, {"type": "text", "text": "look"}]
-    assert saved.to_send(saved.ask("look"))[-1]["content"] == asked
-    again = saved.ask_again()
+    assert conversation.to_send(conversation.ask("look"))[-1]["content"] == asked
+    again = conversation.ask_again()
     assert again is not None
-    saved.take(again, "2")
-    assert saved.to_send(saved.ask("and now?"))[-1]["content"] == "and now?"
-    saved.save(path)
-    other = talk()
-    other.load(path)
-    assert other.messages == saved.messages
-    assert other.messages[2]["content"] == asked
-    broken = path.read_text().replace('"type": "image"', '"type": "image", "x": 1')
-    broken = broken.replace(f'"data": "{PNG_BASE64}"', '"data": 3')
-    path.write_text(broken)
-    with pytest.raises(CliError, match="was not written by /save"):
-        other.load(path)
+    conversation.take(again, "2")
+    assert conversation.to_send(conversation.ask("and now?"))[-1]["content"] == "and now?"
 
 
 @pytest.mark.parametrize(
@@ -176,104 +144,6 @@ def test_files_are_completed_behind_the_commands_that_take_one(tmp_path: Path) -
     assert completed("/im") == ["/image"]
     assert completed(f"/image {tmp_path}/c") == ["at.png"]
     assert completed(f"/set {tmp_path}/c") == []
-
-
-def test_only_its_own_file_is_written_over(tmp_path: Path) -> None:
-    own, other = tmp_path / "own.json", tmp_path / "other.json"
-    other.write_text("precious")
-    conversation = talk("one", "1")
-    with pytest.raises(CliError, match=r"other\.json already exists; choose another name"):
-        conversation.save(other)
-    assert other.read_text() == "precious"
-    conversation.save(own)
-    conversation.take(conversation.ask("two"), "2")
-    conversation.save(own)
-    assert len(json.loads(own.read_text())["messages"]) == 4
-    with pytest.raises(CliError, match=r"other\.json already exists"):
-        conversation.save(other)
-    assert other.read_text() == "precious"
-    with pytest.raises(CliError, match="exists"):
-        talk("one", "1").save(own)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "own.json"]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("no/such/folder.json", "No such file"), ("", "exists"), ("a\0b", "null byte")],
-)
-def test_file_that_cannot_be_written_or_read_says_why(
-    tmp_path: Path, name: str, words: str
-) -> None:
-    with pytest.raises(CliError, match=words):
-        talk("one", "1").save(tmp_path / name)
-    for missing in ("missing.json", "."):
-        with pytest.raises(CliError, match="cannot read"):
-            talk().load(tmp_path / missing)
-
-
-def saved(**changes: Any) -> bytes:
-    value = {"schema_version": 1, "model": "m", "system": None, "messages": [user("one")]}
-    return json.dumps({**value, **changes}).encode()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"[]",
-        b"\xff",
-        b"[" * 100_000,
-        b" " * (MAX_BYTES + 1),
-        saved(schema_version=2),
-        saved(system=3),
-        saved(messages="one"),
-        saved(messages=[answer("1")]),
-        saved(messages=[user("one"), user("two")]),
-        saved(messages=[{"role": "user"}]),
-        saved(messages=[{"role": "user", "content": 1}]),
-        saved(messages=[{**user("one"), "tool_calls": []}]),
-        saved(messages=[{"role": "robot", "content": "x"}]),
-    ],
-    ids=lambda data: data[:60].decode("latin-1"),
-)
-def test_file_without_a_conversation_changes_nothing(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "talk.json"
-    path.write_bytes(data)
-    conversation = talk("one", "1", system="Be brief.")
-    before = (list(conversation.messages), conversation.system, conversation.file)
-    with pytest.raises(CliError, match="was not written by /save"):
-        conversation.load(path)
-    assert (conversation.messages, conversation.system, conversation.file) == before
-
-
-@pytest.mark.parametrize(
-    ("typed", "turn"),
-    [
-        (["one", "two"], "one"),
-        (["one\\", "two", "three"], "one\ntwo"),
-        (["ends with two\\\\", "x"], "ends with two\\\\"),
-        (["see ```", "a\\", "", "b", "```", "x"], "see ```\na\\\n\nb\n```"),
-        (["```", "a", "``` and\\", "on", "x"], "```\na\n``` and\non"),
-        (["in ```one``` line", "x"], "in ```one``` line"),
-        (["cut off\\"], "cut off"),
-        (["```", "cut off"], "```\ncut off"),
-        (['"""', "a\\", "", "```", 'b"""', "x"], "a\\\n\n```\nb"),
-        (['""" one"""', "x"], " one"),
-        (['"""one', 'two """ three', '"""', "x"], 'one\ntwo """ three'),
-        (['"""', "cut off"], "cut off"),
-        (['""""""', "x"], ""),
-        (['say """', "x"], 'say """'),
-        ([""], ""),
-    ],
-)
-def test_turn_is_a_line_or_what_a_backslash_a_fence_or_quotes_hold_together(
-    typed: list[str], turn: str
-) -> None:
-    given = iter(typed)
-    found = read_turn(lambda _: next(given, None))
-    assert found is not None
-    assert unquoted(found) == turn
-    assert read_turn(lambda _: None) is None, "the end of the input"
 
 
 def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None:

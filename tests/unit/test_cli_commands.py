@@ -24,7 +24,6 @@ from mlxsup.cli import main as cli
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
-from mlxsup.cli.commands.bench import bench
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, since
 from mlxsup.cli.commands.why import why
@@ -170,7 +169,7 @@ def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
     assert previous_generation([]) is None
 
 
-TAKERS = [(why, "report"), (bench, "kept"), (init, "file")]
+TAKERS = [(why, "report"), (init, "file")]
 
 
 def parameter_of(command: click.Command, name: str) -> click.Parameter:
@@ -300,15 +299,10 @@ USAGE = {
     "generate m hi\udcff": "encoded as UTF-8, not lone surrogates",
     "chat m --top-p 7": "--top-p must be a number above 0 and up to 1",
     "bench m --prompt-tokens 16,0": "'16,0' is not a list of positive numbers",
-    "bench m --compare /dev/null": "was not written by `mlxsup bench`",
-    "bench m --output /dev/null": "exists",
-    "bench m --fail-if-slower 5": "--fail-if-slower needs --compare FILE",
-    "bench m --compare x --repeats 2": "--compare needs at least 3 repeats to tell",
-    "bench m --key k": "--key only works with --through http",
     "search ''": "WORDS must not be empty",
     "search '' ' '": "WORDS must not be empty",
 }
-WITHOUT_HINT = ("events", "bench m --output", "bench m --compare")
+WITHOUT_HINT = ("events",)
 
 
 @pytest.mark.parametrize("line", USAGE, ids=ascii)

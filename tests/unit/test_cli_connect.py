@@ -1,4 +1,4 @@
-"""What `connect` writes into the settings of other programs, and how it is taken back."""
+"""What `connect` writes into the settings of other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import pytest
-import yaml
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.commands import connect, launch
@@ -27,7 +26,7 @@ STRANGE = 'a "model"\n\\ü: [x]'
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "CONTINUE_GLOBAL_DIR"):
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     return tmp_path
@@ -51,7 +50,7 @@ def written(tool: str, before: str | None = None, **given: Any) -> tuple[Path, s
 def meaning(tool: str, **given: Any) -> Any:
     """What the file of a program means."""
     path, text = written(tool, **given)
-    read = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".json": json.loads}
+    read = {".toml": tomllib.loads, ".json": json.loads}
     return read[path.suffix](text)
 
 
@@ -79,7 +78,7 @@ def test_files_are_where_the_programs_look(home: Path, monkeypatch: pytest.Monke
     assert written("opencode")[0] == commented
     for tool, variable in (
         ("claude", "CLAUDE_CONFIG_DIR"), ("codex", "CODEX_HOME"), ("zed", "XDG_CONFIG_HOME"),
-        ("continue", "CONTINUE_GLOBAL_DIR"), ("opencode", "XDG_CONFIG_HOME"),
+        ("opencode", "XDG_CONFIG_HOME"),
     ):  # fmt: skip
         monkeypatch.setenv(variable, str(home / "elsewhere"))
         assert written(tool)[0].is_relative_to(home / "elsewhere"), tool
@@ -106,7 +105,7 @@ def test_every_program_sends_the_key_of_the_gateway(tool: str) -> None:
     assert "sk-1" in text or "sk-1" in found.variables.values()
 
 
-@pytest.mark.parametrize("tool", ["claude", "opencode", "zed"])
+@pytest.mark.parametrize("tool", ["claude", "opencode", "pi"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_rest_of_a_file_stays_as_it_was_written(tool: str, end: str) -> None:
     lines = ["{", '    "thème": "dark",', '    "env": {"A": "1"}', "}", ""]
@@ -119,34 +118,20 @@ def test_rest_of_a_file_stays_as_it_was_written(tool: str, end: str) -> None:
 
 @pytest.mark.parametrize("before", ["", "\n", "{}", "{ }\n"])
 def test_empty_file_counts_as_none(before: str) -> None:
-    assert written("zed", before)[1] == written("zed")[1]
-
-
-def test_other_providers_of_vscode_stay_and_ours_is_there_once() -> None:
-    _, text = written("vscode", '[{"name": "mine", "vendor": "x"}, 3, {"name": "mlxsup"}, {}]')
-    _, again = written("vscode", text, context=1000)
-    mine, three, ours, empty = json.loads(again)
-    assert (mine, three, empty) == ({"name": "mine", "vendor": "x"}, 3, {})
-    assert ours["models"][0]["maxInputTokens"] == 500
-    assert [one["name"] for one in json.loads(written("vscode", '[{"name": "mine"}]')[1])] == [
-        "mine",
-        "mlxsup",
-    ]
+    assert written("pi", before)[1] == written("pi")[1]
 
 
 @pytest.mark.parametrize(
     ("tool", "before", "words"),
     [
-        ("zed", '{\n "a": 1, // mine\n}', r"not plain JSON (line 2, column 10)"),
-        ("zed", '{"a": nope}', "(line 1, column 7)"),
-        ("zed", "{} {}", "(line 1, column 4)"),
-        ("zed", "[" * 100_000, "nested too deeply"),
-        ("zed", '{"a": "\\ud800"}', "surrogates not allowed"),
-        ("zed", "[]", "the whole file is not an object"),
-        ("zed", '{"language_models": {"openai_compatible": 3}}',
-         "language_models.openai_compatible is not an object"),
+        ("pi", '{\n "a": 1, // mine\n}', r"not plain JSON (line 2, column 10)"),
+        ("pi", '{"a": nope}', "(line 1, column 7)"),
+        ("pi", "{} {}", "(line 1, column 4)"),
+        ("pi", "[" * 100_000, "nested too deeply"),
+        ("pi", '{"a": "\\ud800"}', "surrogates not allowed"),
+        ("pi", "[]", "the whole file is not an object"),
+        ("pi", '{"providers": 3}', "providers is not an object"),
         ("claude", '{"env": []}', "env is not an object"),
-        ("vscode", "{}", "the whole file is not a list"),
     ],
 )  # fmt: skip
 def test_file_that_would_lose_something_is_refused(tool: str, before: str, words: str) -> None:
@@ -227,54 +212,22 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_file_is_written_and_brought_back(path: Path) -> None:
-    copy = connect.write("zed", path, "before", "after")
+def test_file_is_written_and_its_text_of_before_stays_beside_it(path: Path) -> None:
+    copy = connect.write(path, "after")
     assert (path.read_text(), mode(path)) == ("after", 0o640)
     assert copy is not None
-    assert ("before" in copy.read_text(), mode(copy)) == (True, 0o600)
-    assert list(path.parent.iterdir()) == [path]
-    assert connect.undo("zed") == (path, "after", "before")
-    assert (path.read_text(), mode(path), copy.exists()) == ("before", 0o640, False)
-    with pytest.raises(CliError, match="has not written any settings"):
-        connect.undo("zed")
-
-
-def test_new_files_are_removed_again_each_by_its_own_program(path: Path) -> None:
-    new, other = path.with_name("new.json"), path.with_name("other.json")
-    assert connect.write("zed", new, None, "after") is None
-    assert mode(new) == 0o600
-    connect.write("codex", other, None, "b")
-    connect.undo("zed")
-    assert (new.exists(), other.read_text()) == (False, "b")
-
-
-@pytest.mark.parametrize(("changed", "back"), [("one", "before"), ("mine", "mine")])
-def test_two_writes_are_undone_as_one_unless_the_file_was_changed_between_them(
-    path: Path, changed: str, back: str
-) -> None:
-    connect.write("zed", path, "before", "one")
-    path.write_text(changed)
-    connect.write("zed", path, changed, "two")
-    connect.undo("zed")
-    assert path.read_text() == back
-
-
-def test_undo_does_not_destroy_a_later_change(path: Path) -> None:
-    copy = connect.write("zed", path, "before", "after")
-    path.write_text("after, and mine")
-    with pytest.raises(CliError, match="was changed since") as error:
-        connect.undo("zed")
-    assert str(copy) in str(error.value)
-    assert path.read_text() == "after, and mine"
+    assert (copy.read_text(), mode(copy)) == ("before", 0o640)
+    assert sorted(path.parent.iterdir()) == [path, copy]
+    new = path.with_name("new.json")
+    assert connect.write(new, "after") is None
+    assert (new.read_text(), mode(new)) == ("after", 0o600)
 
 
 def test_link_stays_a_link(path: Path) -> None:
     link = path.with_name("link.json")
     link.symlink_to(path)
-    connect.write("zed", link, "before", "after")
+    connect.write(link, "after")
     assert (link.is_symlink(), path.read_text()) == (True, "after")
-    connect.undo("zed")
-    assert (link.is_symlink(), path.read_text()) == (True, "before")
 
 
 def test_file_that_cannot_be_read_or_written_is_named(path: Path) -> None:
@@ -284,21 +237,12 @@ def test_file_that_cannot_be_read_or_written_is_named(path: Path) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("not UTF-8", lambda: connect.read(path)),
         ("cannot read", lambda: connect.read(path.parent)),
-        ("cannot write", lambda: connect.write("zed", below, None, "x")),
+        ("cannot write", lambda: connect.write(below, "x")),
     ]
     for message, call in cases:
         with pytest.raises(CliError, match=message) as caught:
             call()
         assert caught.value.hint == connect.BY_HAND
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "\0", "[" * 5000])
-def test_damaged_record_counts_as_none(home: Path, text: str) -> None:
-    record = home / ".mlxsup" / "connected" / "zed.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(text)
-    with pytest.raises(CliError, match="has not written any settings"):
-        connect.undo("zed")
 
 
 # ---------------------------------------------------------------- launch

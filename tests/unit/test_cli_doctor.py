@@ -7,10 +7,8 @@ import getpass
 import os
 import platform
 import plistlib
-import resource
 import shutil
 import stat
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -75,22 +73,15 @@ class Machine:
         self.patch(platform, "system", lambda: "Darwin")
         self.patch(shutil, "which", lambda _: None)
         self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
-        self.patch(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep 0\n"))
         self.patch(machine_module, "find_backend", lambda: "metal")
         self.patch(psutil, "disk_partitions", lambda **_: [])
         self.patch(psutil, "process_iter", lambda _: [])
-        self.patch(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
-        self.machine_memory(available=40 * GIB)
         self.budget(48 * GIB)
         self.patch(running, "ask_status", lambda _: (None, ""))
         self.patch(running, "lock_holder", lambda _: None)
 
     def has(self, **changes: Any) -> None:
         self.setting |= changes
-
-    def machine_memory(self, available: int) -> None:
-        said = SimpleNamespace(total=64 * GIB, available=available)
-        self.patch(psutil, "virtual_memory", lambda: said)
 
     def budget(self, size: int) -> None:
         found = SimpleNamespace(size_bytes=size, automatic_bytes=48 * GIB, reason="of 64.00 GiB")
@@ -115,11 +106,6 @@ class Machine:
     def needs(self, version: str | None) -> None:
         self.patch(installed, "_requirements", lambda: ["mlx<0.33,>=0.32.2"])
         self.patch(installed, "version_of", lambda _: version)
-
-    def other_program(self, *words: str) -> None:
-        memory = SimpleNamespace(rss=GIB)
-        info = {"memory_info": memory, "cmdline": words, "uids": None}
-        self.patch(psutil, "process_iter", lambda _: [SimpleNamespace(pid=9, info=info)])
 
     def token(self, mode: int) -> None:
         (self.home / "hub").mkdir()
@@ -165,8 +151,7 @@ class Machine:
         checks = (
             installed.check_software, installed.check_configuration, installed.check_models,
             installed.check_downloads, installed.check_token, installed.check_folders,
-            installed.check_open_files, installed.check_memory, running.check_daemon,
-            running.check_services, running.check_sleep,
+            installed.check_memory, running.check_daemon, running.check_services,
         )  # fmt: skip
         return [one for check in checks for one in check(setting)]
 
@@ -255,11 +240,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "a model fits nowhere": (
         lambda m: m.plans(models=[{"name": "m", "problem": "", "missing_bytes": 1}]),
         "problem", "m does not fit into 48.00 GiB", ""),
-    "another server": (
-        lambda m: m.other_program("/bin/ollama", "serve"), "note", "ollama (pid 9) holds 1.00 GiB",
-        ""),
-    "memory is short": (
-        lambda m: m.machine_memory(available=GIB), "note", "only 1.00 GiB of 64.00 GiB", ""),
     "a network disk": (is_on_nfs, "problem", "is on a network disk (nfs4)", ""),
     "a disk that is read-only": (
         lambda m: m.patch(tempfile, "TemporaryFile", raises(OSError(30, "Read-only file"))),
@@ -272,9 +252,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.has(runtime_dir=Path("/tmp", "x" * 90)), "problem", "path is too long", ""),
     "a folder that is a file": (
         lambda m: m.has(runtime_dir=Path("/dev/null")), "problem", "is not a folder", ""),
-    "few files on a Mac": (
-        lambda m: m.patch(resource, "getrlimit", lambda _: (256, 256)), "problem",
-        "only 256 files", "sudo launchctl limit maxfiles "),
     "little room": (
         lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB)),
         "note", "has 2.00 GiB left", ""),
@@ -315,19 +292,9 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.job(ProgramArguments=None), "problem", "names no program to start", ""),
     "a job of a program that is gone": (
         lambda m: m.job(ProgramArguments=["/none/mlxsup"]), "problem", "which does not exist", ""),
-    "a job of another program": (
-        lambda m: m.job(ProgramArguments=["/bin/true"]), "note",
-        "but this is another mlxsup", ""),
     "a job with a file that is gone": (
         lambda m: m.job(ProgramArguments=["/bin/sh", "--config=/none"]), "problem",
         "names /none, which does not exist", ""),
-    "a job with another file": (
-        lambda m: m.job(ProgramArguments=["/bin/sh", "--config", "/bin/sh"]), "note",
-        "uses /bin/sh, but commands here read", ""),
-    "sleep": (
-        lambda m: m.patch(
-            subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=" sleep  10 (by x)\n")),
-        "note", "sleeps after 10 minutes", "sudo pmset -c sleep 0"),
 }  # fmt: skip
 
 

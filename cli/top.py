@@ -1,4 +1,4 @@
-"""`mlxsup top` on a terminal: its keys, and what they do, as an app of textual.
+"""`mlxsup top` on a terminal: a daemon on the whole screen, as an app of textual.
 
 A selection never moves by itself: if its neighbour were selected when it ends, the key that was
 meant for the one would reach the other.
@@ -12,27 +12,35 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.message import Message
 from textual.widgets import Static
 
-from ..changes import MAX_CHANGES, change_line
-from ..connection import errors_explained
-from ..exit_status import CliError
-from ..terminal.output import Output
-from ..terminal.requests import stage_line
-from ..terminal.text import cell_len, clock, cut, in_a_line
-from ..terminal.writer import for_terminal
-from .looks import Look, looks, memory_bar
-from .picture import Item, body, items_of, title
+from .changes import MAX_CHANGES, Changes, change_line, is_step
+from .connection import errors_explained
+from .exit_status import CliError
+from .terminal.output import Line, Output
+from .terminal.requests import request_lines, stage_line
+from .terminal.status import amounts, models_table, remarks, whole_bytes
+from .terminal.text import (
+    cell_len,
+    clock,
+    counted,
+    cut,
+    format_bytes,
+    format_duration,
+    in_a_line,
+    wrapped,
+)
+from .terminal.writer import for_terminal
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -44,6 +52,8 @@ READ_S = 0.3
 """A question is answered by no key before that: it was pasted, or meant for something else."""
 
 LEAST_ROWS_WITH_BAR = 6
+MIN_BAR_WIDTH = 8
+MARK, NO_MARK = "> ", "  "
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Verb = Literal["restart", "load", "unload", "cancel", "pause", "resume"]
@@ -92,6 +102,40 @@ HINTS = {
     "model": "r restart  l load  u unload  ? help",
     "request": "c cancel  p pause  ? help  q quit",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A daemon's answers to the questions for its status and its requests.
+
+    Attributes:
+        at: seconds since the epoch.
+        status: as `mlxsup status --json` prints it.
+        requests: as `mlxsup requests --json` prints it.
+        changes: of models' states since the look before, as `mlxsup events --json` prints them.
+    """
+
+    at: float
+    status: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    changes: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A model or a request that can be selected; equal to itself in other states.
+
+    Attributes:
+        kind: which of them.
+        name: for the daemon: a model's name, or the id or number of a request.
+        title: for people: a model's name, or the id of a request.
+        state: as its row shows it.
+    """
+
+    kind: Literal["model", "request"]
+    name: str
+    title: str = field(compare=False)
+    state: str = field(compare=False)
 
 
 class Order(NamedTuple):
@@ -150,21 +194,6 @@ class Top(App[int]):
     #body { height: 1fr; }
     """
 
-    class Looked(Message):
-        """The daemon answered, or did not."""
-
-        def __init__(self, news: Look | CliError) -> None:
-            super().__init__()
-            self.news = news
-
-    class Said(Message):
-        """An order has come to its end."""
-
-        def __init__(self, sentence: str, item: Item) -> None:
-            super().__init__()
-            self.sentence = sentence
-            self.item = item
-
     def __init__(self, endpoint: str, interval_s: float) -> None:
         super().__init__(ansi_color=True)
         self.look: Look | None = None
@@ -207,13 +236,19 @@ class Top(App[int]):
     # ------------------------------------------------------------ news
 
     def _follow(self) -> None:
+        """Look at the daemon again and again; each look waits until the one before is shown."""
         from mlxsup.client import Client
 
         while not self._has_ended.is_set():
             try:
                 with errors_explained(), Client(self._endpoint) as client:
-                    for look in looks(client, self._interval_s, self._has_ended):
+                    changes = Changes(client)
+                    while not self._has_ended.is_set():
+                        status, requests = client.status(), client.requests()
+                        heard = [change for change in changes.wait(0.0) if is_step(change)]
+                        look = Look(at=time.time(), status=status, requests=requests, changes=heard)
                         self._bring(look)
+                        self._has_ended.wait(self._interval_s)
             except CliError as error:
                 self._bring(error)
             self._has_ended.wait(RETRY_S)
@@ -221,26 +256,24 @@ class Top(App[int]):
     def _bring(self, news: Look | CliError) -> None:
         """Post news and wait until they are taken: a terminal may be held up for hours."""
         self._is_taken.clear()
-        if not self._has_ended.is_set() and self.post_message(self.Looked(news)):
+        if not self._has_ended.is_set() and self.call_later(self.take, news):
             self._is_taken.wait()
 
-    def on_top_looked(self, message: Looked) -> None:
-        """Take news of the daemon."""
+    def take(self, news: Look | CliError) -> None:
+        """Take news of the daemon: it answered, or did not."""
         self._is_taken.set()
         with self._failing():
-            if isinstance(message.news, Look):
-                self._see(message.news)
+            if isinstance(news, Look):
+                self._see(news)
             else:
                 if self.lost is None:
                     self._lost_at = time.time()
                     self.heard.append(f"{clock(self._lost_at)} no daemon answers")
-                self.lost = message.news
+                self.lost = news
             self._keep_selection()
             self._draw()
 
     def _see(self, look: Look) -> None:
-        if self.look is None:
-            self.heard.extend(_history(look))
         self.heard.extend(change_line(change) for change in look.changes)
         pid = look.status["pid"]
         if self.look is not None and self.look.status["pid"] != pid:
@@ -351,13 +384,13 @@ class Top(App[int]):
                 sentence = _done(client, order)
         except CliError as error:
             sentence = f"{order.item.title}: {error.message}"
-        self.post_message(self.Said(sentence, order.item))
+        self.call_later(self._say, sentence, order.item)
 
-    def on_top_said(self, message: Said) -> None:
+    def _say(self, sentence: str, item: Item) -> None:
         """Say what has become of an order."""
         with self._failing():
-            self._under_way.discard(message.item)
-            self.said = message.sentence
+            self._under_way.discard(item)
+            self.said = sentence
             self._draw()
 
     # ------------------------------------------------------------ the picture
@@ -375,7 +408,7 @@ class Top(App[int]):
         memory = self.query_one("#memory", Static)
         memory.display = has_bar
         memory.update(Text(memory_bar(self.look.status, width)))
-        self._show("title", self._title(width), "bold red" if self.lost else "bold", width)
+        self._show("title", self._title(self.look), "bold red" if self.lost else "bold", width)
         room = max(height - 2 - has_bar, 0)
         if self._is_helping:
             lines = [Text(line) for line in HELP[:room]]
@@ -392,11 +425,17 @@ class Top(App[int]):
         line.truncate(width, overflow="ellipsis")
         self.query_one(f"#{name}", Static).update(line)
 
-    def _title(self, width: int) -> str:
+    def _title(self, look: Look) -> str:
         if self.lost is not None:
             since = clock(self._lost_at)
             return f"no daemon since {since}, reconnecting: {self.lost.message}"
-        return title(self.look, width) if self.look is not None else ""
+        status, requests = look.status, look.requests
+        models = counted(len(status["models"]), "model")
+        listed = counted(len(requests["requests"]) + requests["more"], "request")
+        return (
+            f"mlxsup {status['version']}, {models}, {listed}, up "
+            f"{format_duration(status['uptime_s'])}, pid {status['pid']}, {status['endpoint']}"
+        )
 
     def _last_line(self, width: int) -> str:
         if self.question is not None:
@@ -419,20 +458,104 @@ class Top(App[int]):
             self.exit()
 
 
-def _history(look: Look) -> list[str]:
-    """Return what happened to the models before, as far as the daemon's records go."""
-    from mlxsup.protocol.flight import OF_MODELS
-
-    from ..why.recording import kept_in
-    from ..why.stories import lines_of
-
-    recorded = kept_in(look.status, look.at)
-    return lines_of([one for one in recorded if isinstance(one.entry, OF_MODELS)])
-
-
 def _done(client: Client, order: Order) -> str:
     """Carry out an order, and return what has become of it."""
     value = getattr(client, order.verb)(order.item.name)
     if order.verb in DONE:
         return f"{order.item.title} is {DONE[order.verb]}"
     return stage_line({**value, "stage": "cancelled"} if order.verb == "cancel" else value)
+
+
+def items_of(look: Look) -> tuple[Item, ...]:
+    """Return what can be selected, in the order of the screen."""
+    models, listed = look.status["models"], look.requests["requests"]
+    ids = Counter(one["id"] for one in listed)
+    items = [
+        Item(kind="model", name=str(one["name"]), title=str(one["name"]), state=str(one["state"]))
+        for one in models
+    ]
+    for one in listed:
+        # A number means another request once another daemon answers, an id never does; but two
+        # connections may use the same one.
+        name = str(one["id"] if ids[one["id"]] == 1 else one["number"])
+        items.append(Item(kind="request", name=name, title=str(one["id"]), state=str(one["state"])))
+    return tuple(items)
+
+
+def memory_bar(status: Mapping[str, Any], width: int) -> str:
+    """Return `memory [###==.....] 3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`.
+
+    The bar is as long as the budget, or as what models may grow to if that is more. A `#` is used,
+    an `=` is what that may grow to, and a dot is neither. A narrow terminal gets no bar.
+    """
+    memory = status.get("memory") or {}
+    used, grown = memory.get("used_bytes") or 0, memory.get("may_grow_to_bytes") or 0
+    whole, text = whole_bytes(status), amounts(status)
+    room = width - len(f"memory [] {text}")
+    if room < MIN_BAR_WIDTH:
+        text = f"{format_bytes(used)} used of {format_bytes(whole)}"
+        room = width - len(f"memory [] {text}")
+    if room < MIN_BAR_WIDTH:
+        return f"memory {text}"[:width]
+    longest = max(whole, grown, 1)
+    signs = "#" * round(used / longest * room)
+    return f"memory [{signs.ljust(round(grown / longest * room), '=').ljust(room, '.')}] {text}"
+
+
+def body(
+    look: Look, heard: Sequence[str], selected: Item | None, width: int, height: int
+) -> list[Text]:
+    """Return the tables, the remarks and the events, cut to a terminal of this size.
+
+    The tables get all lines but a third, which are for the latest events, or what the tables leave
+    to them.
+
+    Args:
+        look: the latest one.
+        heard: lines about what happened, the newest last.
+        selected: what is marked, if anything is.
+        width: columns of the terminal.
+        height: how many lines there are.
+    """
+    lines, focus = _tables(look, selected, width)
+    room = max(2, min(len(lines), max(height - len(heard) - 1, height - height // 3)))
+    if len(lines) > room:
+        # The selected row is always shown, and the first ones if nothing is selected.
+        first = max(focus - room + 2, 0)
+        hidden = len(lines) - room + 1
+        lines = [*lines[first : first + room - 1], Text(f"  and {hidden} more lines")]
+    lines.append(
+        Text("latest events", style="bold")
+        if heard
+        else Text("no events since top began", style="dim")
+    )
+    latest = list(heard)[max(len(heard) - height + len(lines), 0) :]
+    lines += [Text(for_terminal(in_a_line(line))) for line in latest]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines[:height]
+
+
+def _tables(look: Look, selected: Item | None, width: int) -> tuple[list[Text], int]:
+    """Return the lines of models, requests and remarks, and the place of the selected row's last
+    one; 0 without a selection."""
+    (models_header,), *models = models_table(look.status, look.status["models"], width - len(MARK))
+    nothing: list[Line] = [[("no open requests", "dim")]]
+    listed, more = look.requests["requests"], look.requests["more"]
+    requests_header, *requests = request_lines(listed, width - len(MARK)) if listed else nothing
+    lines: list[Text] = []
+    focus, items = 0, iter(items_of(look))
+    for header, groups in ((models_header, models), (requests_header, [[one] for one in requests])):
+        lines.append(Text.assemble(NO_MARK, *header))
+        for group in groups:
+            marked = [Text.assemble(NO_MARK, *line) for line in group]
+            if next(items) == selected:
+                # Not its colours, which a terminal may show on themselves.
+                marked[0] = Text(f"{MARK}{marked[0].plain.removeprefix(NO_MARK)}", style="reverse")
+                marked[0].pad_right(max(width - marked[0].cell_len, 0))
+                focus = len(lines) + len(marked) - 1
+            lines += marked
+    if more:
+        lines.append(Text(f"{NO_MARK}and {more} more"))
+    said = [line for remark in remarks(look.status) for line in wrapped(remark, width)]
+    return lines + [Text(for_terminal(line), style="dim") for line in said], focus
