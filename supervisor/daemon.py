@@ -67,6 +67,7 @@ def run_daemon(
         writer = LogWriter(report)
         is_json = config.log_format == "json"
         log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+        _warn_of_watchdog(manager, log)
         _record_places(config, log)
         record = WorkerRecord(config.runtime_dir)
         _end_leftovers(record, log)
@@ -94,6 +95,16 @@ def run_daemon(
                 f"mlxsup: cannot write to the log folder {config.log_dir}, so log lines are lost"
             )
         return code
+
+
+def _warn_of_watchdog(manager: ServiceManager, log: DaemonLog) -> None:
+    trouble = manager.trouble
+    if trouble is None:
+        return
+    if trouble.is_fed:
+        log.write("warning", "watchdog fed late", cause=trouble.cause, hint=trouble.hint)
+    else:
+        log.write("warning", "watchdog not fed", cause=trouble.cause, hint=trouble.hint)
 
 
 def _record_places(config: DaemonConfig, log: DaemonLog) -> None:

@@ -12,6 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
@@ -29,8 +30,29 @@ word (clients' last messages, logs) takes less."""
 MAX_NAMES = 8
 """How many models a status names; systemd ignores messages of more than 4096 bytes."""
 
+LEAST_WATCHDOG_S = 2.0
+"""A daemon that says something each second may miss a shorter interval."""
+
+MAX_SHOWN = 40
+"""How much of a variable that makes no sense is shown."""
+
 _INTERVAL = re.compile(r"[0-9]{1,15}")
 """Microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogTrouble:
+    """Why a watchdog may end a daemon that is well.
+
+    Attributes:
+        is_fed: whether it is fed at all.
+        cause: what is wrong.
+        hint: the next step.
+    """
+
+    is_fed: bool
+    cause: str
+    hint: str
 
 
 class ServiceManager:
@@ -43,6 +65,10 @@ class ServiceManager:
         address: the path of a socket, or `@` and an abstract name; empty: there is no manager.
         watchdog_s: it ends a daemon from which it has heard nothing for this long; 0: never.
         monotonic: seconds of CLOCK_MONOTONIC.
+        trouble: what is wrong with the watchdog.
+
+    Attributes:
+        trouble: the same; None if nothing is.
     """
 
     def __init__(
@@ -50,7 +76,9 @@ class ServiceManager:
         address: str = "",
         watchdog_s: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
+        trouble: WatchdogTrouble | None = None,
     ) -> None:
+        self.trouble = trouble
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._ping_interval_s = watchdog_s / 2
         self._monotonic = monotonic
@@ -67,9 +95,9 @@ class ServiceManager:
         interval = environment.pop(WATCHDOG_VARIABLE, "")
         pid = environment.pop(WATCHDOG_PID_VARIABLE, str(os.getpid()))
         address = address if address.startswith(("/", "@")) else ""
-        # As sd_watchdog_enabled(3) has it: a process that is not named has no watchdog.
-        is_fed = _INTERVAL.fullmatch(interval) and pid == str(os.getpid())
-        return cls(address, int(interval) / 1e6 if is_fed else 0.0)
+        trouble = _trouble(address, interval, pid)
+        is_fed = interval and (trouble is None or trouble.is_fed)
+        return cls(address, int(interval) / 1e6 if is_fed else 0.0, trouble=trouble)
 
     def ready(self) -> None:
         """Say that the configuration has been read, and clients can connect."""
@@ -120,6 +148,47 @@ class ServiceManager:
             sender.setblocking(False)  # a manager that does not read must not hold up streams
             with contextlib.suppress(OSError):
                 sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+
+
+def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:
+    """Return what is wrong with a watchdog; None if nothing is, or if there is none.
+
+    Args:
+        address: of the manager's socket; empty if none is named.
+        interval: of the watchdog; empty if there is none.
+        pid: of the process that it watches.
+    """
+    if not interval:
+        return None
+    if not _INTERVAL.fullmatch(interval):
+        return WatchdogTrouble(
+            is_fed=False,
+            cause=f"{WATCHDOG_VARIABLE} is {interval[:MAX_SHOWN]!r}",
+            hint="it takes microseconds, such as 10000000",
+        )
+    if pid != str(os.getpid()):
+        return WatchdogTrouble(
+            is_fed=False,
+            cause=f"{WATCHDOG_PID_VARIABLE} names process {pid[:MAX_SHOWN]}, this is {os.getpid()}",
+            hint="if this daemon is the watched one, as in a container, start it with `exec` or "
+            f"unset {WATCHDOG_PID_VARIABLE}",
+        )
+    if not address:
+        return WatchdogTrouble(
+            is_fed=False,
+            cause=f"{SOCKET_VARIABLE} is not set to a socket",
+            hint="pass it on to the daemon, or switch the watchdog off",
+        )
+    if 0 < int(interval) < LEAST_WATCHDOG_S * 1e6:
+        return WatchdogTrouble(
+            is_fed=True,
+            cause=(
+                f"it would end the daemon after {int(interval) / 1000000.0:g} s without a sign of "
+                "life"
+            ),
+            hint=f"set WatchdogSec to {LEAST_WATCHDOG_S:g} s or more: it is fed once a second",
+        )
+    return None
 
 
 def summary(states: tuple[tuple[ModelName, State], ...]) -> str:

@@ -1,4 +1,4 @@
-"""`mlxsup service`: the daemon as a service of the user that starts by itself."""
+"""`mlxsup service`: the daemon as a service that starts by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,23 @@ from ..new_file import replaced_file
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from ..service_managers import Launchd, Steps, Systemd
+    from ..service.facts import ServiceFacts, Steps
+    from ..service.launchd import Launchd
+    from ..service.systemd import Systemd
 
     Manager = Systemd | Launchd
 
+system_option = click.option(
+    "--system",
+    "is_system",
+    is_flag=True,
+    help="Install for the whole machine, to run without a login; needs root.",
+)
 dry_option = click.option(
     "--dry-run", "is_dry", is_flag=True, help="Only print what would be done."
 )
+
+DEFAULT_LINES = 50
 
 KEPT_VARIABLES = (
     "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
@@ -45,30 +55,22 @@ def service() -> None:
 
 @service.command(short_help="Write the service and start it.")
 @config_option
+@system_option
 @dry_option
 @click.option("--force", "is_forced", is_flag=True, help="Replace a service with other settings.")
 @output_options
-def install(config_path: Path | None, is_dry: bool, is_forced: bool, output: Output) -> None:
+def install(
+    config_path: Path | None, is_system: bool, is_dry: bool, is_forced: bool, output: Output
+) -> None:
     """Example: mlxsup service install --config mlxsup.toml
 
     Writes a systemd unit or a launchd job that starts this mlxsup with this configuration, and
     starts it. If a service is installed already, nothing changes: the difference is printed.
     """
-    from ..configuration import find_configuration, read_configuration
-    from ..service_managers import MARKER, ServiceFacts, read_file
+    from ..service.facts import read_file
 
-    manager = _find_manager()
-    path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
-    configuration = read_configuration(path)
-    facts = ServiceFacts(
-        program=_find_program(),
-        config=path,
-        drain_s=configuration.core.drain_timeout_s,
-        log_dir=configuration.log_dir,
-        variables=kept_variables(os.environ),
-        more_path=_driver_folder(),
-    )
-    facts.check()
+    manager = _find_manager(is_system=is_system)
+    facts = _find_facts(config_path, is_system=is_system)
     text, before = manager.text(facts), read_file(manager.path)
     is_done = before == text and manager.state().is_on
     steps: Steps = ([], []) if is_done else manager.install_commands(is_new=before is None)
@@ -86,21 +88,22 @@ def install(config_path: Path | None, is_dry: bool, is_forced: bool, output: Out
         if is_done:
             output.note("it is already installed and running; nothing would change")
         return
-    manager.check()
+    by_root = _by_root(facts.program, "install", "--config", str(facts.config))
+    if is_system:
+        _need_root(manager, by_root)
+    manager.check(by_root)
     if before is None:
-        _refuse_running(configuration.runtime_dir, path)
+        _refuse_running(facts)
     elif before != text and not is_forced:
         output.note(difference)
-        message, code = "the service is installed with other settings", "service_differs"
-        if MARKER not in before:
-            message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
-        raise CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
+        raise _other(manager, before, facts)
     if is_done:
         done = f"already installed: {manager.path}; nothing was changed"
     else:
-        _make_folders(configuration.runtime_dir, configuration.log_dir)
-        _write(manager, text, steps, output)
+        _write(manager, text, facts, steps, output)
         done = f"{'started' if before == text else 'installed'}: {manager.path}"
+        if is_system:
+            output.note(f"it uses the downloaded models in {facts.model_cache}")
     state, notes = manager.state(), manager.notes()
     output.result(
         {**value, "notes": notes, "service": asdict(state)},
@@ -111,17 +114,18 @@ def install(config_path: Path | None, is_dry: bool, is_forced: bool, output: Out
 
 
 @service.command(short_help="Stop the service and remove it.")
+@system_option
 @dry_option
 @output_options
-def uninstall(is_dry: bool, output: Output) -> None:
+def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
     """Example: mlxsup service uninstall
 
     Stops the service, which finishes running requests, and removes the file that `install` has
     written. A file of another program stays, and so do configuration, models and logs.
     """
-    from ..service_managers import MARKER, read_file
+    from ..service.facts import MARKER, read_file
 
-    manager = _find_manager()
+    manager = _find_manager(is_system=is_system)
     text, commands, done = read_file(manager.path), [], "not installed"
     if text is not None:
         if MARKER not in text:
@@ -133,7 +137,9 @@ def uninstall(is_dry: bool, output: Output) -> None:
         before, after = manager.uninstall_commands()
         commands, done = [*before, *after], "would be removed" if is_dry else "removed"
         if not is_dry:
-            manager.check()
+            if is_system:
+                _need_root(manager, _by_root(_find_program(), "uninstall"))
+            manager.check("")
             _run(before, manager, output)
             manager.path.unlink()
             _run(after, manager, output)
@@ -144,20 +150,23 @@ def uninstall(is_dry: bool, output: Output) -> None:
 
 
 @service.command(short_help="Show the state of the service.")
+@system_option
 @output_options
-def status(output: Output) -> None:
+def status(is_system: bool, output: Output) -> None:
     """Example: mlxsup service status
 
     Shows whether the service is installed, runs, and starts by itself. `mlxsup status` shows the
     models.
     """
-    from ..service_managers import read_file
+    from ..service.facts import program_in, read_file
 
-    manager = _find_manager()
-    state = None if read_file(manager.path) is None else manager.state()
+    manager = _find_manager(is_system=is_system)
+    text = read_file(manager.path)
+    program = None if text is None else program_in(text, manager.command_in(text))
+    state = None if text is None else manager.state()
     value = {
-        "manager": manager.name, "path": str(manager.path), "is_installed": state is not None,
-        "service": None if state is None else asdict(state),
+        "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
+        "program": program, "service": None if state is None else asdict(state),
     }  # fmt: skip
     if state is None:
         output.result(value, f"not installed: {manager.path} does not exist")
@@ -170,12 +179,67 @@ def status(output: Output) -> None:
         "last exit": state.last_exit,
         "restarts": state.restarts,
         "starts": f"at {state.starts_at}" if state.is_enabled else "not automatically",
+        "program": program or "changed since mlxsup wrote it",
         "file": manager.path,
     }
     shown = {name: fact for name, fact in rows.items() if fact not in (None, "")}
     output.result(value, "\n".join(f"{name:<9}  {fact}" for name, fact in shown.items()))
     if state.pid is None:
-        output.note(f"{manager.evidence} may show why it does not run")
+        output.note("`mlxsup service logs` may show why it does not run")
+
+
+@service.command(short_help="Show the output recorded by the service manager.")
+@system_option
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=DEFAULT_LINES,
+    help=f"Show the last N lines; the default is {DEFAULT_LINES}.",
+)
+@output_options
+def logs(is_system: bool, is_following: bool, count: int, output: Output) -> None:
+    """Example: mlxsup service logs -n 20
+
+    Shows when the service started and ended, and the daemon's output, such as why it could not
+    start. `mlxsup logs mlxsup` shows what the daemon did while it ran.
+    """
+    manager = _find_manager(is_system=is_system)
+    for line in _lines_of(manager.log_command(count, is_following=is_following)):
+        output.result({"line": line}, line)
+
+
+def _lines_of(command: list[str]) -> Iterator[str]:
+    """Yield what a command prints, line by line; raise its last words if it fails."""
+    import subprocess
+
+    from ..service.facts import no_program
+
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
+    except FileNotFoundError:
+        raise no_program(command[0]) from None
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            for line in process.stdout:
+                yield line.rstrip("\n")
+            said = process.stderr.read().strip()
+            process.wait()
+        finally:
+            process.kill()  # if the reader of our output is gone
+    if process.returncode:
+        last = said.rpartition("\n")[2] or f"exit code {process.returncode}"
+        raise CliError(
+            f"{command[0]}: {last}", code="service_manager", hint="see `mlxsup service status`"
+        )
 
 
 def _difference(before: str | None, text: str) -> str:
@@ -188,35 +252,50 @@ def _difference(before: str | None, text: str) -> str:
     return "\n".join(difflib.unified_diff(old, new, "installed", "new", lineterm=""))
 
 
-def _refuse_running(runtime_dir: Path, config: Path) -> None:
+def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
+    """Return the error for a file that is not the one to write: it says whose it is."""
+    from ..service.facts import MARKER, program_in
+
+    program = program_in(before, manager.command_in(before))
+    message, code = "the service is installed with other settings", "service_differs"
+    if MARKER not in before:
+        message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
+    elif program is None:
+        message = f"{manager.path} was changed after the installation"
+    elif program != str(facts.program):
+        message = (
+            f"another mlxsup has installed the service: {program}, but this is {facts.program}"
+        )
+        code = "other_program"
+    return CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
+
+
+def _refuse_running(facts: ServiceFacts) -> None:
     """Refuse a new service for a runtime folder that a daemon holds."""
     from mlxsup.protocol.discovery import endpoint_in
 
     from ..lock_holder import lock_holder
 
     with contextlib.suppress(ValueError):  # the daemon will say that its path is too long
-        holder = lock_holder(endpoint_in(runtime_dir))
+        holder = lock_holder(endpoint_in(facts.runtime_dir))
         if holder is not None:
-            stop = f"`mlxsup stop --config {shlex.quote(str(config))}`"
             raise CliError(
-                "a daemon with this configuration is already running outside the service (pid "
-                f"{holder.pid})",
-                hint=f"stop it with {stop}, then install the service",
+                (
+                    "a daemon with this configuration is already running outside the service (pid "
+                    f"{holder.pid})"
+                ),
+                hint=(
+                    f"stop it with `mlxsup stop --config {shlex.quote(str(facts.config))}`, then "
+                    "install the service"
+                ),
                 status=ExitStatus.ALREADY_RUNNING,
             )
 
 
-def _make_folders(*folders: Path) -> None:
-    """Make the folders that launchd needs before the daemon runs."""
-    for folder in folders:
-        missing = [one for one in (folder, *folder.parents) if not one.exists()]
-        for one in reversed(missing):
-            one.mkdir(mode=0o700)
-
-
-def _write(manager: Manager, text: str, steps: Steps, output: Output) -> None:
+def _write(manager: Manager, text: str, facts: ServiceFacts, steps: Steps, output: Output) -> None:
     """Write the file and start the service."""
     before, after = steps
+    _make_folders(facts)
     manager.path.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(manager.path) as file:
         os.fchmod(file.fileno(), 0o644)
@@ -231,34 +310,120 @@ def _run(commands: list[list[str]], manager: Manager, output: Output) -> None:
         manager.carry_out(command)
 
 
-def _find_manager() -> Manager:
-    """Return what starts the user's services here; root behind sudo has another one."""
-    from ..service_managers import Launchd, Systemd, no_program
+def _make_folders(facts: ServiceFacts) -> None:
+    """Make the folders that a service manager needs before the daemon runs, as their user's."""
+    import pwd
 
-    if (user := os.environ.get("SUDO_USER", "")) and os.getuid() == 0:
+    owner = pwd.getpwnam(facts.user)
+    for folder in (facts.home / ".mlxsup", facts.runtime_dir, facts.log_dir, facts.model_cache):
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=0o700)
+            if facts.is_system:
+                os.chown(one, owner.pw_uid, owner.pw_gid)
+
+
+def _find_manager(*, is_system: bool) -> Manager:
+    """Return what starts services here; refuse if that of the user is meant and root asks."""
+    import pwd
+
+    from ..service.facts import no_program
+
+    user = os.environ.get("SUDO_USER", "")
+    if is_system and user:
+        try:  # `~` is root's; the service has the folders of the user behind sudo
+            os.environ["HOME"] = pwd.getpwnam(user).pw_dir
+        except KeyError:
+            raise CliError(f"the user {user} does not exist", hint="see SUDO_USER") from None
+    elif user and os.getuid() == 0:
         raise CliError(
             f"sudo cannot reach the service manager of {user}",
-            hint="run this without sudo",
+            hint="run this without sudo, or with --system",
             status=ExitStatus.USAGE,
         )
     if sys.platform == "darwin":
-        return Launchd(Path.home())
+        from ..service.launchd import Launchd
+
+        return Launchd(Path.home(), is_system=is_system)
     if sys.platform == "linux":
-        return Systemd(Path.home())
+        from ..service.systemd import Systemd
+
+        return Systemd(Path.home(), is_system=is_system)
     raise no_program("systemctl")
+
+
+def _need_root(manager: Manager, command: str) -> None:
+    """Refuse to write a service of the machine without the right to; name what root has to run."""
+    folders = manager.path.parents
+    if os.access(next(one for one in folders if one.exists()), os.W_OK):
+        return
+    raise CliError(
+        f"only root may change {manager.path}",
+        hint=f"`{command}`",
+        status=ExitStatus.NO_PERMISSION,
+    )
+
+
+def _by_root(program: Path, command: str, *options: str) -> str:
+    """Return a command that root has to run; sudo drops what only variables say."""
+    return shlex.join(["sudo", str(program), "service", command, "--system", *options])
+
+
+@contextlib.contextmanager
+def _acting_for_user(*, is_system: bool) -> Iterator[None]:
+    """Under sudo, read as the user that the service will run as, whose files must be that user's
+    own; nothing is written."""
+    import pwd
+
+    user = os.environ.get("SUDO_USER", "") if is_system and os.geteuid() == 0 else ""
+    if not user:
+        yield
+        return
+    entry, group = pwd.getpwnam(user), os.getegid()
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+
+
+def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
+    """Return what the service is made of, from a configuration that is valid."""
+    import pwd
+    import shutil
+
+    from mlxsup.store.hub_cache import find_cache
+
+    from ..configuration import find_configuration, read_configuration
+    from ..service.facts import ServiceFacts
+
+    with _acting_for_user(is_system=is_system):
+        path = Path(os.path.abspath(find_configuration(config_path).expanduser()))
+        configuration = read_configuration(path)
+    user = os.environ.get("SUDO_USER", "") if is_system else ""
+    driver = shutil.which("nvidia-smi")
+    facts = ServiceFacts(
+        program=_find_program(),
+        config=path,
+        home=Path.home(),
+        user=user or pwd.getpwuid(os.getuid()).pw_name,
+        is_system=is_system,
+        drain_s=configuration.core.drain_timeout_s,
+        runtime_dir=configuration.runtime_dir,
+        log_dir=configuration.log_dir,
+        model_cache=find_cache(),
+        variables=kept_variables(os.environ),
+        more_path=(str(Path(driver).parent),) if driver else (),
+    )
+    facts.check()
+    return facts
 
 
 def kept_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return those of an environment that the service needs, too."""
     return tuple((name, environment[name]) for name in KEPT_VARIABLES if environment.get(name))
-
-
-def _driver_folder() -> tuple[str, ...]:
-    """Return the folder of the program that says how much memory a GPU has, if it has one."""
-    import shutil
-
-    driver = shutil.which("nvidia-smi")
-    return (str(Path(driver).parent),) if driver else ()
 
 
 def _find_program() -> Path:

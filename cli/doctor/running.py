@@ -21,7 +21,9 @@ from mlxsup.protocol.version import VERSION
 
 from .. import port
 from ..lock_holder import LockHolder, lock_holder
-from ..service_managers import Launchd, Systemd, read_file
+from ..service.facts import read_file
+from ..service.launchd import Launchd
+from ..service.systemd import Systemd
 from ..terminal.status import BROKEN_MODELS
 from ..terminal.text import counted
 from .finding import Finding, note, ok, problem
@@ -232,12 +234,17 @@ def _parent_of(pid: int) -> int | None:
 
 
 def check_services(setting: Setting) -> Iterator[Finding]:
-    """Judge the file of the user's service: what it starts, with which configuration, and when."""
-    manager: Launchd | Systemd = Systemd(Path.home())
-    applied = "`systemctl --user daemon-reload` applies it"
-    if system_name() == "Darwin":
-        manager = Launchd(Path.home())
-        applied = "`launchctl bootout` and `bootstrap` apply it"
+    """Judge the files of services, this user's and then the machine's."""
+    kind = Launchd if system_name() == "Darwin" else Systemd
+    for is_system in (False, True):
+        yield from _service(kind(Path.home(), is_system=is_system), is_system=is_system)
+
+
+def _service(manager: Launchd | Systemd, *, is_system: bool) -> Iterator[Finding]:
+    """Judge the file of a service: what it starts, with which configuration, and when."""
+    applied = "`launchctl bootout` and `bootstrap` apply it"
+    if isinstance(manager, Systemd):
+        applied = f"`systemctl{'' if is_system else ' --user'} daemon-reload` applies it"
     path = manager.path
     trouble = "names no program to start"
     try:
@@ -271,8 +278,8 @@ def check_services(setting: Setting) -> Iterator[Finding]:
                 fix=f"correct the path; {applied}",
             )
         )
-    is_systemd = manager.name == Systemd.name
-    if is_systemd and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
+    is_users = isinstance(manager, Systemd) and not is_system
+    if is_users and LINGERING.parent.exists() and not (LINGERING / getpass.getuser()).exists():
         what = f"{path} runs only while you are logged in"
         why = "the daemon ends when you log out, and does not start with the machine"
         found.append(note("service", what, why=why, command="loginctl enable-linger"))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.service_managers import MARKER
+from mlxsup.cli.service.facts import MARKER
+from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.cli.cli import run_cli
 from support.cli.played_service_managers import PlayedServiceManagers
@@ -56,8 +61,9 @@ def test_install_writes_the_unit_and_starts_it_once(played: PlayedServiceManager
     text = played.unit.read_text()
     assert f'--config "{played.config}"' in text
     assert played.unit.stat().st_mode & 0o777 == 0o644
-    made = [played.config.parent / "run", played.config.parent / "logs"]
-    assert [one.stat().st_mode & 0o777 for one in made] == [0o700] * 2, "or no daemon starts there"
+    made = [played.home / ".mlxsup", played.config.parent / "run", played.config.parent / "logs"]
+    assert [one.stat().st_mode & 0o777 for one in made] == [0o700] * 3, "or no daemon starts there"
+    assert (played.home / ".cache/huggingface/hub").is_dir(), "or a unit of root may not write it"
     written_at = played.unit.stat().st_mtime_ns
     again = played.install()
     assert again.returncode == 0
@@ -99,7 +105,9 @@ def test_other_settings_are_shown_and_not_written_unless_forced(
 @pytest.mark.parametrize(
     ("old", "new", "code", "words"),
     [
+        ('=:"', '=:"/other', "other_program", "another mlxsup has installed the service: /other"),
         (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
+        ("ExecStart=", "ExecStarts=", "service_differs", "was changed after"),
         ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "with other settings"),
     ],
 )
@@ -168,7 +176,7 @@ def test_a_command_that_fails_is_named_with_its_last_words(played: PlayedService
     assert done.stderr.splitlines()[-2:] == [
         "error: `systemctl --user enable --now mlxsup.service` failed with exit code 1:"
         " Job failed.",
-        "hint: see `mlxsup service status`",
+        "hint: see `mlxsup service logs` and `mlxsup service status`",
     ]
 
 
@@ -185,7 +193,7 @@ NO_BUS = "Failed to connect to bus: No medium found"
         (
             f"echo '{NO_BUS}' >&2; exit 1",
             f"the user's systemd cannot be reached: {NO_BUS}",
-            "log in as the user",
+            "service install --system --config ",
         ),
     ],
 )
@@ -201,10 +209,11 @@ def test_a_systemd_that_does_not_answer_gets_one_sentence_and_the_next_step(
     assert played.files() == []
 
 
-@pytest.mark.parametrize("command", ["install", "uninstall", "status"])
+@pytest.mark.parametrize("command", ["install", "uninstall", "status", "logs"])
 def test_a_machine_without_systemctl(played: PlayedServiceManagers, command: str) -> None:
     played.install()
-    played.remove("systemctl")
+    for program in ("systemctl", "journalctl"):
+        played.remove(program)
     where = ["--config", str(played.config)] if command == "install" else []
     done = played.run(command, *where, PATH=f"{played.home.parent}/bin")
     assert done.returncode == 1
@@ -222,7 +231,7 @@ def test_without_a_configuration_it_says_how_to_get_one(played: PlayedServiceMan
     assert played.files() == []
 
 
-# ---------------------------------------------------------------- uninstall, status
+# ---------------------------------------------------------------- uninstall, status, logs
 
 
 def test_uninstall_stops_and_removes_what_install_has_written(
@@ -268,6 +277,7 @@ def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> N
     ]
     value = played.value("status")
     assert value["service"]["pid"] == 4711
+    assert value["program"].endswith("/mlxsup")
     assert value["service"]["last_exit"] is None, "it runs"
     ended = "ActiveState=failed\\nSubState=failed\\nMainPID=0\\nExecMainStatus=78\\n"
     played.answer("systemctl.show", f"printf '{ended}'")
@@ -275,7 +285,27 @@ def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> N
     assert done.returncode == 0
     assert "last exit  78" in done.stdout.splitlines()
     assert "pid" not in done.stdout
-    assert "`journalctl --user-unit mlxsup` may show why it does not run" in done.stderr
+    assert "`mlxsup service logs` may show why it does not run" in done.stderr
+
+
+def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
+    played.answer("journalctl.--user-unit", "echo one; echo two")
+    done = played.run("logs", "-n", "7")
+    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
+    assert played.calls == [
+        "journalctl --user-unit mlxsup.service --lines 7 --no-pager --output=short-iso"
+    ]
+    played.run("logs", "--follow", "--system")
+    [followed] = played.calls
+    assert followed.startswith("journalctl --unit mlxsup.service --lines 50 ")
+    assert followed.endswith(" --follow")
+    lines = played.run("logs", "--json").stdout.splitlines()
+    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
+    assert [json.loads(line)["line"] for line in lines] == ["one", "two"]
+    played.answer("journalctl.--user-unit", "echo 'no rights' >&2; exit 1")
+    done = played.run("logs")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: journalctl: no rights" in done.stderr
 
 
 # ---------------------------------------------------------------- start --service
@@ -287,15 +317,62 @@ def test_launchd_is_not_asked_to_try_again_what_cannot_work(tmp_path: Path) -> N
     assert done.stderr.splitlines()[0] == f"error: {tmp_path}/none.toml does not exist"
 
 
-def test_sudo_is_refused_before_anything_is_written(
-    played: PlayedServiceManagers,
+@pytest.fixture
+def of_nobody() -> Iterator[PlayedServiceManagers]:
+    """A home folder that root can give away to the user nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield PlayedServiceManagers(Path(folder))
+
+
+def give_away(folder: Path) -> None:
+    """Makes it, and all that is in it, the user nobody's."""
+    user = pwd.getpwnam("nobody")
+    for parent, _, files in os.walk(folder):
+        for one in (parent, *(os.path.join(parent, file) for file in files)):
+            os.chown(one, user.pw_uid, user.pw_gid)
+
+
+def test_a_service_of_the_machine_runs_as_the_user_who_asks(
+    of_nobody: PlayedServiceManagers,
 ) -> None:
-    done = played.install(SUDO_USER="nobody")
+    if os.geteuid() == 0:
+        give_away(of_nobody.config.parent)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
+    assert "User=nobody\n" in done.stdout
+    assert "would write /etc/systemd/system/mlxsup.service:" in done.stderr
+    assert "would run systemctl enable --now mlxsup.service" in done.stderr
+    assert 'ReadWritePaths="-/nonexistent/.mlxsup"' in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play sudo")
+def test_under_sudo_files_are_read_as_the_user_as_whom_the_daemon_will_read_them(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    folder = of_nobody.config.parent
+    of_nobody.config.write_text(
+        '[supervisor]\nruntime_dir = "run"\n[gateway]\nlisten = "0.0.0.0:8484"\n'
+        '[models.m]\nengine = "fake"\n'
+    )
+    (folder / "run").mkdir(mode=0o700)
+    add_key(
+        KeyPlace.beside(of_nobody.config, folder / "run"),
+        name="k", account="k", is_operator=False, created="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    give_away(folder)
+    done = of_nobody.install("--system", "--dry-run", SUDO_USER="nobody")
+    assert done.returncode == 0, done.stderr
+
+
+def test_sudo_without_the_system_is_refused_before_anything_is_written(
+    of_nobody: PlayedServiceManagers,
+) -> None:
+    done = of_nobody.install(SUDO_USER="nobody")
     if done.returncode == 0:
         pytest.skip("only root is taken for somebody else")
     assert done.returncode == 64
     assert done.stderr.splitlines() == [
         "error: sudo cannot reach the service manager of nobody",
-        "hint: run this without sudo",
+        "hint: run this without sudo, or with --system",
     ]
-    assert played.files() == []
+    assert of_nobody.files() == []

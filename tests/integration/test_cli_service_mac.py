@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import plistlib
 import subprocess
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from mlxsup.cli import service_managers
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.service import launchd
 
 from support.cli.cli import TIME_LIMIT_S, environment
 from support.cli.played_service_managers import PlayedServiceManagers
 from support.daemon import warm
+from support.gateway.json_schemas import problems
 
 PROGRAM = """
 import sys
@@ -101,6 +103,18 @@ def test_uninstall_of_a_job_that_launchd_does_not_know_removes_the_file(mac: Mac
     assert (done_by(mac), mac.files()) == ([], [])
 
 
+def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
+    done = mac.run("logs")
+    assert done.returncode == 1
+    assert "mlxsup service install" in done.stderr
+    mac.install()
+    (mac.home.parent / "logs" / "service.out").write_text("one\ntwo\nthree\n")
+    done = mac.run("logs", "-n", "2", "--json")
+    lines = done.stdout.splitlines()
+    assert [json.loads(line)["line"] for line in lines] == ["two", "three"]
+    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
+
+
 class Clock:
     """A clock of which half a minute passes with each look."""
 
@@ -125,8 +139,8 @@ def test_a_job_may_take_as_long_to_end_as_its_file_says(
     known = f"[ -s {left} ] || exit 113; truncate -s -1 {left}"
     mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(service_managers, "time", Clock())
-    job = service_managers.Launchd(mac.home)
+    monkeypatch.setattr(launchd, "time", Clock())
+    job = launchd.Launchd(mac.home, is_system=False)
     bootout = ["launchctl", "bootout", f"gui/{os.getuid()}/mlxsup"]
     if looks == 20:
         job.carry_out(bootout)

@@ -71,6 +71,29 @@ def test_only_a_watchdog_of_this_process_is_fed(
         assert (["WATCHDOG=1"] in played.take_all()) == is_fed
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_fed", "words"),
+    [
+        ({"WATCHDOG_PID": "1"}, False, "WATCHDOG_PID names process 1, this is "),
+        ({"WATCHDOG_USEC": "soon"}, False, "WATCHDOG_USEC is 'soon'"),
+        ({"WATCHDOG_USEC": "9" * 5000}, False, f"WATCHDOG_USEC is '{'9' * 40}'"),
+        ({"NOTIFY_SOCKET": ""}, False, "NOTIFY_SOCKET is not set to a socket"),
+        ({"WATCHDOG_USEC": "1999999"}, True, "it would end the daemon after 2 s"),
+    ],
+)
+def test_a_watchdog_that_may_end_a_daemon_that_is_well_is_named_with_the_next_step(
+    tmp_path: Path, changes: dict[str, str], is_fed: bool, words: str
+) -> None:
+    with NotifySocket(tmp_path) as played:
+        manager = ServiceManager.from_environment(played.variables(watchdog_s=4.0) | changes)
+        assert manager.trouble is not None
+        assert manager.trouble.is_fed == is_fed
+        assert manager.trouble.cause.startswith(words)
+        assert manager.trouble.hint
+        manager.pulse(READY)
+        assert (["WATCHDOG=1"] in played.take_all()) == is_fed
+
+
 def test_the_status_is_sent_when_it_changes(tmp_path: Path) -> None:
     with NotifySocket(tmp_path) as played:
         manager = ServiceManager(played.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from mlxsup.cli.service_managers import unit_text
+from mlxsup.cli.service.systemd import unit_text
 
 from support.cli.cli import environment
 from support.cli.service_facts import facts
@@ -25,6 +26,9 @@ from support.eventually import eventually
 ANALYZE = shutil.which("systemd-analyze")
 
 pytestmark = pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze")
+
+MOST_EXPOSED = 3.0
+"""Of 10; a unit without any hardening has 9.6."""
 
 
 def analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,33 +43,48 @@ def analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def written(folder: Path, name: str = "mlxsup") -> Path:
+def written(folder: Path, *, is_system: bool, name: str = "mlxsup") -> Path:
     """A unit whose program exists, with everything in its path that a unit file could misread."""
     program = folder / "my %h $HOME" / name
     program.parent.mkdir(exist_ok=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     unit = folder / "mlxsup.service"
-    odd = facts(program=program, config=folder / "a %h $b.toml")
+    odd = facts(program=program, config=folder / "a %h $b.toml", is_system=is_system, user="root")
     unit.write_text(unit_text(odd))
     return unit
 
 
-def test_systemd_has_nothing_to_say_of_a_unit(tmp_path: Path) -> None:
-    done = analyze(tmp_path, "verify", "--man=no", "--user", str(written(tmp_path)))
+@pytest.mark.parametrize("is_system", [False, True])
+def test_systemd_has_nothing_to_say_of_a_unit(tmp_path: Path, is_system: bool) -> None:
+    scope = [] if is_system else ["--user"]
+    done = analyze(
+        tmp_path, "verify", "--man=no", *scope, str(written(tmp_path, is_system=is_system))
+    )
     assert (done.returncode, ours(done)) == (0, [])
 
 
 def test_what_systemd_does_not_know_would_be_found(tmp_path: Path) -> None:
-    unit = written(tmp_path)
+    unit = written(tmp_path, is_system=True)
     unit.write_text(unit.read_text().replace("WatchdogSec=10", "WatchdogSeconds=10"))
-    done = analyze(tmp_path, "verify", "--man=no", "--user", str(unit))
+    done = analyze(tmp_path, "verify", "--man=no", str(unit))
     assert any("WatchdogSeconds" in line for line in ours(done))
 
 
 def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
     """What it says of our unit, and not of those of the machine."""
     return [line for line in done.stderr.splitlines() if "mlxsup" in line or "rror" in line]
+
+
+def test_a_unit_of_the_machine_exposes_little(tmp_path: Path) -> None:
+    unit = written(tmp_path, is_system=True)
+    done = analyze(tmp_path, "security", "--offline=true", "--json=short", str(unit))
+    assert done.returncode == 0, done.stderr
+    exposure = sum(float(row["exposure"] or 0) for row in json.loads(done.stdout))
+    shown = analyze(tmp_path, "security", "--offline=true", str(unit)).stdout
+    overall = float(shown.rpartition("mlxsup.service: ")[2].split()[0])
+    assert exposure > 0
+    assert overall <= MOST_EXPOSED
 
 
 SYSTEMD = Path("/lib/systemd/systemd")

@@ -12,15 +12,22 @@ from syrupy.assertion import SnapshotAssertion
 from mlxsup.cli.commands.service import kept_variables, own_program
 from mlxsup.cli.commands.start import service_option
 from mlxsup.cli.exit_status import PERMANENT_EXITS, CliError, ExitStatus
-from mlxsup.cli.service_managers import MARKER, Launchd, Systemd, plist, unit_text
+from mlxsup.cli.service.facts import MARKER, program_in
+from mlxsup.cli.service.launchd import Launchd, plist, read_job
+from mlxsup.cli.service.systemd import Systemd, unit_text
 from mlxsup.cli.terminal.output import Output
 
 from support.cli.service_facts import facts, mac_facts
 
 
 def test_the_files_of_a_service(snapshot: SnapshotAssertion) -> None:
-    """The unit has nothing that only root may set; `KeepAlive` has one condition alone."""
-    assert {"unit": unit_text(facts()).splitlines(), "job": plist(mac_facts())} == snapshot
+    """A user's unit has nothing that only root may set; `KeepAlive` has one condition alone."""
+    assert {
+        "unit of a user": unit_text(facts()).splitlines(),
+        "unit of the machine": unit_text(facts(is_system=True)).splitlines(),
+        "job of a user": plist(mac_facts()),
+        "job of the machine": plist(mac_facts(is_system=True)),
+    } == snapshot
 
 
 @pytest.mark.parametrize(("drain_s", "stop_s"), [(30.0, 45), (0.0, 15), (2.1, 18), (600.0, 615)])
@@ -29,6 +36,12 @@ def test_the_end_may_take_as_long_as_the_drain_and_the_processes(
 ) -> None:
     assert f"\nTimeoutStopSec={stop_s}\n" in unit_text(facts(drain_s=drain_s))
     assert plist(facts(drain_s=drain_s))["ExitTimeOut"] == stop_s
+
+
+def test_a_folder_for_temporary_files_is_private_only_if_nothing_of_ours_is_there() -> None:
+    for path in ("runtime_dir", "config", "log_dir"):
+        unit = unit_text(facts(is_system=True, **{path: Path("/tmp/mlxsup/x")}))
+        assert "PrivateTmp" not in unit
 
 
 ODD = "/opt/my 100% $HOME & <b>/mlxsup"
@@ -49,17 +62,21 @@ def test_signs_in_paths_mean_themselves_and_the_program_is_known_again() -> None
 @pytest.mark.parametrize(
     ("manager", "text"),
     [
+        (Systemd, unit_text(facts()).replace(MARKER, "")),
         (Systemd, unit_text(facts()).replace("ExecStart", "ExecStarts")),
-        (Systemd, 'ExecStart="'),
+        (Launchd, Launchd.text(mac_facts()).replace(MARKER, "")),
         *((Launchd, text) for text in ("", "no plist", "<plist/>", "<plist><string>a</string>")),
     ],
 )
-def test_file_without_a_command_starts_none(manager: type[Systemd | Launchd], text: str) -> None:
-    assert manager.command_in(text) == []
+def test_a_file_that_mlxsup_has_not_written_has_no_program(
+    manager: type[Systemd | Launchd], text: str
+) -> None:
+    assert program_in(text, manager.command_in(text)) is None
+    assert MARKER in text or text.startswith("<?xml") or read_job(text) == {}
 
 
 @pytest.mark.parametrize("sign", ['"', "\\", "\n", "\t", "\x7f", "\udcff"])
-@pytest.mark.parametrize("name", ["program", "config", "log_dir"])
+@pytest.mark.parametrize("name", ["program", "config", "runtime_dir", "log_dir"])
 def test_a_path_that_no_file_can_express_is_refused(name: str, sign: str) -> None:
     with pytest.raises(CliError, match="cannot write a service file"):
         facts(**{name: Path(f"/a/b{sign}c/mlxsup")}).check()

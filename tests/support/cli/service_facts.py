@@ -6,17 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxsup.cli.service_managers import ServiceFacts
+from mlxsup.cli.service.facts import ServiceFacts
 
 
 def facts(**changes: Any) -> ServiceFacts:
     """Those of the user alice; `changes` replace fields."""
-    home = changes.pop("home", Path("/home/alice"))
+    home = changes.get("home", Path("/home/alice"))
     alice = ServiceFacts(
         program=home / ".local/bin/mlxsup",
         config=home / ".config/mlxsup/config.toml",
+        home=home,
+        user="alice",
+        is_system=False,
         drain_s=30.0,
+        runtime_dir=home / ".mlxsup/run",
         log_dir=home / ".mlxsup/logs",
+        model_cache=home / ".cache/huggingface/hub",
     )
     return replace(alice, **changes)
 
