@@ -83,6 +83,7 @@ from .memory.snapshot import ConfigSnapshot, MemorySnapshot
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
+from .sockets.connection import Turns
 from .workers.instance import Surroundings
 from .workers.measure import Sampler
 from .workers.orphans import WorkerRecord
@@ -210,7 +211,7 @@ class App:
             log=log,
             argv=argv,
             post=self.dispatch,
-            now=self._clock.now,
+            turns=Turns(self._clock.now),
         )
         self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
         self._downloads = DownloadKeeper(self._surroundings, self._downloaded)
@@ -255,8 +256,8 @@ class App:
         try:
             self._clients = Clients(
                 around.folder.client_socket,
+                turns=around.turns,
                 post=self.dispatch,
-                now=self._clock.now,
                 max_connections=connections_within(open_files, len(self._config.models)),
                 warn=lambda cause: self._log.write(
                     "warning", "clients wait to be let in", cause=cause

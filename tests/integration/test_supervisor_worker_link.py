@@ -35,8 +35,13 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
-from mlxsup.supervisor.sockets.transport import MAX_LINES
-from mlxsup.supervisor.sockets.worker_link import MAX_UNSENT_MESSAGES, WorkerLink
+from mlxsup.supervisor.sockets.connection import MAX_LEAVING_BYTES, Turns
+from mlxsup.supervisor.sockets.worker_link import (
+    MAX_CONNECTIONS,
+    MAX_STRANGE_BYTES,
+    MAX_UNSENT_MESSAGES,
+    WorkerLink,
+)
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
 from support.client.zmtp import READY
@@ -61,11 +66,11 @@ class Bench:
         self.path, self.beat_path = folder / "w1.sock", folder / "w1.sock.beat"
         self.link = WorkerLink(
             self.path,
+            turns=Turns(lambda: 5.0),
             model=ModelName("m"),
             generation=Generation(3),
             token="secret",
             post=self.events.append,
-            now=lambda: 5.0,
         )
         self.link.pid = 42
         self.worker_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -227,7 +232,7 @@ async def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(bench:
     """No cancel overtakes its request, in the socket or in what waits before it."""
     early = SetBudget(number=1, rows_bytes=7)
     bench.link.send(early)
-    assert bench.link.has_unsent, "there is nobody yet"
+    assert bench.link.has_unsent_messages, "there is nobody yet"
     bench.say(HELLO)
     await bench.event()
     count = 1200
@@ -239,7 +244,7 @@ async def test_messages_reach_the_worker_in_order_though_it_reads_late_D5(bench:
     sent.append(CancelRow(key=RequestKey(count)))
     for message in sent:
         bench.link.send(message)
-    assert bench.link.has_unsent, "more than the socket takes"
+    assert bench.link.has_unsent_messages, "more than the socket takes"
     assert len(bench.events) == 1
     decoder = Decoder(SUPERVISOR_TO_WORKER, is_strict=False)
     for message in (early, *sent):
@@ -270,6 +275,32 @@ async def test_words_that_the_loop_has_not_heard_of_are_taken_at_the_end_F9(benc
     *words, gone = bench.events
     assert [one.message for one in words if isinstance(one, WorkerSaid)] == said
     assert gone == GONE
+
+
+@with_bench
+async def test_words_of_a_worker_that_can_no_longer_be_written_to_are_read_F9(
+    bench: Bench,
+) -> None:
+    with visitor(bench.path, GREETING + READY + to_wire(encode(HELLO))) as worker:
+        assert await bench.said(0) == HELLO
+        for number in range(100):
+            worker.sendall(to_wire(encode(Step(step=number))))
+        worker.shutdown(socket.SHUT_RD)
+        bench.link.send(Dispatch(key=RequestKey(1), body=b"x" * MAX_LEAVING_BYTES))
+        steps = [await bench.said(number + 1) for number in range(100)]
+        assert steps == [Step(step=number) for number in range(100)]
+        assert await bench.event(101) == GONE
+
+
+@with_bench
+async def test_a_stranger_that_announces_more_than_a_hello_is_ended(bench: Bench) -> None:
+    large = to_wire([bytes(MAX_STRANGE_BYTES + 1)])
+    with visitor(bench.path, GREETING + READY + large[:100]) as stranger:
+        await eventually_async(lambda: is_ended(stranger))
+    assert bench.events == []
+    bench.say(HELLO)
+    bench.say(Step(step=1))
+    assert await bench.said(1) == Step(step=1)
 
 
 @pytest.mark.parametrize("how", ["oversized", "closed"])
@@ -354,7 +385,7 @@ async def test_a_worker_that_reads_nothing_is_broken_once_and_owed_no_more(bench
         bench.link.send(dispatch)
     [broke] = bench.events[1:]
     assert isinstance(broke, WorkerBroke)
-    assert (broke.detail, bench.link.has_unsent) == ("does not read its messages", False)
+    assert (broke.detail, bench.link.has_unsent_messages) == ("does not read its messages", False)
 
 
 @with_bench
@@ -384,9 +415,9 @@ async def test_close_leaves_what_became_another_daemons_and_survives_removed_fil
 @with_bench
 async def test_strangers_come_and_go_and_the_workers_connection_stays_P23(bench: Bench) -> None:
     with ExitStack() as stack:
-        silent = [stack.enter_context(visitor(bench.path, b"")) for _ in range(2 * MAX_LINES)]
+        silent = [stack.enter_context(visitor(bench.path, b"")) for _ in range(2 * MAX_CONNECTIONS)]
         bench.link.drain()
-        assert sum(map(is_ended, silent)) >= MAX_LINES
+        assert sum(map(is_ended, silent)) >= MAX_CONNECTIONS
         bench.say(HELLO)
         await bench.event(0)
         assert all(map(is_ended, silent))
