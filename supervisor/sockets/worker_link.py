@@ -54,9 +54,8 @@ class WorkerLink(Owner[Connection]):
     Attributes:
         endpoint: what the worker connects to.
         pid: its process's pid, once it is known.
-        has_peer: whether a worker has ever connected.
         disconnected: set once its connection has ended and nothing more can arrive; before HELLO,
-            once nobody is connected.
+            while nobody is connected.
 
     Args:
         path: path of the socket; the one for heartbeats is next to it.
@@ -80,8 +79,8 @@ class WorkerLink(Owner[Connection]):
     ) -> None:
         self.endpoint = f"ipc://{path}"
         self.pid: int | None = None
-        self.has_peer = False
         self.disconnected = asyncio.Event()
+        self.disconnected.set()
         self._turns = turns
         self._model = model
         self._generation = generation
@@ -148,7 +147,6 @@ class WorkerLink(Owner[Connection]):
     # ------------------------------------------------------------ who comes and goes
 
     def _come(self, accepted: socket.socket) -> None:
-        self.has_peer = True
         if self._peer is None:
             self.disconnected.clear()
         self._let_in(accepted, b"DEALER", self._connections)

@@ -231,8 +231,7 @@ class WorkerUnit:
         with contextlib.suppress(TimeoutError):  # a grandchild holds the pipe or the socket
             async with asyncio.timeout(LAST_WORDS_S):
                 await process.output_ended.wait()
-                if link.has_peer:
-                    await link.disconnected.wait()
+                await link.disconnected.wait()
         link.drain()
         self._close_link()
         around.exited(process.pid)

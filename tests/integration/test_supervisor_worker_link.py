@@ -197,7 +197,6 @@ async def test_another_first_message_is_no_worker(
     assert isinstance(broke, WorkerBroke)
     assert broke.detail == detail
     assert not broke.is_other_version
-    await eventually_async(lambda: bench.link.has_peer)
     bench.link.drain()
     assert len(bench.events) == 1
 
@@ -352,6 +351,7 @@ async def test_a_stranger_that_sends_without_end_holds_up_no_drain(bench: Bench)
 
 @with_bench
 async def test_a_worker_after_a_stranger_is_waited_for_P23(bench: Bench) -> None:
+    await eventually_async(lambda: not bench.link.disconnected.is_set())
     bench.worker.close(linger=0)
     await bench.link.disconnected.wait()
     bench.worker = bench.worker_context.socket(zmq.DEALER)
@@ -360,7 +360,6 @@ async def test_a_worker_after_a_stranger_is_waited_for_P23(bench: Bench) -> None
     bench.say(HELLO)
     await bench.event()
     assert not bench.link.disconnected.is_set()
-    assert bench.link.has_peer
 
 
 @with_bench
