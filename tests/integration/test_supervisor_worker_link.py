@@ -35,7 +35,12 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 from mlxsup.supervisor.core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
-from mlxsup.supervisor.sockets.connection import MAX_LEAVING_BYTES, Turns
+from mlxsup.supervisor.sockets.connection import (
+    MAX_LEAVING_BYTES,
+    TURN_FRAMES,
+    Connection,
+    Turns,
+)
 from mlxsup.supervisor.sockets.worker_link import (
     MAX_CONNECTIONS,
     MAX_STRANGE_BYTES,
@@ -347,6 +352,32 @@ async def test_a_stranger_that_sends_without_end_holds_up_no_drain(bench: Bench)
         assert not is_over.is_set()
         bench.link.close()
         sender.join()
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+@with_bench
+async def test_a_round_of_the_loop_does_not_grow_with_what_has_arrived(
+    bench: Bench, is_worker: bool
+) -> None:
+    hello = replace(HELLO, token=HELLO.token if is_worker else "x")
+    taken = 0
+    take = bench.link.take
+
+    def counted(connection: Connection, frames: list[bytes]) -> None:
+        nonlocal taken
+        taken += 1
+        take(connection, frames)
+
+    bench.link.take = counted  # type: ignore[method-assign]
+    words = [hello, *(Step(step=number) for number in range(2000))]
+    with visitor(bench.path, GREETING + READY + b"".join(to_wire(encode(one)) for one in words)):
+        most = 0
+        while taken < len(words):
+            before = taken
+            await asyncio.sleep(0)
+            most = max(most, taken - before)
+    assert most <= 2 * TURN_FRAMES
+    assert len(bench.events) == (len(words) if is_worker else 0)
 
 
 @with_bench
