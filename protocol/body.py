@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .errors import ErrorCode, RemoteError, invalid, unfit
+from .errors import check_encodable, invalid, unfit, unknown
 from .parameters import (
     LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -161,21 +161,17 @@ class RequestBody:
                 raise invalid("prompt", "a string", self.prompt)
             if not self.prompt and self.tokenize is None:
                 raise invalid("prompt", "text of at least one character", shown="an empty string")
-            _check_encodable("prompt", self.prompt)
+            check_encodable("prompt", self.prompt)
         elif self.prompt_tokens is not None:
             tokens = self.prompt_tokens
             if not isinstance(tokens, list):
                 raise invalid("prompt_tokens", "a list of integers", tokens)
-            for token in tokens:
-                if type(token) is not int:
-                    raise invalid("prompt_tokens", "integers", token)
+            _check_integers("prompt_tokens", tokens)
             if not tokens and self.tokenize is None:
                 raise invalid(
                     "prompt_tokens", "a list of at least one token id", shown="an empty list"
                 )
-            for token in (min(tokens, default=0), max(tokens, default=0)):
-                if not 0 <= token < 2**32:
-                    raise invalid("prompt_tokens", "ids from 0 to 4294967295", token)
+            _check_ids("prompt_tokens", tokens)
         elif not isinstance(self.messages, list):
             raise invalid("messages", "a list of messages", self.messages)
         elif not self.messages:
@@ -236,7 +232,7 @@ class RequestBody:
                 shown=f"{len(stop)} strings, the longest of {max(map(len, stop))}",
             )
         for text in stop:
-            _check_encodable("stop", text)
+            check_encodable("stop", text)
 
     def _check_stop_token_ids(self) -> None:
         tokens = self.stop_token_ids
@@ -245,14 +241,10 @@ class RequestBody:
         expected = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
         if not isinstance(tokens, list):
             raise invalid("stop_token_ids", expected, tokens)
-        for token in tokens:
-            if type(token) is not int:
-                raise invalid("stop_token_ids", "integers", token)
+        _check_integers("stop_token_ids", tokens)
         if len(tokens) > MAX_STOP_TOKEN_IDS:
             raise invalid("stop_token_ids", expected, shown=f"a list of {len(tokens)}")
-        for token in tokens:
-            if not 0 <= token < 2**32:
-                raise invalid("stop_token_ids", "ids from 0 to 4294967295", token)
+        _check_ids("stop_token_ids", tokens)
 
     def _check_logit_bias(self) -> None:
         bias = self.logit_bias
@@ -428,17 +420,9 @@ class RequestBody:
         known = {*(f.name for f in fields(cls) if f.name != "sampling"), *SAMPLING}
         for name in value:
             if name in NOT_SUPPORTED:
-                raise RemoteError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"{name} is not supported: {NOT_SUPPORTED[name]}",
-                    detail={"parameter": name},
-                )
+                raise unfit(name, f"{name} is not supported: {NOT_SUPPORTED[name]}")
             if name not in known:
-                raise RemoteError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"unknown parameter {str(name)[:64]!r}; known are {', '.join(sorted(known))}",
-                    detail={"parameter": str(name)[:64]},
-                )
+                raise unknown(name, known)
         sampling = {name: value[name] for name in SAMPLING if name in value}
         others = {name: item for name, item in value.items() if name not in SAMPLING}
         return cls(sampling=sampling, **others)
@@ -467,6 +451,18 @@ def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": function}
 
 
+def _check_integers(parameter: str, tokens: list[int]) -> None:
+    for token in tokens:
+        if type(token) is not int:
+            raise invalid(parameter, "integers", token)
+
+
+def _check_ids(parameter: str, tokens: list[int]) -> None:
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token < 2**32:
+            raise invalid(parameter, "ids from 0 to 4294967295", token)
+
+
 def _is_token_id(key: object) -> bool:
     if isinstance(key, str):
         return key.isascii() and key.isdigit() and len(key) <= 10
@@ -478,10 +474,3 @@ def _with_text_keys(wire: dict[str, Any]) -> dict[str, Any]:
     if "logit_bias" in wire:
         wire["logit_bias"] = {str(key): value for key, value in wire["logit_bias"].items()}
     return wire
-
-
-def _check_encodable(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise invalid(name, "text that can be encoded as UTF-8", shown="lone surrogates") from None

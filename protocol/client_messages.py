@@ -60,16 +60,25 @@ class Cancel(Command):
 
 
 @record
-class Prioritize(Command):
-    """Client → supervisor: give an open request of any connection another class.
+class OfRequest(Command):
+    """Client → supervisor: something about an open request of any connection.
 
     Attributes:
         request: the id of the request, or, as `#12`, the number that the status shows for it.
+    """
+
+    request: RequestId
+
+
+@record
+class Prioritize(OfRequest):
+    """Client → supervisor: give a request another class.
+
+    Attributes:
         priority: its class from now on; its wait so far no longer counts.
     """
 
     TYPE: ClassVar[str] = "prioritize"
-    request: RequestId
     priority: Priority
 
 
@@ -145,54 +154,33 @@ class RequestsQuery(Command):
 
 
 @record
-class CancelRequest(Command):
-    """Client → supervisor: end an open request of any connection; answered at once.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
+class CancelRequest(OfRequest):
+    """Client → supervisor: end it; answered at once."""
 
     TYPE: ClassVar[str] = "cancel_request"
-    request: RequestId
 
 
 @record
-class Attach(Command):
-    """Client → supervisor: send me the stream of an open request of any connection, from its first
-    token; under this id come `Deltas` and an end as for a request of one's own. A `Cancel` of this
-    id only ends the listening.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
+class Attach(OfRequest):
+    """Client → supervisor: send me its stream from its first token; under this id come `Deltas` and
+    an end as for a request of one's own. A `Cancel` of this id only ends the listening."""
 
     TYPE: ClassVar[str] = "attach"
-    request: RequestId
 
 
 @record
-class PauseRequest(Command):
+class PauseRequest(OfRequest):
     """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
-    until it is resumed; answered at once.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
+    until it is resumed; answered at once."""
 
     TYPE: ClassVar[str] = "pause"
-    request: RequestId
 
 
 @record
-class ResumeRequest(Command):
-    """Client → supervisor: let a paused request continue; answered at once.
-
-    Attributes:
-        request: the id of the request, or, as `#12`, the number that the status shows for it.
-    """
+class ResumeRequest(OfRequest):
+    """Client → supervisor: let a paused request continue; answered at once."""
 
     TYPE: ClassVar[str] = "resume"
-    request: RequestId
 
 
 @record

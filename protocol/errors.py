@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -123,6 +123,25 @@ def invalid(
 def unfit(parameter: str, why: str) -> RemoteError:
     """Return the error for a parameter that does not go with the rest of its request."""
     return RemoteError(ErrorCode.INVALID_REQUEST, why, detail={"parameter": parameter})
+
+
+def unknown(parameter: object, known: Iterable[str], where: str = "") -> RemoteError:
+    """Return the error for a parameter that there is not."""
+    name = str(parameter)[:64]
+    return unfit(name, f"unknown parameter {name!r}{where}; known are {', '.join(sorted(known))}")
+
+
+def check_encodable(parameter: str, text: str, *, subject: str = "") -> None:
+    """Refuse text with half a pair of surrogates.
+
+    Raises:
+        RemoteError: `invalid_request`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        expected = "text that can be encoded as UTF-8"
+        raise invalid(parameter, expected, subject=subject, shown="lone surrogates") from None
 
 
 def _describe(value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from .client_messages import Timings, Usage
-from .codec import DecodeError, read_known, to_map
+from .codec import MAX_LINE_BYTES, DecodeError, read_known, to_map
 from .message import Record, record
 from .text import escaped
 
@@ -20,9 +20,6 @@ MODELS_FILE_NAME = "mlxsup-flight.jsonl"
 """In the log folder: what happened to the daemon and its models, an entry on each line."""
 REQUESTS_FILE_NAME = "mlxsup-flight-requests.jsonl"
 """Next to it: what happened to requests, which come far more often."""
-
-MAX_LINE_BYTES = 64 * 1024
-"""A longer line is damaged: no entry takes that much."""
 
 CONTINUES = "continues"
 """The fate of a row that waits to be resumed by the next process."""
@@ -313,7 +310,7 @@ def read_line(line: str) -> Recorded:
     Raises:
         ValueError: it is damaged.
     """
-    if len(line) > MAX_LINE_BYTES:
+    if len(line) > MAX_LINE_BYTES:  # no entry takes that much
         raise ValueError("a line is too long")
     try:
         return read_recorded(json.loads(line))

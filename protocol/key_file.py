@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .folders import DEFAULT_CONFIG
+from .regular_file import replace_file, write_draft
 
 KEYS_SUFFIX = ".keys.json"
 """Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
@@ -115,7 +116,7 @@ class KeyPlace:
         Raises:
             OSError: that cannot be written.
         """
-        _replace(self.mark.with_name(KEY_RECORD_NAME), os.fsencode(self.file))
+        replace_file(self.mark.with_name(KEY_RECORD_NAME), os.fsencode(self.file), is_durable=True)
 
 
 def digest_of(key: str) -> str:
@@ -321,7 +322,7 @@ def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
 
     value = to_map(_Content(schema_version=SCHEMA_VERSION, keys=tuple(keys)))
     try:
-        new = _prepare(place.file, json.dumps(value, indent=1).encode() + b"\n")
+        new = write_draft(place.file, json.dumps(value, indent=1).encode() + b"\n", is_durable=True)
         # Before the first key counts, and after all that may fail of a disk that is full.
         _set_mark(place.mark, ON)
         new.replace(place.file)
@@ -333,22 +334,6 @@ def _set_mark(path: Path, value: bytes, *, makes_folder: bool = True) -> None:
     try:
         if makes_folder:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(path, value)
+        replace_file(path, value, is_durable=True)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    _prepare(path, data).replace(path)
-
-
-def _prepare(path: Path, data: bytes) -> Path:
-    """Write a file of its owner alone that is to replace another one, and return its path."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)  # of a writer that was killed
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return new

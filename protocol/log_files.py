@@ -13,9 +13,6 @@ from typing import BinaryIO
 from .folders import GENERATION_HEADER
 
 BLOCK_BYTES = 64 * 1024
-MAX_LINE_BYTES = 64 * 1024
-"""Longer lines are shown in parts."""
-
 MAX_ROTATED = 9
 """The highest number of a rotated file to look for; the supervisor keeps fewer."""
 
@@ -145,7 +142,7 @@ class FollowedFile:
             *lines, self._rest = (self._rest + block).split(b"\n")
             for line in lines:
                 yield clean(line)
-            if len(self._rest) > MAX_LINE_BYTES:
+            if len(self._rest) > BLOCK_BYTES:  # longer lines are shown in parts
                 yield clean(self._rest)
                 self._rest = b""
 

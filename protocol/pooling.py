@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .errors import ErrorCode, RemoteError, invalid, unfit
+from .errors import check_encodable, invalid, unfit, unknown
 from .regular_file import MIB, read_regular
 
 MAX_TEXTS = 2048
@@ -352,12 +352,7 @@ class PoolingBody:
         """
         given = {name: item for name, item in value.items() if item is not None}
         for name in given.keys() - cls.__dataclass_fields__.keys():
-            known = ", ".join(sorted(cls.__dataclass_fields__))
-            raise RemoteError(
-                ErrorCode.INVALID_REQUEST,
-                f"unknown parameter {str(name)[:64]!r} beside texts; known are {known}",
-                detail={"parameter": str(name)[:64]},
-            )
+            raise unknown(name, cls.__dataclass_fields__, " beside texts")
         return cls(**given)
 
 
@@ -374,11 +369,7 @@ def _check_text(text: object, parameter: str, name: str, *, is_ranked: bool) -> 
         return
     if not isinstance(text, str):
         raise invalid(parameter, expected, text, subject=name)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        expected = "text that can be encoded as UTF-8"
-        raise invalid(parameter, expected, subject=name, shown="lone surrogates") from None
+    check_encodable(parameter, text, subject=name)
 
 
 # ---------------------------------------------------------------- vectors

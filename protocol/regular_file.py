@@ -1,4 +1,5 @@
-"""Reads files of other people: regular ones only, and never more of one than a limit."""
+"""Reads files of other people, regular ones only and never more of one than a limit; replaces our
+own as a whole."""
 
 from __future__ import annotations
 
@@ -68,3 +69,30 @@ def kind_of(mode: int) -> str:
 def _too_large(path: Path, max_bytes: int) -> OSError:
     what = f"it has more than the {max_bytes // MIB} MiB that are read of such a file"
     return OSError(errno.EFBIG, what, str(path))
+
+
+def replace_file(path: Path, data: bytes, *, is_durable: bool = False) -> None:
+    """Write a file of its owner alone in the place of another one, of which no reader sees half.
+
+    Args:
+        path: the file, which has one writer at a time.
+        data: its content.
+        is_durable: whether it outlives a power cut.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    write_draft(path, data, is_durable=is_durable).replace(path)
+
+
+def write_draft(path: Path, data: bytes, *, is_durable: bool) -> Path:
+    """Write the file that is to replace another one, as `replace_file`, and return its path."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)  # of a writer that was killed
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    return draft

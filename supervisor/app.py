@@ -83,6 +83,7 @@ from .memory.snapshot import ConfigSnapshot, MemorySnapshot
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
 from .signals import Signals
 from .sockets.clients import Clients
+from .sockets.connection import Turns
 from .workers.instance import Surroundings
 from .workers.measure import Sampler
 from .workers.orphans import WorkerRecord
@@ -164,10 +165,10 @@ class _Asked(NamedTuple):
     change: FileMessage | None = None
 
 
-class _Edited(NamedTuple):
-    """A configuration that was changed, and what is answered about that."""
+class _Read(NamedTuple):
+    """A configuration that was read, and what is answered if it was changed before."""
 
-    read: ConfigSnapshot
+    snapshot: ConfigSnapshot
     answer: dict[str, Any]
 
 
@@ -210,7 +211,7 @@ class App:
             log=log,
             argv=argv,
             post=self.dispatch,
-            now=self._clock.now,
+            turns=Turns(self._clock.now),
         )
         self._workers = Workers(self._surroundings, config.log_dir, writer, self._learnt)
         self._downloads = DownloadKeeper(self._surroundings, self._downloaded)
@@ -255,8 +256,8 @@ class App:
         try:
             self._clients = Clients(
                 around.folder.client_socket,
+                turns=around.turns,
                 post=self.dispatch,
-                now=self._clock.now,
                 max_connections=connections_within(open_files, len(self._config.models)),
                 warn=lambda cause: self._log.write(
                     "warning", "clients wait to be let in", cause=cause
@@ -520,11 +521,11 @@ class App:
             if not reloads:
                 continue
             try:
-                read = await self._reread(is_dry=all(one.is_dry for one in reloads))
+                done = await self._read(is_dry=all(one.is_dry for one in reloads))
             except ConfigError as error:
                 self._loop.call_soon(self._refuse, reloads, error)
             else:
-                self._loop.call_soon(self._adopt, reloads, read)
+                self._loop.call_soon(self._adopt, reloads, done)
 
     async def _tell_settings(self, asked: _Asked, query: SettingsQuery) -> None:
         """Read what the file says about a model, as it is now."""
@@ -547,38 +548,61 @@ class App:
     async def _change(self, asked: _Asked, change: AddModel | RemoveModel | Configure) -> None:
         """Change the file and do what a reload does, or answer why neither was done."""
         try:
-            done = await self._edited(partial(_edit, change))
+            done = await self._read(partial(_edit, change))
         except (ConfigError, RefusedModelError) as error:
             self._loop.call_soon(self._answer_refused, [asked], _refusal(error))
         else:
-            self._loop.call_soon(self._adopt, [asked], done.read, done.answer)
+            self._loop.call_soon(self._adopt, [asked], done)
 
-    async def _edited(self, plan: Callable[[DaemonConfig], Edit]) -> _Edited:
-        """Write a change of the configuration, of which everything that a reload needs was read
-        before; a daemon without a file keeps it.
+    async def _read(
+        self, plan: Callable[[DaemonConfig], Edit] | None = None, *, is_dry: bool = False
+    ) -> _Read:
+        """Read the configuration and the folders of its models; write it first if a change of it is
+        planned.
+
+        An editor may be writing the file, and half of one may be valid. So before the process of a
+        model ends because of it, the file must read the same a second later.
 
         Raises:
-            ConfigError: the file cannot be read, or anything in it is or would be wrong.
+            ConfigError: it cannot be read, or anything in it is or would be wrong.
             RefusedModelError: the change is refused, or cannot be written.
         """
         path = self._config.config_path
         if path is None:
-            edit = await self._planned(partial(plan, self._config))
-            read = await self._memory.read(replace(self._config, models=edit.models))
-            self._check(read)
-            self._config = read.config
-            return _Edited(read, _placed(edit.answer, None))
+            return await self._change_without_file(plan)
         for _ in range(MAX_READS):
             text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
-            done = await self._planned(partial(planned, text, path, plan))
-            read = await self._memory.read(done.config)
-            self._check(read)
-            if self._core.ended_by(read.config.models):
+            if plan is None:
+                config = await self._in_thread(path, partial(parsed, text, path), PARSE_LIMIT_S)
+                raw, answer = text.raw, {}
+            else:
+                done = await self._planned(partial(planned, text, path, plan))
+                config, raw, answer = done.config, done.raw, _placed(done.edit.answer, path)
+            read = await self._memory.read(config)
+            if plan is not None:
+                self._check(read)
+            is_still = is_dry or not self._core.ended_by(read.config.models)
+            if not is_still:
                 await asyncio.sleep(SETTLE_S)
-            write = partial(write_text, path, text.raw, done.raw)
-            if await self._in_thread(path, write, WRITE_LIMIT_S):
-                return _Edited(read, _placed(done.edit.answer, path))
+            if raw != text.raw:
+                write = partial(write_text, path, text.raw, raw)
+                is_still = await self._in_thread(path, write, WRITE_LIMIT_S)
+            elif not is_still:
+                again = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+                is_still = again == text
+            if is_still:
+                return _Read(read, answer)
         raise still_written(path)
+
+    async def _change_without_file(self, plan: Callable[[DaemonConfig], Edit] | None) -> _Read:
+        """Keep a change for as long as the daemon runs, which was started without a file."""
+        if plan is None:
+            raise ConfigError(["the daemon was started without a configuration file"])
+        edit = await self._planned(partial(plan, self._config))
+        read = await self._memory.read(replace(self._config, models=edit.models))
+        self._check(read)
+        self._config = read.config
+        return _Read(read, _placed(edit.answer, None))
 
     async def _planned(self, plan: Callable[[], Value]) -> Value:
         """Plan a change: the folders with models, which are searched for it, may be on any disk."""
@@ -593,31 +617,6 @@ class App:
         """Raise ConfigError unless the configuration can take effect."""
         self._memory.needs_of(read)
         self._room_for(read.config)
-
-    async def _reread(self, *, is_dry: bool) -> ConfigSnapshot:
-        """Read the configuration, and the folders of its models.
-
-        An editor may be writing the file, and half of one may be valid. So before a reload ends the
-        process of a model, the file must read the same a second later.
-
-        Raises:
-            ConfigError: it cannot be read, or anything in it is wrong.
-        """
-        path = self._config.config_path
-        if path is None:
-            raise ConfigError(["the daemon was started without a configuration file"])
-        text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
-        for _ in range(MAX_READS):
-            config = await self._in_thread(path, partial(parsed, text, path), PARSE_LIMIT_S)
-            read = await self._memory.read(config)
-            if is_dry or not self._core.ended_by(read.config.models):
-                return read
-            await asyncio.sleep(SETTLE_S)
-            before = text
-            text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
-            if text == before:
-                return read
-        raise still_written(path)
 
     async def _in_thread(self, path: Path, function: Callable[[], Value], limit_s: float) -> Value:
         try:
@@ -637,11 +636,9 @@ class App:
                 now = self._clock.now()
                 self.dispatch(ReloadRefused(now=now, error=answer, caller=one.caller))
 
-    def _adopt(
-        self, asked: Sequence[_Asked], read: ConfigSnapshot, answer: Mapping[str, Any] | None = None
-    ) -> None:
+    def _adopt(self, asked: Sequence[_Asked], done: _Read) -> None:
         """Put a configuration that was read into effect, unless all only ask what it would do."""
-        now, config = self._clock.now(), read.config
+        now, read, config = self._clock.now(), done.snapshot, done.snapshot.config
         try:
             needs = self._memory.needs_of(read)
             room = self._room_for(config)
@@ -657,7 +654,7 @@ class App:
             later=later,
             needs=needs,
             unread=read.unread,
-            answer=answer or {},
+            answer=done.answer,
         )
         # What it would do is said before it is done.
         for one in sorted(asked, key=lambda one: not one.is_dry):

@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from mlxsup.protocol.codec import to_line
+from mlxsup.protocol.codec import MAX_LINE_BYTES, to_line
 from mlxsup.protocol.download import (
     DownloadDone,
     DownloadFailed,
@@ -27,7 +27,6 @@ from .workers.instance import Surroundings
 from .workers.process import WorkerProcess
 
 KILL_LIMIT_S = 10.0
-MAX_LINE_BYTES = 64 * 1024
 KEPT_LINES = 50
 """Of what a process says besides its reports, for the log if it ends without a last one."""
 

@@ -24,6 +24,7 @@ from mlxsup.protocol.folders import (
 )
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KEY_RECORD_NAME, MARK_NAME
+from mlxsup.protocol.regular_file import replace_file
 
 from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
@@ -402,7 +403,4 @@ def record_log_folder(runtime_dir: Path, log_dir: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = runtime_dir / LOG_DIR_NAME
-    written = path.with_name(f"{LOG_DIR_NAME}.new")
-    written.write_bytes(os.fsencode(log_dir))
-    written.replace(path)
+    replace_file(runtime_dir / LOG_DIR_NAME, os.fsencode(log_dir))

@@ -41,7 +41,7 @@ less."""
 
 KILL_LIMIT_S = 2.0
 
-MAX_LINE_BYTES = 2**20
+MAX_ANSWER_BYTES = 2**20
 
 SILENT = "its folder does not respond; check its disk, then run `mlxsup reload`"
 FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
@@ -286,7 +286,7 @@ async def _converse(
             stderr=asyncio.subprocess.DEVNULL,
             # Arenas of each thread would use up the address space.
             env={**program.environment, "MALLOC_ARENA_MAX": "1"},
-            limit=MAX_LINE_BYTES,
+            limit=MAX_ANSWER_BYTES,
             process_group=0,  # an interrupt of the terminal is for the daemon
         )
     except OSError as error:

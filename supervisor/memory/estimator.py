@@ -67,7 +67,7 @@ class MemoryEstimator:
         task = estimate.task
         if launch.pooling and task is Task.GENERATE:
             task = Task.EMBED
-        if measured is not None:
+        if measured is not None and measured.weight_bytes is not None:
             weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
             if measured.layers:
                 layers, layers_source, remark = measured.layers, Source.MEASURED, ""
@@ -83,9 +83,7 @@ class MemoryEstimator:
             task=task,
             takes_pictures=estimate.takes_pictures and not launch.adapters,
             given_bytes=launch.memory_limit_bytes,
-            raised_bytes=self._measurements.raised_bytes(
-                place, self._backend, estimate.fingerprint
-            ),
+            raised_bytes=measured.raised_bytes if measured is not None else 0,
         )
 
     def _own(self, measured: Measured | None) -> Figure:

@@ -7,16 +7,15 @@ much more is reserved for models that ran out of memory.
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import DecodeError, Size, read_part, to_map
+from mlxsup.protocol.regular_file import replace_file
 
 FILE_NAME = "measured.json"
-FORMAT = 2
+FORMAT = 3
 """Changes when the file means something else; a file of another format is begun afresh."""
 
 MAX_ENTRIES = 1000
@@ -25,42 +24,25 @@ MAX_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The sizes that a worker measured when its model was READY.
+    """What workers found out about a model.
 
     Attributes:
         path: the model folder.
         backend: `cpu`, `cuda`, `metal` or `fake`.
         fingerprint: of the folder's files; see `folder.fingerprint`.
-        weight_bytes: the arrays of the model.
+        weight_bytes: the arrays of the model; None: it was never READY.
         own_bytes: what its process held besides; None: not known.
         layers: what its layers keep for each row; empty: not known.
+        raised_bytes: how much is reserved beyond that, because processes of it ran out of memory.
     """
 
     path: str
     backend: str
     fingerprint: str
-    weight_bytes: Size
-    own_bytes: Size | None
-    layers: tuple[CacheLayers, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
-    """Memory that is reserved for a model beyond what it needs, because it has run out of it.
-
-    It is kept apart from what a worker measured, so that a READY does not lower it.
-
-    Attributes:
-        path: the model folder.
-        backend: as in `Measured`.
-        fingerprint: as in `Measured`.
-        raised_bytes: how much more.
-    """
-
-    path: str
-    backend: str
-    fingerprint: str
-    raised_bytes: Size
+    weight_bytes: Size | None = None
+    own_bytes: Size | None = None
+    layers: tuple[CacheLayers, ...] = ()
+    raised_bytes: Size = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +51,6 @@ class _File:
 
     format: int
     models: list[Measured]
-    raised: list[Raised]
-
-
-Entry = TypeVar("Entry", Measured, Raised)
 
 
 class Measurements:
@@ -92,7 +70,6 @@ class Measurements:
         self.problem = ""
         # At most MAX_ENTRIES, by folder and backend; the newest last.
         self._entries: dict[tuple[str, str], Measured] = {}
-        self._raised: dict[tuple[str, str], Raised] = {}  # in the same way
         try:
             file = _read(self._path)
         except FileNotFoundError:
@@ -102,18 +79,11 @@ class Measurements:
             self.problem = f"{self._path} is ignored ({cause}); models are measured again"
             return
         self._entries = {(entry.path, entry.backend): entry for entry in file.models}
-        self._raised = {(one.path, one.backend): one for one in file.raised}
 
     def find(self, path: str, backend: str, fingerprint: str) -> Measured | None:
         """Return what is known of a model, if its files are still those that were measured."""
         found = self._entries.get((path, backend))
         return found if found is not None and found.fingerprint == fingerprint else None
-
-    def raised_bytes(self, path: str, backend: str, fingerprint: str) -> int:
-        """Return how much more is reserved for a model, if its files are still those with which its
-        processes ran out of memory; otherwise 0."""
-        found = self._raised.get((path, backend))
-        return found.raised_bytes if found is not None and found.fingerprint == fingerprint else 0
 
     def largest_own_bytes(self, backend: str) -> int | None:
         """Return the most that a process held besides its arrays; None: nothing was measured."""
@@ -121,41 +91,36 @@ class Measurements:
         return max((size for size in known if size is not None), default=None)
 
     def learn(self, measured: Measured) -> None:
-        """Remember a measurement instead of an earlier one of the same folder and backend.
+        """Remember a measurement instead of an earlier one of the same folder and backend; what was
+        raised for the same files stays.
 
         Raises:
             OSError: the file cannot be written; it is remembered for as long as this object lives.
         """
-        if _remember(self._entries, measured):
-            self._write()
+        known = self.find(measured.path, measured.backend, measured.fingerprint)
+        self._remember(replace(measured, raised_bytes=known.raised_bytes if known else 0))
 
-    def learn_raised(self, raised: Raised) -> None:
+    def learn_raised(self, path: str, backend: str, fingerprint: str, raised_bytes: int) -> None:
         """Remember how much more is reserved for a model, instead of what was said before.
 
         Raises:
             OSError: as `learn`.
         """
-        if _remember(self._raised, raised):
-            self._write()
+        known = self.find(path, backend, fingerprint)
+        entry = known or Measured(path=path, backend=backend, fingerprint=fingerprint)
+        self._remember(replace(entry, raised_bytes=raised_bytes))
 
-    def _write(self) -> None:
-        models, raised = list(self._entries.values()), list(self._raised.values())
-        value = to_map(_File(format=FORMAT, models=models, raised=raised))
-        draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        os.replace(draft, self._path)
-
-
-def _remember(entries: dict[tuple[str, str], Entry], entry: Entry) -> bool:
-    """Enter one as the newest; return whether that changes anything."""
-    key = entry.path, entry.backend
-    if entries.get(key) == entry:
-        return False
-    entries.pop(key, None)
-    entries[key] = entry
-    while len(entries) > MAX_ENTRIES:
-        del entries[next(iter(entries))]
-    return True
+    def _remember(self, entry: Measured) -> None:
+        """Enter one as the newest, unless nothing changes."""
+        key = entry.path, entry.backend
+        if self._entries.get(key) == entry:
+            return
+        self._entries.pop(key, None)
+        self._entries[key] = entry
+        while len(self._entries) > MAX_ENTRIES:
+            del self._entries[next(iter(self._entries))]
+        value = to_map(_File(format=FORMAT, models=list(self._entries.values())))
+        replace_file(self._path, json.dumps(value, indent=1).encode())
 
 
 def _read(path: Path) -> _File:

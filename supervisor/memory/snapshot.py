@@ -19,7 +19,7 @@ from .estimates import Estimates
 from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs, measured_place
 from .folder_reader import Look, Place, place_of
 from .machine import NoDeviceMemoryError, find_backend, find_budget
-from .measurements import Measurements, Raised
+from .measurements import Measurements
 from .watch import Watch, find_watch
 
 
@@ -215,14 +215,10 @@ class MemorySnapshot:
         found = [name for name, own in self._launches.items() if own == launch]
         prints = {self._fingerprint(self._places[n]) for n in found if n in self._places} - {""}
         for known in prints:
-            kept = Raised(
-                path=measured_place(launch),
-                backend=self._backend,
-                fingerprint=known,
-                raised_bytes=raised_bytes,
-            )
             try:
-                self._measurements.learn_raised(kept)
+                self._measurements.learn_raised(
+                    measured_place(launch), self._backend, known, raised_bytes
+                )
             except OSError as error:
                 self._log.write("warning", "measurements not written", error=error.strerror)
         raised = {

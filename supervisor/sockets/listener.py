@@ -1,8 +1,7 @@
-"""The Unix socket that clients connect to, from its file to the connections it has accepted.
+"""A Unix socket that clients or a worker connect to, from its file to the sockets it accepts.
 
 libzmq does not accept here: version 4.3.5 ends the process when no file is free, accepts without
-asking, and cannot end a single connection. Up to 64 refused connections
-are held for two seconds, because a typed error says more than a closed connection.
+asking, and cannot end a single connection.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from .limits import KEPT_FILES, free_files
+from .limits import free_files
 
 BACKLOG = 4096
 """How many connections the kernel keeps until they are accepted, if it may keep as many."""
@@ -20,16 +19,19 @@ BACKLOG = 4096
 ACCEPTED_IN_TURN = 128
 """How many connections to accept before others get their turn."""
 
+RETRY_S = 0.1
+"""The pause before the next attempt after no file was free."""
+
 WARNING_INTERVAL_S = 60.0
 
 
 class Listener:
-    """Accepts connections, as long as enough files stay free for workers.
+    """Accepts connections, as long as enough files stay free.
 
     Args:
         path: of the socket; what is there is replaced.
         take: called with each connection.
-        now: the time, in seconds.
+        kept_files: how many files must stay free.
         warn: called, at most once a minute, with why connections wait to be accepted.
 
     Raises:
@@ -41,24 +43,26 @@ class Listener:
         path: Path,
         take: Callable[[socket.socket], None],
         *,
-        now: Callable[[], float],
-        warn: Callable[[str], None],
+        kept_files: int = 0,
+        warn: Callable[[str], None] = lambda cause: None,
     ) -> None:
         self._path = path
         self._take = take
-        self._now = now
+        self._kept_files = kept_files
         self._warn = warn
         self._warned_at: float | None = None
         self._loop = asyncio.get_running_loop()
         self._is_accepting = False
         self._is_closed = False
-        self._socket, self._identity = listen(path)
-        self.start()
+        # None once its file is removed: the path may be another daemon's then.
+        self._identity: tuple[int, int] | None
+        self._socket, self._identity = _listen(path)
+        self._start()
 
     @property
     def is_reachable(self) -> bool:
         """True if the socket's file is there, and is not another one."""
-        return identity_of(self._path) == self._identity
+        return self._identity is not None and _identity_of(self._path) == self._identity
 
     def bind_again(self) -> None:
         """Make the socket's file again.
@@ -66,27 +70,35 @@ class Listener:
         Raises:
             OSError: it cannot be made; connections are accepted as before.
         """
-        fresh, identity = listen(self._path)
-        while self._is_accepting and self._accept():
-            pass  # those who came before the file was gone
+        fresh, identity = _listen(self._path)
+        self.drain()  # those who came before the file was gone
         self._stop()
         self._socket.close()
         self._socket, self._identity = fresh, identity
-        self.start()
+        self._start()
 
-    def start(self) -> None:
-        """Accept again, if files had run out."""
-        if not self._is_accepting and not self._is_closed:
-            self._is_accepting = True
-            self._loop.add_reader(self._socket.fileno(), self._accept)
+    def drain(self) -> None:
+        """Accept all that wait."""
+        while self._is_accepting and self._accept():
+            pass
 
     def close(self) -> None:
-        """Close the socket and remove its file; those who were not accepted are reset."""
+        """Close the socket and remove its file; those who were not accepted are reset.
+
+        Raises:
+            OSError: the file cannot be removed; a second call tries again.
+        """
         self._stop()
         self._is_closed = True
         self._socket.close()
         if self.is_reachable:
             self._path.unlink(missing_ok=True)
+        self._identity = None
+
+    def _start(self) -> None:
+        if not self._is_accepting and not self._is_closed:
+            self._is_accepting = True
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _stop(self) -> None:
         if self._is_accepting:
@@ -95,7 +107,7 @@ class Listener:
 
     def _accept(self) -> bool:
         """Accept some; return whether there may be more."""
-        free = free_files() - KEPT_FILES
+        free = free_files() - self._kept_files
         if free <= 0:
             self._wait("the limit of open files is reached")
             return False
@@ -113,15 +125,16 @@ class Listener:
         return True
 
     def _wait(self, cause: str) -> None:
-        """Accept nothing until `start` is called; the kernel keeps those who come."""
+        """Accept nothing for a moment; the kernel keeps those who come."""
         self._stop()
-        now = self._now()
+        self._loop.call_later(RETRY_S, self._start)
+        now = self._loop.time()
         if self._warned_at is None or now - self._warned_at >= WARNING_INTERVAL_S:
             self._warned_at = now
             self._warn(cause)
 
 
-def listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
+def _listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     """Return a socket that listens in the place of whatever the path was, and its file's identity.
 
     Raises:
@@ -136,10 +149,10 @@ def listen(path: Path) -> tuple[socket.socket, tuple[int, int] | None]:
     except OSError:
         listener.close()
         raise
-    return listener, identity_of(path)
+    return listener, _identity_of(path)
 
 
-def identity_of(path: Path) -> tuple[int, int] | None:
+def _identity_of(path: Path) -> tuple[int, int] | None:
     """Return what tells a file from others; None if there is none."""
     try:
         status = path.stat()

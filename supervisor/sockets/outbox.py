@@ -1,4 +1,4 @@
-"""What a client has yet to be sent because its socket had no room, encoded once."""
+"""What a peer has yet to be sent because its socket had no room, encoded once."""
 
 from __future__ import annotations
 
@@ -70,6 +70,9 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._begun or self._queue)
 
+    def __len__(self) -> int:
+        return len(self._queue) + bool(self._begun)
+
     def begin(self, wire: bytes, taken: int) -> None:
         """Add bytes of which the socket has taken some; the outbox must be empty."""
         self._begun = memoryview(wire)[taken:]
@@ -100,7 +103,7 @@ class Outbox:
         self._count(-taken)
 
     def clear(self) -> None:
-        """Drop everything: the client is gone."""
+        """Drop everything."""
         self._begun = memoryview(b"")
         self._queue.clear()
         self._count(-self.size_bytes)

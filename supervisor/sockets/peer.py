@@ -96,6 +96,3 @@ class Names:
         if isinstance(message, Generate) and message.client == TERMINAL:
             return self.terminal or self.process
         return self.process
-
-
-NO_NAMES = Names()

@@ -11,10 +11,11 @@ import contextlib
 import errno
 import hmac
 import os
-from collections.abc import Callable, Sized
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
-from mlxsup.protocol.codec import DecodeError, Decoder, encode
+from mlxsup.protocol.codec import DecodeError, Decoder
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.ids import Generation, ModelName
@@ -27,9 +28,10 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from ..core.events import Event, WorkerBroke, WorkerSaid, WorkerUnlinked
+from .connection import Connection, Owner, Turns
 from .limits import free_files
-from .transport import Door, Line
-from .zmtp import to_wire
+from .listener import Listener
+from .outbox import Tally
 
 FILES_OF_SPAWN = 16
 """How many files must be free before a worker is started: what its process and its sockets take."""
@@ -37,8 +39,14 @@ FILES_OF_SPAWN = 16
 MAX_UNSENT_MESSAGES = 8192
 """A worker that leaves more than this unread does not follow the protocol."""
 
+MAX_CONNECTIONS = 16
+"""Connections at one of its sockets; beyond them the oldest is ended."""
 
-class WorkerLink:
+MAX_STRANGE_BYTES = 64 * 1024
+"""The largest message from a connection that has not said HELLO."""
+
+
+class WorkerLink(Owner[Connection]):
     """Messages from and to one incarnation of a worker.
 
     Anybody else who finds the socket is ignored: only the peer whose HELLO had the token counts.
@@ -46,15 +54,14 @@ class WorkerLink:
     Attributes:
         endpoint: what the worker connects to.
         pid: its process's pid, once it is known.
-        has_peer: whether a worker has ever connected.
         disconnected: set once its connection has ended and nothing more can arrive; before HELLO,
-            once nobody is connected.
+            while nobody is connected.
 
     Args:
         path: path of the socket; the one for heartbeats is next to it.
+        turns: when connections are read and written.
         model, generation, token: what HELLO must carry.
         post: called with each event.
-        now: the time that events carry.
 
     Raises:
         OSError: the sockets cannot be made, or too few files are free.
@@ -64,61 +71,62 @@ class WorkerLink:
         self,
         path: Path,
         *,
+        turns: Turns,
         model: ModelName,
         generation: Generation,
         token: str,
         post: Callable[[Event], None],
-        now: Callable[[], float],
     ) -> None:
         self.endpoint = f"ipc://{path}"
         self.pid: int | None = None
-        self.has_peer = False
         self.disconnected = asyncio.Event()
+        self.disconnected.set()
+        self._turns = turns
         self._model = model
         self._generation = generation
         self._token = token
         self._post = post
-        self._now = now
         self._decoder = Decoder(WORKER_TO_SUPERVISOR, is_strict=False)
         self._beat_decoder = Decoder((Heartbeat,), is_strict=False)
-        self._peer: Line | None = None
+        self._peer: Connection | None = None
         self._is_broken = False
-        self._early: list[bytes] = []
+        self._early: list[MessageToWorker] = []
+        # The peer's among strangers', oldest first; bounded by MAX_CONNECTIONS each.
+        self._connections: list[Connection] = []
+        self._beats: list[Connection] = []
         if free_files() < FILES_OF_SPAWN:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self._door = Door(path, b"DEALER", take=self._take, come=self._come, leave=self._leave)
+        # They wait silently for a free file: the clients' listener warns long before.
+        self._listener = Listener(path, self._come)
         try:
             beat_path = path.with_name(path.name + BEAT_SUFFIX)
-            self._beats = Door(beat_path, b"PUSH", take=self._take_beat)
+            self._beat_listener = Listener(beat_path, self._come_for_beats)
         except OSError:
-            self._door.close()
+            self._listener.close()
             raise
 
     @property
-    def has_unsent(self) -> bool:
+    def has_unsent_messages(self) -> bool:
         """True if messages wait for HELLO, or for room."""
-        return bool(self._unsent)
-
-    @property
-    def _unsent(self) -> Sized:
-        return self._early if self._peer is None else self._peer.unsent
+        return bool(self._early if self._peer is None else self._peer.outbox)
 
     def send(self, message: MessageToWorker) -> None:
         """Send, or keep what there is no room for, in order; sends nothing to a broken worker."""
         if self._is_broken:
             return
-        wire = to_wire(encode(message))
-        if self._peer is None:  # before HELLO there is nobody to send anything to
-            self._early.append(wire)
-        else:
-            self._peer.send(wire)
-        if len(self._unsent) > MAX_UNSENT_MESSAGES:
-            self._break("does not read its messages")
+        if self._peer is not None:
+            if not self._peer.is_ended:
+                self._peer.send(message)
+        else:  # before HELLO there is nobody to send anything to
+            self._early.append(message)
+            self._check_unsent(len(self._early))
 
     def drain(self) -> None:
         """Take everything that has arrived; if `disconnected` is set, nothing more will come."""
-        self._door.drain()
-        self._beats.drain()
+        for listener in (self._listener, self._beat_listener):
+            listener.drain()
+        for connection in (*self._connections, *self._beats):
+            connection.drain()
 
     def close(self) -> None:
         """Close the sockets and remove their files; a second time does nothing.
@@ -127,65 +135,117 @@ class WorkerLink:
             OSError: a file cannot be removed; the sockets are closed.
         """
         self._is_broken = True
+        for connection in (*self._connections, *self._beats):
+            connection.close()
+        self._connections.clear()
+        self._beats.clear()
         try:
-            self._door.close()
+            self._listener.close()
         finally:
-            self._beats.close()
+            self._beat_listener.close()
 
-    def _come(self) -> None:
-        self.has_peer = True
+    # ------------------------------------------------------------ who comes and goes
+
+    def _come(self, accepted: socket.socket) -> None:
         if self._peer is None:
             self.disconnected.clear()
+        self._let_in(accepted, b"DEALER", self._connections)
 
-    def _leave(self, line: Line) -> None:
+    def _come_for_beats(self, accepted: socket.socket) -> None:
+        self._let_in(accepted, b"PUSH", self._beats)
+
+    def _let_in(self, accepted: socket.socket, peer: bytes, others: list[Connection]) -> None:
+        others.append(Connection(self, self._turns, accepted, peer=peer, tally=Tally()))
+        if len(others) > MAX_CONNECTIONS:
+            others[0].end()
+
+    def was_read(self, connection: Connection) -> None:
+        """End a stranger that sends more than a HELLO has."""
+        is_large = connection.inbound.announced_bytes > MAX_STRANGE_BYTES
+        if is_large and connection is not self._peer:
+            connection.end()
+
+    def has_ended(self, connection: Connection) -> None:
+        """Post that the worker's connection is gone: whatever connects in its place is strange."""
+        if connection in self._beats:
+            self._beats.remove(connection)
+            return
+        self._connections.remove(connection)
         if self._peer is None:
-            if not self._door.lines:
+            if not self._connections:
                 self.disconnected.set()
-        elif line is self._peer:
+        elif connection is self._peer:
             self.disconnected.set()
-            if not self._is_broken:  # whatever connects in its place is a stranger
+            if not self._is_broken:
                 self._post(
-                    WorkerUnlinked(now=self._now(), model=self._model, generation=self._generation)
+                    WorkerUnlinked(
+                        now=self._turns.now(), model=self._model, generation=self._generation
+                    )
                 )
 
-    def _take(self, line: Line, frames: list[bytes]) -> None:
+    def has_unsent(self, connection: Connection) -> None:
+        """Report a worker that does not read its messages."""
+        if connection is self._peer and not self._is_broken:
+            self._check_unsent(len(connection.outbox))
+
+    def _check_unsent(self, count: int) -> None:
+        if count > MAX_UNSENT_MESSAGES:
+            self._break("does not read its messages")
+
+    # ------------------------------------------------------------ in
+
+    def take(self, connection: Connection, frames: list[bytes]) -> None:
+        """Post what the worker says."""
         if self._is_broken:
             return
+        if connection is self._peer:
+            try:
+                message = self._decoder.decode(frames)
+            except DecodeError as error:
+                self._break_for(error)
+            else:
+                self._say(message)
+        elif connection in self._beats:
+            self._take_beat(frames)
+        elif self._peer is None:
+            self._take_hello(connection, frames)
+
+    def _take_hello(self, connection: Connection, frames: list[bytes]) -> None:
         try:
             message = self._decoder.decode(frames)
         except DecodeError as error:
-            is_other = error.code is ErrorCode.UNSUPPORTED_VERSION
-            if self._peer is not None or is_other:
-                self._break(f"sent no message: {error.message}", is_other_version=is_other)
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                self._break_for(error)
             return
-        if self._peer is None:
-            if not isinstance(message, Hello) or not self._has_token(message):
-                return
-            problem = self._check_greeting(message)
-            if problem:
-                self._break(problem)
-                return
-            self._peer = line
-            self._hide(self._door)
-            for stranger in [one for one in self._door.lines if one is not line]:
-                self._door.end(stranger)
-            for wire in self._early:
-                line.send(wire)
+        if not isinstance(message, Hello) or not self._has_token(message):
+            return
+        problem = self._check_greeting(message)
+        if problem:
+            self._break(problem)
+            return
+        self._peer = connection
+        connection.is_first = True
+        self._hide(self._listener)
+        for stranger in [one for one in self._connections if one is not connection]:
+            stranger.end()
+        for early in self._early:
+            connection.send(early)
+        self._early.clear()
         self._say(message)
 
-    def _take_beat(self, _: Line, frames: list[bytes]) -> None:
-        if self._is_broken or self._peer is None:
+    def _take_beat(self, frames: list[bytes]) -> None:
+        if self._peer is None:
             return
         try:
             beat = self._beat_decoder.decode(frames)
         except DecodeError:
             return  # a stranger's: beats carry no token, and the worker's own still come
-        self._hide(self._beats)
+        self._hide(self._beat_listener)
         self._say(beat)
 
-    def _hide(self, door: Door) -> None:
+    def _hide(self, listener: Listener) -> None:
         with contextlib.suppress(OSError):  # it is tried again at the end, and reported then
-            door.hide()
+            listener.close()
 
     def _has_token(self, hello: Hello) -> bool:
         """Return whether this is the HELLO of the process that was given the token."""
@@ -200,21 +260,24 @@ class WorkerLink:
         return ""
 
     def _say(self, message: WorkerMessage) -> None:
+        now = self._turns.now()
         self._post(
-            WorkerSaid(
-                now=self._now(), model=self._model, generation=self._generation, message=message
-            )
+            WorkerSaid(now=now, model=self._model, generation=self._generation, message=message)
         )
+
+    def _break_for(self, error: DecodeError) -> None:
+        is_other = error.code is ErrorCode.UNSUPPORTED_VERSION
+        self._break(f"sent no message: {error.message}", is_other_version=is_other)
 
     def _break(self, detail: str, *, is_other_version: bool = False) -> None:
         """Report the worker once; whatever else it sends is ignored."""
         self._is_broken = True
         self._early.clear()
         if self._peer is not None:
-            self._peer.unsent.clear()
+            self._peer.outbox.clear()
         self._post(
             WorkerBroke(
-                now=self._now(),
+                now=self._turns.now(),
                 model=self._model,
                 generation=self._generation,
                 detail=detail,

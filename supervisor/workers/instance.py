@@ -21,6 +21,7 @@ from ..core.events import Event, Exited, Spawned, SpawnFailed, WorkerSaid
 from ..logs import DaemonLog, ModelLog
 from ..memory.folder import Stamp
 from ..runtime_folder import RuntimeFolder
+from ..sockets.connection import Turns
 from ..sockets.worker_link import WorkerLink
 from .orphans import WorkerRecord
 from .process import LAST_WORDS_S, Exit, WorkerProcess
@@ -36,7 +37,7 @@ class Surroundings:
         log: the daemon's log.
         argv: the command that starts a worker.
         post: called at once with each event.
-        now: the time that events carry.
+        turns: when the sockets of clients and workers are read and written.
     """
 
     folder: RuntimeFolder
@@ -44,7 +45,11 @@ class Surroundings:
     log: DaemonLog
     argv: Sequence[str]
     post: Callable[[Event], None]
-    now: Callable[[], float]
+    turns: Turns
+
+    def now(self) -> float:
+        """Return the time that events carry."""
+        return self.turns.now()
 
     def post_soon(self, event: Event) -> None:
         """Post an event in the loop's next round, so that a bug in the core ends no task here."""
@@ -172,11 +177,11 @@ class WorkerUnit:
         try:
             self._link = WorkerLink(
                 around.folder.worker_socket(self._number),
+                turns=around.turns,
                 model=self.model,
                 generation=self.generation,
                 token=token,
                 post=self._hear,
-                now=around.now,
             )
             line = to_line(self._launch_spec(token, self._link.endpoint))
             write = self._model_log.write
@@ -226,8 +231,7 @@ class WorkerUnit:
         with contextlib.suppress(TimeoutError):  # a grandchild holds the pipe or the socket
             async with asyncio.timeout(LAST_WORDS_S):
                 await process.output_ended.wait()
-                if link.has_peer:
-                    await link.disconnected.wait()
+                await link.disconnected.wait()
         link.drain()
         self._close_link()
         around.exited(process.pid)

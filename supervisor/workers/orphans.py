@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from mlxsup.protocol.regular_file import replace_file
+
 from ..process_identity import process_identity
 
 RECORD_NAME = "workers.json"
@@ -119,9 +121,7 @@ class WorkerRecord:
         self._is_written = False
         if not self.is_held:
             return
-        draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(list(self._workers.values())))
-        os.replace(draft, self._path)
+        replace_file(self._path, json.dumps(list(self._workers.values())).encode())
         self._is_written = True
 
 

@@ -86,7 +86,7 @@ def test_clients_that_come_when_no_file_is_left_wait_and_end_nothing_P18() -> No
 def test_a_record_that_could_not_be_written_is_written_when_it_can_be_E6() -> None:
     with Daemon({"m": fake()}) as daemon, daemon.client() as client:
         first = wait_for_state(client, "m", "READY")["pid"]
-        obstacle = daemon.folder / "run" / "workers.new"
+        obstacle = daemon.folder / "run" / "workers.json.new"
         obstacle.mkdir()
         os.kill(first, 9)
         eventually(lambda: row(client, "m")["generation"] == 2)

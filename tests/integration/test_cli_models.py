@@ -14,7 +14,7 @@ import pytest
 
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_backend
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements, Raised
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
 
 from support.cli.cli import Piped, run_cli
 from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
@@ -334,13 +334,8 @@ def test_plan_says_what_running_out_of_memory_has_raised(tmp_path: Path) -> None
     [before] = planned(config)["models"]
     assert before["raised_bytes"] == 0
     (tmp_path / "run").mkdir(exist_ok=True)
-    kept = Raised(
-        path=str(tmp_path / "m"),
-        backend=find_backend(),
-        fingerprint=fingerprint(stamp(tmp_path / "m")),
-        raised_bytes=GIB,
-    )
-    Measurements(tmp_path / "run").learn_raised(kept)
+    files = fingerprint(stamp(tmp_path / "m"))
+    Measurements(tmp_path / "run").learn_raised(str(tmp_path / "m"), find_backend(), files, GIB)
     [after] = planned(config)["models"]
     assert after["raised_bytes"] == GIB
     assert after["needed"]["bytes"] == before["needed"]["bytes"] + GIB

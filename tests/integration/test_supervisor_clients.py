@@ -27,7 +27,7 @@ from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import limits as limits_module
-from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Clients
+from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Client
 from mlxsup.supervisor.sockets.connection import Connection
 from mlxsup.supervisor.sockets.outbox import MAX_MERGED_BYTES, Outbox
 
@@ -469,13 +469,14 @@ def test_a_stuck_client_costs_no_call_while_others_are_served_H7(
         mine = (await bench.said(4))[3].connection
         encoded = encode_counted(monkeypatch)
         tried: list[ConnectionId] = []
-        try_send = Clients._try_send
+        try_send = Connection._try_send
 
-        def noted(self: Clients, connection: Connection, wire: bytes | memoryview) -> int:
+        def noted(connection: Connection, wire: bytes | memoryview) -> int:
+            assert isinstance(connection, Client)
             tried.append(connection.id)
-            return try_send(self, connection, wire)
+            return try_send(connection, wire)
 
-        monkeypatch.setattr(Clients, "_try_send", noted)
+        monkeypatch.setattr(Connection, "_try_send", noted)
         for number in range(100):
             bench.clients.send(mine, Reply(id=RequestId("p"), value={}))
             await talker.hear()
@@ -494,13 +495,13 @@ def test_messages_of_one_turn_leave_in_one_call(monkeypatch: pytest.MonkeyPatch)
         peer.say(generate("a"))
         (heard,) = await bench.said(1)
         tried: list[int] = []
-        try_send = Clients._try_send
+        try_send = Connection._try_send
 
-        def noted(self: Clients, connection: Connection, wire: bytes | memoryview) -> int:
+        def noted(connection: Connection, wire: bytes | memoryview) -> int:
             tried.append(len(wire))
-            return try_send(self, connection, wire)
+            return try_send(connection, wire)
 
-        monkeypatch.setattr(Clients, "_try_send", noted)
+        monkeypatch.setattr(Connection, "_try_send", noted)
         for seq in range(16):
             bench.clients.send(heard.connection, deltas("a", seq))
         for seq in range(16):

@@ -26,6 +26,7 @@ from mlxsup.supervisor import downloads as downloads_module
 from mlxsup.supervisor.core.actions import EndDownload, StartDownload
 from mlxsup.supervisor.core.events import DownloadSaid
 from mlxsup.supervisor.downloads import DownloadKeeper
+from mlxsup.supervisor.sockets.connection import Turns
 from mlxsup.supervisor.workers import process as process_module
 from mlxsup.supervisor.workers.instance import Surroundings
 
@@ -80,7 +81,7 @@ class Played:
         log = SimpleNamespace(write=self._log, block=lambda text: self.logged.append((text,)))
         unused: dict[str, Any] = {"folder": None, "record": None, "log": log}
         around = Surroundings(
-            **unused, argv=(), post=lambda event: self.post(event), now=lambda: 5.0
+            **unused, argv=(), post=lambda event: self.post(event), turns=Turns(lambda: 5.0)
         )
         command = argv or (sys.executable, "-I", "-S", "-c", LISTENS + script)
         self.keeper = DownloadKeeper(around, self.found, command)

@@ -22,6 +22,7 @@ from mlxsup.supervisor.core.actions import StartGateway
 from mlxsup.supervisor.core.events import Event, GatewayEnded, GatewayListening
 from mlxsup.supervisor.gateway import GatewayKeeper, address_of, bind, why_not
 from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.sockets.connection import Turns
 from mlxsup.supervisor.workers import process as process_module
 from mlxsup.supervisor.workers.instance import Surroundings
 
@@ -95,7 +96,7 @@ def live(
             ),
             "log": SimpleNamespace(write=log, level="info"),
         }
-        around = Surroundings(**parts, argv=(), post=events.append, now=lambda: 5.0)
+        around = Surroundings(**parts, argv=(), post=events.append, turns=Turns(lambda: 5.0))
         command = argv or (sys.executable, "-c", script)
         keeper = GatewayKeeper(
             around, folder, writer, listens, GatewayRules(), place_in(folder), command

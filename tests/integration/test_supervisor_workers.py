@@ -37,6 +37,7 @@ from mlxsup.supervisor.core.events import (
 )
 from mlxsup.supervisor.file_threads import FileLooks
 from mlxsup.supervisor.log_files import LogWriter
+from mlxsup.supervisor.sockets.connection import Turns
 from mlxsup.supervisor.sockets.worker_link import WorkerLink
 from mlxsup.supervisor.workers import instance
 from mlxsup.supervisor.workers import prewarmed as prewarmed_module
@@ -78,8 +79,9 @@ class Around:
         self.log = SimpleNamespace(write=self.noted("log"), block=self.noted("block"), level="info")
         self.argv = argv
         self.post = self.noted("post")
-        self.now = lambda: 5.0
+        self.turns = Turns(lambda: 5.0)
 
+    now = Surroundings.now
     post_soon = Surroundings.post_soon
     spawned = Surroundings.spawned
     exited = Surroundings.exited

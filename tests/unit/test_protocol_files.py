@@ -16,7 +16,7 @@ from mlxsup.protocol.folders import (
     log_path,
 )
 from mlxsup.protocol.log_files import (
-    MAX_LINE_BYTES,
+    BLOCK_BYTES,
     FollowedFile,
     all_lines,
     clean,
@@ -157,8 +157,8 @@ def test_follower_begins_again_when_the_file_is_cut(log: Path) -> None:
 
 def test_follower_gives_a_very_long_line_in_parts(log: Path) -> None:
     follower = FollowedFile(log)
-    log.write_text("x" * (MAX_LINE_BYTES + 1))
-    assert list(follower.read_lines()) == ["x" * (MAX_LINE_BYTES + 1)]
+    log.write_text("x" * (BLOCK_BYTES + 1))
+    assert list(follower.read_lines()) == ["x" * (BLOCK_BYTES + 1)]
     with log.open("a") as file:
         file.write("y\n")
     assert list(follower.read_lines()) == ["y"]

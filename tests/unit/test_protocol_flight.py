@@ -8,8 +8,8 @@ import pytest
 
 from mlxsup.protocol import flight
 from mlxsup.protocol.client_messages import Timings, Usage
+from mlxsup.protocol.codec import MAX_LINE_BYTES
 from mlxsup.protocol.flight import (
-    MAX_LINE_BYTES,
     DaemonEnded,
     DaemonStarted,
     Entry,

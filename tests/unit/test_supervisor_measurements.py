@@ -26,7 +26,7 @@ from mlxsup.supervisor.memory.estimator import (
 )
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_budget
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements, Raised
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
 
 from support.daemon.estimates_here import UNSERVED, estimated, estimates_here
 from support.models.safetensors_files import llama_arrays, llama_config, write_folder
@@ -48,8 +48,6 @@ ONE = Measured(
     layers=LAYERS,
 )
 
-RAISED = Raised(path="/models/one", backend="cpu", fingerprint="f1", raised_bytes=70)
-
 # ---------------------------------------------------------------- the file
 
 
@@ -68,19 +66,20 @@ def test_learn_is_known_to_the_next_daemon(tmp_path: Path) -> None:
     assert again.find("/models/two", "cpu", "f1") is None
 
 
-def test_learn_raised_is_known_to_the_next_daemon(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_measured_first", [True, False])
+def test_learn_raised_is_known_to_the_next_daemon(tmp_path: Path, is_measured_first: bool) -> None:
     first = Measurements(tmp_path)
-    assert first.raised_bytes("/models/one", "cpu", "f1") == 0
-    first.learn_raised(RAISED)
-    first.learn(replace(ONE, own_bytes=1))
+    if is_measured_first:
+        first.learn(replace(ONE, own_bytes=1))
+    first.learn_raised("/models/one", "cpu", "f1", 70)
+    known = Measurements(tmp_path).find("/models/one", "cpu", "f1")
+    assert known is not None
+    assert (known.raised_bytes, known.weight_bytes) == (70, 1000 if is_measured_first else None)
+    first.learn(ONE)
     again = Measurements(tmp_path)
-    assert again.problem == ""
-    assert again.raised_bytes("/models/one", "cpu", "f1") == 70
-    assert again.raised_bytes("/models/one", "cuda", "f1") == 0
-    assert again.raised_bytes("/models/one", "cpu", "f2") == 0, "the folder has changed"
-    again.learn_raised(replace(RAISED, raised_bytes=90))
-    again.learn(ONE)
-    assert Measurements(tmp_path).raised_bytes("/models/one", "cpu", "f1") == 90
+    assert again.find("/models/one", "cpu", "f1") == replace(ONE, raised_bytes=70)
+    again.learn(replace(ONE, fingerprint="f2"))
+    assert again.find("/models/one", "cpu", "f2") == replace(ONE, fingerprint="f2")
 
 
 def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
@@ -129,18 +128,17 @@ def stored(**others: object) -> dict[str, Any]:
     """The content of a file with one entry, which has other values than `ONE` has."""
     one = {"path": "/models/one", "backend": "cpu", "fingerprint": "f1", "weight_bytes": 1000,
            "own_bytes": 200, "layers": []}  # fmt: skip
-    return {"format": 2, "models": [one | others], "raised": []}
+    return {"format": 3, "models": [one | others]}
 
 
 DAMAGED: list[object] = [
     [],
     {},
     stored() | {"format": 1},
-    {"format": 2, "models": []},
+    {"format": 3},
     stored() | {"models": 3},
     stored() | {"models": [3]},
-    stored()
-    | {"raised": [{"path": "/m", "backend": "cpu", "fingerprint": "", "raised_bytes": -1}]},
+    stored(raised_bytes=-1),
     stored(weight_bytes=-1),
     stored(weight_bytes=True),
     stored(path=3),
@@ -159,7 +157,7 @@ def test_a_damaged_file_is_one_sentence_and_a_new_beginning(tmp_path: Path, valu
     assert Measurements(tmp_path).find("/models/one", "cpu", "f1") == ONE
 
 
-@pytest.mark.parametrize("begin", [b"", b'{"format": 2, "models": '])
+@pytest.mark.parametrize("begin", [b"", b'{"format": 3, "models": '])
 def test_brackets_without_end_are_damage_as_well(tmp_path: Path, begin: bytes) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(begin + b"[" * 100_000)
@@ -263,7 +261,7 @@ def test_need_of_adds_raised_bytes_until_the_files_change(
 ) -> None:
     before = need_of(llama, measurements).needed_bytes
     files = fingerprint(stamp(Path(llama.path)))
-    measurements.learn_raised(replace(RAISED, path=llama.path, fingerprint=files))
+    measurements.learn_raised(llama.path, "cpu", files, 70)
     assert need_of(llama, measurements).needed_bytes == before + 70
     assert need_of(llama, measurements, "cuda").raised_bytes == 0
     write_folder(Path(llama.path), llama_config(), llama_arrays(layers=3))

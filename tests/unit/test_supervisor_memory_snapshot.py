@@ -267,7 +267,7 @@ def test_files_that_were_changed_before_a_load_are_read_once_a_worker_has_measur
 def test_a_full_disk_is_named_in_the_log(desk: Desk) -> None:
     launch = LaunchSettings(path=desk.model_folder())
     desk.adopt(entry(MODEL, launch=launch))
-    (desk.folder / "measured.new").mkdir()
+    (desk.folder / "measured.json.new").mkdir()
     desk.memory.raised(launch, 50)
     assert desk.logged() == [
         {"level": "warning", "message": "measurements not written", "error": "Is a directory"},

@@ -33,7 +33,8 @@ from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.process_identity import process_start, session_of
 from mlxsup.supervisor.sockets import listener as listener_module
-from mlxsup.supervisor.sockets.connection import Connection
+from mlxsup.supervisor.sockets.clients import Client
+from mlxsup.supervisor.sockets.connection import Owner, Turns
 from mlxsup.supervisor.sockets.limits import (
     KEPT_FILES,
     KEPT_FOR_NEWCOMERS,
@@ -99,11 +100,10 @@ class Stage:
         self.path = folder / "c.sock"
         self.taken: list[socket.socket] = []
         self.warnings: list[str] = []
-        self.moment = 100.0
         self.listener = Listener(
             self.path,
             self.taken.append,
-            now=lambda: self.moment,
+            kept_files=KEPT_FILES,
             warn=self.warnings.append,
         )
         self.clients: list[socket.socket] = []
@@ -157,13 +157,12 @@ def test_a_client_that_cannot_be_accepted_waits_and_nothing_spins(
             patched.setattr(socket.socket, "accept", accept)
             stage.knock()
             await eventually_async(lambda: tries == 1)
-            for _ in range(50):
-                await asyncio.sleep(0)  # rounds of the loop
-            assert tries == 1
-            stage.listener.start()  # the next pulse
-            await eventually_async(lambda: tries == 2)
+            rounds = 0
+            while tries < 2:
+                await asyncio.sleep(0)  # a round of the loop
+                rounds += 1
+            assert rounds > 50
         assert stage.warnings == [os.strerror(number)]
-        stage.listener.start()
         await stage.taken_in_all(1)
 
     run(body)
@@ -177,11 +176,10 @@ def test_no_client_takes_one_of_the_last_files(monkeypatch: pytest.MonkeyPatch) 
             stage.knock()
         await eventually_async(lambda: bool(stage.warnings))
         assert len(stage.taken) == 3
+        monkeypatch.setattr(listener_module, "WARNING_INTERVAL_S", 0.0)
         free += 1
-        stage.moment += 61.0
-        stage.listener.start()
         await stage.taken_in_all(4)
-        await eventually_async(lambda: len(stage.warnings) == 2)
+        await eventually_async(lambda: len(stage.warnings) >= 2)
 
     run(body)
 
@@ -311,29 +309,33 @@ def test_ending_a_connection_with_unread_bytes_is_no_reset() -> None:
 ID = RequestId("a")
 
 
-@pytest.fixture
-def connection() -> Connection:
-    with socket.socket() as unused:
-        return Connection(ConnectionId(b"\0abcd"), unused, Tally(), pid=None, refusal="", now=0.0)
+def test_the_books_hold_what_was_said_until_its_end_was_sent() -> None:
+    async def body() -> None:
+        accepted, peer = socket.socketpair()
+        connection = Client(
+            Owner(), Turns(lambda: 0.0), accepted,
+            tally=Tally(), id=ConnectionId(b"\0abcd"), pid=None, refusal="",
+        )  # fmt: skip
+        assert not connection.has_anything_open
+        connection.note_said(Generate(id=ID, model=ModelName("m"), body=b""))
+        assert (connection.has_anything_open, connection.has_open("b")) == (True, False)
+        for id in ("s", "t"):
+            connection.note_said(Subscribe(id=RequestId(id)))
+        assert (connection.has_open("s"), connection.has_open("t")) == (False, True)
+        connection.note_said(Cancel(id=RequestId("s")))
+        connection.note_sent(Deltas(deltas=[]))
+        connection.note_sent(Event(id=RequestId("t"), value={}))
+        connection.note_sent(Reply(id=RequestId("s"), value={}))
+        connection.note_said(Cancel(id=ID))
+        assert (connection.open, connection.subscription) == ({"a"}, "t")
+        connection.note_sent(Done(id=ID, seq=1, finish_reason=FinishReason.STOP))
+        assert (connection.open, connection.has_anything_open) == (set(), True)
+        connection.note_sent(Failed(id=RequestId("t"), error={}))
+        assert not connection.has_anything_open
+        connection.close()
+        peer.close()
 
-
-def test_the_books_hold_what_was_said_until_its_end_was_sent(connection: Connection) -> None:
-    assert not connection.has_anything_open
-    connection.note_said(Generate(id=ID, model=ModelName("m"), body=b""))
-    assert (connection.has_anything_open, connection.has_open("b")) == (True, False)
-    for id in ("s", "t"):
-        connection.note_said(Subscribe(id=RequestId(id)))
-    assert (connection.has_open("s"), connection.has_open("t")) == (False, True)
-    connection.note_said(Cancel(id=RequestId("s")))
-    connection.note_sent(Deltas(deltas=[]))
-    connection.note_sent(Event(id=RequestId("t"), value={}))
-    connection.note_sent(Reply(id=RequestId("s"), value={}))
-    connection.note_said(Cancel(id=ID))
-    assert (connection.open, connection.subscription) == ({"a"}, "t")
-    connection.note_sent(Done(id=ID, seq=1, finish_reason=FinishReason.STOP))
-    assert (connection.open, connection.has_anything_open) == (set(), True)
-    connection.note_sent(Failed(id=RequestId("t"), error={}))
-    assert not connection.has_anything_open
+    asyncio.run(body())
 
 
 def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def test_a_link_without_room_for_beats_is_none_and_leaves_no_socket_open(tmp_pat
         with pytest.raises(OSError, match=r"directory|permitted|in use"):
             WorkerLink(
                 tmp_path / "w1.sock", model=ModelName("m"), generation=Generation(1),
-                token="t", post=print, now=lambda: 0.0,
+                token="t", post=print, turns=Turns(lambda: 0.0),
             )  # fmt: skip
         assert len(os.listdir("/dev/fd")) == before
         assert not (tmp_path / "w1.sock").exists()

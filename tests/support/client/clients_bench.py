@@ -21,9 +21,10 @@ from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
 from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ConnectionId, Event
 from mlxsup.supervisor.sockets import clients as clients_module
+from mlxsup.supervisor.sockets import connection as connection_module
 from mlxsup.supervisor.sockets import outbox as outbox_module
-from mlxsup.supervisor.sockets.clients import Clients
-from mlxsup.supervisor.sockets.connection import Connection
+from mlxsup.supervisor.sockets.clients import Client, Clients
+from mlxsup.supervisor.sockets.connection import Turns
 from mlxsup.supervisor.sockets.outbox import Tally
 
 from support.client.pieces import piece
@@ -68,12 +69,12 @@ def encode_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(message.TYPE)
         return encode(message)
 
-    for module in (clients_module, outbox_module):
+    for module in (connection_module, outbox_module):
         monkeypatch.setattr(module, "encode", counting)
     return seen
 
 
-class NotedConnection(Connection):
+class NotedClient(Client):
     """One that can be referred to without keeping it."""
 
     __slots__ = ("__weakref__",)
@@ -94,14 +95,14 @@ class Bench:
         self.path = folder / "c.sock"
         self.warnings: list[str] = []
         self.tally = Tally()
-        self._made: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._noting = patch.object(clients_module, "Connection", self._make_connection)
+        self._made: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._noting = patch.object(clients_module, "Client", self._make_client)
         self._noting.start()
         with patch.object(clients_module, "Tally", self._tally):
             self.clients = Clients(
                 self.path,
+                turns=Turns(lambda: self.moment),
                 post=self.events.append,
-                now=lambda: self.moment,
                 max_connections=max_connections,
                 warn=self.warnings.append,
             )
@@ -110,13 +111,13 @@ class Bench:
     def _tally(self) -> Tally:
         return self.tally
 
-    def _make_connection(self, *given: Any, **more: Any) -> Connection:
-        connection = NotedConnection(*given, **more)
+    def _make_client(self, *given: Any, **more: Any) -> Client:
+        connection = NotedClient(*given, **more)
         self._made.add(connection)
         return connection
 
     @property
-    def connections(self) -> dict[ConnectionId, Connection]:
+    def connections(self) -> dict[ConnectionId, Client]:
         """Those that are remembered, wherever, although nothing ties them to a peer."""
         return {connection.id: connection for connection in self._made}
 
