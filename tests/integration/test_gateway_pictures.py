@@ -92,7 +92,7 @@ def test_the_packages_send_pictures(daemon: HttpDaemon) -> None:
 
 
 def test_photographs_are_taken_several_at_a_time(daemon: HttpDaemon) -> None:
-    photograph = png(padding=4_000_000)
+    photograph = png(padding=1_500_000)
     content = [*[part(data_url(photograph))] * 5, {"type": "text", "text": "look"}]
     asked = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": content}]}
     body = LargeBody("", CHAT, json.dumps(asked).encode())
