@@ -78,5 +78,5 @@ def is_mlx_on_gpu() -> bool:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three processes of tests for each core, because half of the tests mostly wait."""
-    return min(3 * (os.cpu_count() or 1), MOST_PROCESSES)
+    """Two processes of tests for each core: some tests wait, and each process collects anew."""
+    return min(2 * (os.cpu_count() or 1), MOST_PROCESSES)

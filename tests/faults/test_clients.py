@@ -26,7 +26,7 @@ from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import undisturbed
 from support.eventually import eventually
 
-FLOOD = 4000
+FLOOD = 2000
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +142,11 @@ def test_storms_of_silent_connections_break_no_stream_and_no_command_P24() -> No
         path = daemon.endpoint.removeprefix("ipc://")
         with most_files(supervisor_of(daemon)) as files:
             readers = [Reader(client, "m", f"s {n}", max_tokens=400).started() for n in range(4)]
-            storms = [crowds.enter_context(Crowd("storm", path, "3000", "2")) for _ in range(2)]
+            storms = [crowds.enter_context(Crowd("storm", path, "1500", "2")) for _ in range(2)]
             done = daemon.run("status")
             assert done.returncode == 0, done.stderr
             for storm in storms:
-                assert storm.result()["connected"] == 6000
+                assert storm.result()["connected"] == 3000
             for number, reader in enumerate(readers):
                 assert reader.finished().token_ids == undisturbed(f"s {number}", 400)
         assert files[-1] < daemon.open_files - 256

@@ -68,25 +68,17 @@ def test_a_pass_that_raises_or_never_ends_ends_the_worker_and_the_answer_continu
 
 # ---------------------------------------------------------------- prompts without end
 
-PREPARES_S = 0.15
-"""Ten times this is what a prompt's preparation may take in the model `quick`."""
 MOST_BYTES = 6 * 2**30
 """Far below what a minute of these templates takes, and far above what the limits allow."""
 TEMPLATES = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "computes": "{% set n = 8 + messages | length %}{{ n ** (n ** n) }}",
     "piles": "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% for j in range(9) %}"
     "{% set n.x = [n.x, 'a' * 1000000 ~ j] %}{% endfor %}{% endfor %}",
     "holds": "{{ ([(range(99999) | list) * 1000] * 99) | sum(start=[]) | length }}",
 }
-"""Endless, in Python and in one call that holds the interpreter; the last two take memory."""
-CASES = {
-    "loops": ("quick", ""),
-    "computes": ("quick", ""),
-    "piles": ("real", "prompt of request"),
-    "holds": ("real", "no sign of life for"),
-}
-"""The model, and what the detail of its exit says."""
+"""Endless, in Python and in one call that holds the interpreter; both take memory. One that takes
+time alone: tests/integration/test_worker_process.py."""
+CAUSES = {"piles": "prompt of request", "holds": "no sign of life for"}
+"""What the detail of the exit says."""
 
 
 class Peak(threading.Thread):
@@ -125,34 +117,29 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     template = {"chat_template": choice + "{{ messages[0].content }}"}
     config.write_text(json.dumps(json.loads(config.read_text()) | template))
     entry = {"path": str(folder), "preload": True, "restart": PATIENT}
-    models = {
-        "real": entry | {"step_timeout_s": LIMIT_S},
-        "quick": entry | {"step_timeout_s": PREPARES_S},
-        "other": fake(fake={"step_s": 0.005}),
-    }
-    with Daemon(models) as daemon:
+    real = entry | {"step_timeout_s": LIMIT_S}
+    with Daemon({"real": real, "other": fake(fake={"step_s": 0.005})}) as daemon:
         yield daemon
 
 
 @pytest.mark.parametrize("what", TEMPLATES)
 def test_a_template_without_end_is_found_in_time_and_memory_P6(daemon: Daemon, what: str) -> None:
     assert daemon.process is not None
-    model, cause = CASES[what]
     daemon.provoke("ERROR", model="real", pattern="takes more than", at_most=1)
     with daemon.client() as client, Peak(daemon.process.pid) as peak:
-        generation = wait_for_state(client, model, "READY")["generation"]
+        generation = wait_for_state(client, "real", "READY")["generation"]
         other = Reader(client, "other", f"beside {what}", max_tokens=400).started()
         stuck = client.generate(
-            model, messages=[{"role": "user", "content": what}], max_tokens=3, timeout_s=0.5
+            "real", messages=[{"role": "user", "content": what}], max_tokens=3, timeout_s=0.5
         )
         with pytest.raises(RequestError) as caught:
             list(stuck)
         assert caught.value.code == "deadline_exceeded", "its own limit holds all the same"
-        eventually(lambda: row(client, model)["generation"] == generation + 1, timeout_s=120.0)
-        assert cause in row(client, model)["last_exit"]["detail"]
-        wait_for_state(client, model, "READY")
+        eventually(lambda: row(client, "real")["generation"] == generation + 1, timeout_s=120.0)
+        assert CAUSES[what] in row(client, "real")["last_exit"]["detail"]
+        wait_for_state(client, "real", "READY")
         fine = [{"role": "user", "content": "fine"}]
-        assert client.complete(model, messages=fine, max_tokens=3).finish_reason == "length"
+        assert client.complete("real", messages=fine, max_tokens=3).finish_reason == "length"
         assert other.finished().token_ids == undisturbed(f"beside {what}", 400)
     assert peak.bytes < MOST_BYTES
 

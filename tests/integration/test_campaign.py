@@ -76,6 +76,7 @@ def test_every_promise_of_a_daemon_has_a_scenario_or_a_fault() -> None:
     assert {f"P{n}" for n in range(1, 34)} - promises == {"P22", "P27", "P28", "P30", "P31", "P33"}
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_table() -> None:
     command = [sys.executable, "-m", "campaign", "--small", "--only", "sockets"]
     done = subprocess.run(

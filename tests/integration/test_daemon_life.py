@@ -1,4 +1,4 @@
-"""Loads, restarts, stalls and ends of real processes, while streams run."""
+"""Loads, restarts and ends of real processes, while streams run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ REASON = "an option asks for it in life 1"
 MODELS = {
     "one": fake(fake=SLOW, max_concurrency=2),
     "two": fake(fake=SLOW),
-    "stalls": fake(fake=SLOW, step_timeout_s=1.0, preload=False),
     "stuck": fake(fake=ENDLESS, step_timeout_s=3600.0, preload=False),
     "prefills": fake(
         fake=ENDLESS | {"prefill_tokens_per_step": 1}, step_timeout_s=3600.0, preload=False
@@ -69,23 +68,6 @@ def test_restart_drains_while_the_other_model_streams_E8_F14(daemon: Daemon) -> 
         assert not psutil.pid_exists(before["pid"]) or not is_alive(psutil.Process(before["pid"]))
         assert other.finished().token_ids == undisturbed("other", 150)
         assert row(client, "two")["pid"] == others["pid"]
-
-
-def test_a_stuck_step_that_holds_the_interpreter_is_found_F5_F6_P6(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        client.load("stalls")
-        other = Reader(client, "two", "undisturbed", max_tokens=200)
-        stuck = Reader(client, "stalls", "[[fault stall=gil at=3]]", max_tokens=9, resume=False)
-        error = stuck.failed()
-        assert (error.code, error.detail["tokens_sent"]) == ("worker_crashed", 2)
-        after = wait_for_state(client, "stalls", "READY")
-        assert (after["generation"], after["last_exit"]["reason"]) == (2, "stall")
-        assert after["suspects"] == 1, "a stall that the supervisor found accuses"
-        assert client.complete("stalls", prompt="again", max_tokens=3).finish_reason == "length"
-        assert other.finished().token_ids == undisturbed("undisturbed", 200)
-    log = daemon.log_text()
-    assert "most recent call first" in log, "the stacks are in the worker's log"
-    assert "engines/fake/options.py" in log, "and show where it was stuck"
 
 
 BUSY: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {

@@ -276,7 +276,7 @@ def test_metrics_and_page_follow_crashes_loads_and_evictions() -> None:
 
 
 def test_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
-    with HttpDaemon({"m": fake()}) as daemon:
+    with HttpDaemon({"m": fake(preload=False)}) as daemon:
         with daemon.client() as client:
             gateway = gateway_of(client)
         assert gateway["url"] == daemon.url
@@ -294,12 +294,12 @@ def test_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
 
 
 def test_daemon_without_the_setting_has_no_gateway() -> None:
-    with Daemon({"m": fake()}) as daemon, daemon.client() as client:
+    with Daemon({"m": fake(preload=False)}) as daemon, daemon.client() as client:
         assert client.status()["gateway"] is None
 
 
 def test_table_of_the_file_starts_a_gateway_and_a_reload_changes_it_later() -> None:
-    daemon = Daemon({"m": fake()})
+    daemon = Daemon({"m": fake(preload=False)})
     before = daemon.config.read_text()
     daemon.config.write_text('[gateway]\nlisten = "127.0.0.1:0"\n' + before)
     with daemon, daemon.client() as client:

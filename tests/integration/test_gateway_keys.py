@@ -102,7 +102,7 @@ def test_keys_count_from_their_making_until_they_are_turned_off(tmp_path: Path) 
 
 
 def test_public_address_needs_keys_and_stays_closed_without() -> None:
-    daemon = configured("")
+    daemon = configured("", preload=False)
     daemon.listen = "0.0.0.0:0"
     config = ("--config", str(daemon.config))
     by_option = run_cli("start", *config, "--http", daemon.listen)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mlxsup.gateway import limits
+
 from support.daemon.daemon import fake
 from support.gateway.http_daemon import CHAT, HttpDaemon
 from support.gateway.large_bodies import LargeBody, send_all
@@ -92,7 +94,7 @@ def test_the_packages_send_pictures(daemon: HttpDaemon) -> None:
 
 
 def test_photographs_are_taken_several_at_a_time(daemon: HttpDaemon) -> None:
-    photograph = png(padding=4_000_000)
+    photograph = png(padding=1_500_000)
     content = [*[part(data_url(photograph))] * 5, {"type": "text", "text": "look"}]
     asked = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": content}]}
     body = LargeBody("", CHAT, json.dumps(asked).encode())
@@ -101,6 +103,7 @@ def test_photographs_are_taken_several_at_a_time(daemon: HttpDaemon) -> None:
         assert json.loads(answer)["usage"]["prompt_tokens"] == len(
             "user: " + f"[{len(photograph)} bytes]" * 5 + "look\nassistant:"
         )
-    status, answer = send_all(daemon, [LargeBody("", CHAT, body.data + b" " * 2**25)])[0]
+    too_long = body.data.ljust(limits.MAX_BODY_BYTES + 1)
+    status, answer = send_all(daemon, [LargeBody("", CHAT, too_long)])[0]
     assert status in (0, 413)
     assert re.search(b"at most|^$", answer)

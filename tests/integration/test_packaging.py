@@ -92,6 +92,7 @@ def test_the_client_s_wheel_holds_the_shared_files_a_licence_and_no_command(
 # ---------------------------------------------------------------- that they work
 
 
+@pytest.mark.slow
 def test_the_command_and_the_worker_run_away_from_the_checkout(installed: Environment) -> None:
     version = installed.evaluates("from mlxsup.protocol.version import VERSION; print(VERSION)")
     assert installed.says("mlxsup", "--version") == f"mlxsup {version}\n"
@@ -101,6 +102,7 @@ def test_the_command_and_the_worker_run_away_from_the_checkout(installed: Enviro
     assert Path(where).is_relative_to(installed.site_packages), "not the checkout's"
 
 
+@pytest.mark.slow
 def test_only_the_worker_imports_mlx_A3(installed: Environment) -> None:
     code = (
         "import importlib, sys\n"
@@ -134,6 +136,7 @@ def of_client(built_client: Built, tmp_path: Path) -> Environment:
     return environment
 
 
+@pytest.mark.slow
 def test_a_daemon_serves_its_command_and_the_client_of_another_environment(
     installed: Environment, of_client: Environment
 ) -> None:

@@ -173,23 +173,23 @@ def test_each_point_of_an_answer_continues_with_its_adapter(tmp_path: Path) -> N
     with loaded_engine(base, adapters=folders) as engine:
         row = make_row(1, PROMPT, adapter="a", temperature=1.0, seed=5)
         whole = solo(engine, row)
-        for done in range(1, len(whole)):
+        for done in range(1, len(whole), 3):
             rest = solo(engine, replace(row, delivered=whole[:done]))
             assert whole[:done] + rest == whole, done
 
 
-def test_64_adapters_answer_in_one_batch_as_alone(tmp_path: Path) -> None:
+def test_16_adapters_answer_in_one_batch_as_alone(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base")
     folders = {
         f"a{n}": str(make_adapter(tmp_path / str(n), base, seed=n, rank=1 + n % 4))
-        for n in range(64)
+        for n in range(16)
     }
-    with loaded_engine(base, adapters=folders, max_concurrency=64) as engine:
+    with loaded_engine(base, adapters=folders, max_concurrency=16) as engine:
         rows = [make_row(n, PROMPT, 4, adapter=name) for n, name in enumerate(folders)]
         alone = [solo(engine, row) for row in rows]
         together = run_rows(engine, rows)
-    assert [token_ids(together[n]) for n in range(64)] == alone
-    assert len({tuple(answer) for answer in alone}) > 32, "adapters differ"
+    assert [token_ids(together[n]) for n in range(16)] == alone
+    assert len({tuple(answer) for answer in alone}) > 8, "adapters differ"
 
 
 Change = Callable[[Path], None]

@@ -90,14 +90,14 @@ def run(
 
 
 def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine: MlxEngine) -> None:
-    rows = rows_of([900] * 6)
+    rows = rows_of([900] * 4)
     with loaded_engine(folder) as plain:
         expected = {int(row.key): solo(plain, row) for row in rows}
     got, computed, cached, heard = run(engine, rows)
     assert got == expected
     assert computed[1] == 920
-    assert set(range(2, 7)) <= heard.keys(), "those that wait hear of it"
-    for key in range(2, 7):
+    assert set(range(2, 5)) <= heard.keys(), "those that wait hear of it"
+    for key in range(2, 5):
         assert computed[key] + cached[key] == 920
         assert cached[key] > 800, "the first one has read it"
     check_no_row_is_left(engine)
@@ -126,8 +126,7 @@ def test_late_row_continues_from_one_that_still_answers(engine: MlxEngine) -> No
     check_no_row_is_left(engine)
 
 
-@pytest.mark.parametrize("leaves", ["is cancelled", "is set aside"])
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(("leaves", "steps"), [("is cancelled", 2), ("is set aside", 0)])
 def test_rows_that_wait_go_on_when_the_one_that_reads_leaves(
     engine: MlxEngine, leaves: str, steps: int
 ) -> None:

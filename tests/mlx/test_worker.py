@@ -33,27 +33,6 @@ pytestmark = pytest.mark.mlx
 READY_TIMEOUT_S = 60.0
 
 
-def test_two_models_at_once_give_each_its_solo_answer_A8(tmp_path: Path) -> None:
-    prompts = [f"tell me about number {number} " * number for number in range(1, 5)]
-    folders = [make_tiny_model(tmp_path / f"tiny{seed}", seed=seed) for seed in range(2)]
-    first, second = (WorkerHarness(engine="mlx", path=str(folder)) for folder in folders)
-    with first, second:
-        workers = [first, second]
-        for one in workers:
-            one.wait_until_ready(READY_TIMEOUT_S)
-        solo = []
-        for one in workers:
-            streams = [one.finish(one.dispatch(prompt, max_tokens=40))[0] for prompt in prompts]
-            solo.append([(stream.tokens, stream.text) for stream in streams])
-        keys = [[one.dispatch(prompt, max_tokens=40) for prompt in prompts] for one in workers]
-        for one, expected, own_keys in zip(workers, solo, keys, strict=True):
-            together = one.finish(*own_keys)
-            assert [(stream.tokens, stream.text) for stream in together] == expected
-            assert {stream.finish for stream in together} == {FinishReason.LENGTH}
-        assert solo[0] != solo[1]
-        assert [one.ask_for_exit() for one in workers] == [ExitCode.ASKED] * 2
-
-
 @pytest.mark.draws
 def test_model_samples_as_its_makers_do_unless_the_entry_or_the_request_says(
     tmp_path: Path,

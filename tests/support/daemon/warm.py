@@ -30,6 +30,10 @@ CLI = "mlxsup.cli"
 
 UNBUFFERED = "PYTHONUNBUFFERED"
 
+FOR_CHILDREN = ("MLXSUP_SABOTAGE", "MLXSUP_LOOP_PROBE")
+"""With one of these variables, PYTHONPATH changes workers and gateways alone, which are new
+interpreters."""
+
 
 class Process(Protocol):
     """What subprocess.Popen and `WarmProcess` have in common."""
@@ -200,7 +204,10 @@ def is_warm(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     how an interpreter starts; or if coverage measures child processes, from their first line on.
     """
     is_measured = any(name.startswith("COVERAGE_") for name in environment)
-    is_same = _read_at_start(environment) == SERVER.read_at_start
+    read = _read_at_start(environment)
+    if any(name in environment for name in FOR_CHILDREN):
+        read |= {k: v for k, v in (SERVER.read_at_start or {}).items() if k == "PYTHONPATH"}
+    is_same = read == SERVER.read_at_start
     is_known = command[1:2] == ["-c"] or command[1:3] == ["-m", CLI]
     return command[0] == sys.executable and is_known and is_same and not is_measured
 

@@ -99,11 +99,11 @@ def hostile_bodies(every: int = 1) -> list[LargeBody]:
 
 def meant_bodies() -> list[LargeBody]:
     """Return long bodies that are meant."""
-    text = [_turn("word " * 600_000)]
+    text = [_turn("word " * 200_000)]
     return [
-        _body("a chat of 3 MB", CHAT, max_tokens=3, messages=text),
-        _response("instructions of 2 MB", "x", instructions="do " * 700_000),
-        _body("450,000 token ids", COMPLETIONS, max_tokens=3, prompt=[123] * 450_000),
+        _body("a chat of 1 MB", CHAT, max_tokens=3, messages=text),
+        _response("instructions of 700 kB", "x", instructions="do " * 230_000),
+        _body("150,000 token ids", COMPLETIONS, max_tokens=3, prompt=[123] * 150_000),
     ]
 
 

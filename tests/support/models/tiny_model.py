@@ -7,6 +7,7 @@ have logits far below the others.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,6 @@ def make_tiny_model(
         config: entries that replace or extend config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary, _ = _vocabulary()
     settings = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -76,7 +76,7 @@ def make_tiny_model(
     _write_json(folder / "config.json", settings | (config or {}))
     write_tokenizer(folder, has_chat_template=has_chat_template)
     save_file(
-        _weights(seed, vocabulary, eos_token_id),
+        _weights(seed, eos_token_id),
         folder / "model.safetensors",
         metadata={"format": "mlx"},
     )
@@ -165,6 +165,7 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256)]
 
 
+@functools.cache
 def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:
     tokens = _byte_alphabet()
     merges: list[list[str]] = []
@@ -216,9 +217,10 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]]) -> dict[str,
     }
 
 
-def _weights(
-    seed: int, vocabulary: dict[str, int], eos_token_id: int | None
-) -> dict[str, np.ndarray[Any, Any]]:
+# A process of tests makes a hundred of these models, most of them with the same weights.
+@functools.lru_cache(maxsize=4)
+def _weights(seed: int, eos_token_id: int | None) -> dict[str, np.ndarray[Any, Any]]:
+    vocabulary, _ = _vocabulary()
     random = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, scale: float) -> np.ndarray[Any, Any]:

@@ -7,21 +7,23 @@ but only once for each installed version; all later processes read what was writ
 
 from __future__ import annotations
 
-import functools
-import marshal
 import os
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
+
+# Every process imports this first: what only the finder needs is imported by the finder.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    Define = Callable[..., dict[frozenset[str], dict[str, set[str]]]]
 
 FOLDER = "MLXSUP_TEST_TRANSFORMERS_INDEX"
 """The variable with the folder in which indexes are kept, by version; without it, nothing is."""
 
 MODULE = "transformers.utils.import_utils"
-
-Define = Callable[..., dict[frozenset[str], dict[str, set[str]]]]
 
 
 class Finder:
@@ -38,6 +40,8 @@ class Finder:
         """As every finder of the import system."""
         if name != MODULE:
             return None
+        from importlib.machinery import PathFinder
+
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         loader: Any = spec and spec.loader
@@ -55,7 +59,9 @@ class Finder:
 
 def kept(folder: str, define: Define) -> Define:
     """The same function, which reads its results from the folder if they are there."""
-    from importlib.metadata import version  # most processes import no transformers
+    import functools
+    import marshal
+    from importlib.metadata import version
 
     @functools.wraps(define)
     def define_or_read(module_path: Any, prefix: str | None = None) -> Any:
