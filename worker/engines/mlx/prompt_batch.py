@@ -23,6 +23,7 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from ...engine import Picture
 from .adapters import adapters_of
+from .caches import RopePositions
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -87,6 +88,11 @@ class PaddedKeys(BatchKVCache):  # type: ignore[misc]
         padded.state = cache.state
         return padded
 
+    @classmethod
+    def of_all(cls, layers: Sequence[Any]) -> list[Any]:
+        """Return the layers of a batch, with those of plain keys and values padded."""
+        return [cls.of(layer) if type(layer) is BatchKVCache else layer for layer in layers]
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add the keys and values of a pass; return all that it looks at."""
         if keys.shape[2] == 1:
@@ -148,10 +154,11 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         )
         self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
         self.last_shape: PassShape = (0, 0, 0)
-        is_plain = all(type(layer) is BatchKVCache for layer in self.prompt_cache)
+        plain = (BatchKVCache, RopePositions)
+        is_plain = all(type(layer) in plain for layer in self.prompt_cache)
         self._width_of = width_of if is_plain else None
         if self.is_padded:
-            self.prompt_cache = [PaddedKeys.of(layer) for layer in self.prompt_cache]
+            self.prompt_cache = PaddedKeys.of_all(self.prompt_cache)
 
     def prompt(self, tokens: list[list[int]]) -> None:
         """Read the next tokens of each row; in shorter passes, if logits are needed of any.
