@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.ids import unpack_tokens
@@ -16,6 +17,7 @@ from mlxsup.worker.engines.mlx import engine as engine_module
 pytest.importorskip("mlx_vlm")
 
 from mlxsup.worker.engines.mlx.drafts import Drafts, NgramIndex, Pacer
+from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.vision import VisionModel
 
 from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture, plain_answer
@@ -80,6 +82,16 @@ def test_a_model_with_a_tower_says_that_it_takes_pictures(driver: LoopDriver, fo
     assert facts.batching is (Batching.SERIAL_PREFILL if has_state else Batching.TOGETHER)
     assert facts.warnings == ()
     assert facts.versions.keys() == {"mlx", "mlx-lm", "mlx-vlm"}
+
+
+@ONE_OF_EACH_KIND
+def test_the_estimate_is_what_a_worker_takes_with_its_tower(folder: Path) -> None:
+    said, before = estimate(folder), mx.get_active_memory()
+    with driven_engine(folder, rows=1) as fresh:
+        fresh.engine.give_back()
+        taken = mx.get_active_memory() - before
+        assert said.weight_bytes <= taken < 1.05 * said.weight_bytes
+        assert said.layers == fresh.facts.cache_layers
 
 
 def test_rows_with_pictures_answer_in_company_as_alone(
