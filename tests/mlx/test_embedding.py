@@ -180,13 +180,53 @@ def test_encoder_looks_at_a_long_text_in_parts(
     assert set(scored) == {16, 8}
 
 
-@pytest.mark.parametrize(("model_type", "grows"), [("bert", True), ("qwen3", False)])
-def test_a_pass_over_one_long_text_counts(model_type: str, *, grows: bool) -> None:
-    config = {"model_type": model_type, "hidden_size": 64, "num_attention_heads": 2}
-    short, long = (pass_memory(config, "cuda", limit)[0].row_bytes for limit in (512, 1 << 16))
-    assert (long > 3 * short) is grows
-    of_cpu = [pass_memory(config, "cpu", limit)[0].row_bytes for limit in (16, 512)]
-    assert of_cpu[1] - of_cpu[0] == 2048 * 2 * 4 * (512 - 16), "scores of two heads"
+def make_two_sided(folder: Path) -> Path:
+    """Write a decoder whose tokens see both sides, as EmbeddingGemma's do."""
+    make_model(folder, "gemma3_text")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"use_bidirectional_attention": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_modules(folder, "mean_tokens")
+    return folder
+
+
+def test_two_sided_decoder_reads_a_long_text_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Loaded(make_two_sided(tmp_path / "m"))
+    texts = [LONG, LONG[:50]]
+    whole = loaded.vectors(texts)
+    monkeypatch.setattr(encoders, "BLOCK", 16)
+    np.testing.assert_allclose(loaded.vectors(texts), whole, atol=1e-5)
+    others = loaded.vectors([[*LONG[:-2], 7, 9], [*LONG[:48], 7, 9]])
+    assert abs(np.array(others) - whole).max() > 1e-3, "the first tokens see the last"
+
+
+@pytest.mark.parametrize(("name", "block"), [("modernbert", 64), ("two-sided", 64), ("qwen3", 16)])
+def test_a_pass_over_one_long_text_takes_what_is_stated(
+    name: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = 1024
+    monkeypatch.setattr(encoders, "BLOCK", block)
+    monkeypatch.setattr(embedding, "CPU_PASS_TOKENS", block)
+    folder = tmp_path / "m"
+    if name == "modernbert":
+        make_tiny_encoder(folder, name)
+    elif name == "qwen3":
+        make_model(folder, name)
+        write_modules(folder, "lasttoken")
+    else:
+        make_two_sided(folder)
+    model = Loaded(folder).engine._model
+    assert model is not None
+    config = json.loads((folder / "config.json").read_text())
+    [part] = pass_memory(model, config, "cpu", tokens)
+    ids = mx.array([[4 + at % 11 for at in range(tokens)]])
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(model(ids, mx.array([tokens]), None))
+    taken = mx.get_peak_memory() - before
+    assert 2 * part.row_bytes / 3 < taken <= 2 * part.row_bytes
 
 
 def test_worker_reports_what_was_estimated(tmp_path: Path) -> None:

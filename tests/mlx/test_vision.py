@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
 import pytest
 
 from mlxsup.protocol.ids import unpack_tokens
@@ -14,6 +15,10 @@ from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx import engine as engine_module
 
 pytest.importorskip("mlx_vlm")
+
+from mlxsup.worker.engines.mlx.drafts import Drafts, NgramIndex, Pacer
+from mlxsup.worker.engines.mlx.estimate import estimate
+from mlxsup.worker.engines.mlx.vision import VisionModel
 
 from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture, plain_answer
 from support.worker.loop_driver import Answer, LoopDriver
@@ -35,13 +40,18 @@ CHATS: tuple[list[dict[str, Any]], ...] = (
     [_said("tell me a story of the sea")],
     [SYSTEM, asked("which one is it of these two", picture(1), picture(3, (32, 64)))],
     [_said("hello")],
+    [SYSTEM, _said("tell me the whole story of the sea, and of the ships and the people on it")],
 )
-"""Two that differ in the picture alone, two of text, and one with two pictures."""
+"""Two that differ in the picture alone, one with two pictures, and three of text, the last of
+which is longer than gemma3's window."""
 
 
 KINDS = ("qwen3_5", "gemma3")
 """One that counts positions in three directions and has layers with a state, and one that does
 neither, for what no family does otherwise."""
+
+READ_TOGETHER = pytest.mark.parametrize("folder", ["qwen3_vl", "mistral3"], indirect=True)
+"""Families whose rows read prompts of text together, and whose caches can be cut back."""
 
 ONE_OF_EACH_KIND = pytest.mark.parametrize("folder", KINDS, indirect=True)
 
@@ -49,7 +59,7 @@ ONE_OF_EACH_KIND = pytest.mark.parametrize("folder", KINDS, indirect=True)
 # By the same numbers as in KINDS, so that tests of one family share its folder.
 @pytest.fixture(scope="module", params=[*KINDS, *(name for name in FAMILIES if name not in KINDS)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_vision(tmp_path_factory.mktemp("vision"), request.param)
+    return make_tiny_vision(tmp_path_factory.mktemp("vision") / request.param, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +75,23 @@ def alone(folder: Path) -> list[Answer]:
         return [driver.answer(messages=chat, max_tokens=TOKENS, seed=5) for chat in CHATS]
 
 
-def test_a_model_with_a_tower_says_that_it_takes_pictures(driver: LoopDriver) -> None:
+def test_a_model_with_a_tower_says_that_it_takes_pictures(driver: LoopDriver, folder: Path) -> None:
     facts = driver.facts
     assert facts.takes_pictures
-    assert facts.batching is Batching.SERIAL_PREFILL
+    has_state = folder.name == "qwen3_5"
+    assert facts.batching is (Batching.SERIAL_PREFILL if has_state else Batching.TOGETHER)
     assert facts.warnings == ()
     assert facts.versions.keys() == {"mlx", "mlx-lm", "mlx-vlm"}
+
+
+@ONE_OF_EACH_KIND
+def test_the_estimate_is_what_a_worker_takes_with_its_tower(folder: Path) -> None:
+    said, before = estimate(folder), mx.get_active_memory()
+    with driven_engine(folder, rows=1) as fresh:
+        fresh.engine.give_back()
+        taken = mx.get_active_memory() - before
+        assert said.weight_bytes <= taken < 1.05 * said.weight_bytes
+        assert said.layers == fresh.facts.cache_layers
 
 
 def test_rows_with_pictures_answer_in_company_as_alone(
@@ -81,6 +102,53 @@ def test_rows_with_pictures_answer_in_company_as_alone(
     assert [one.error for one in together] == [None] * len(CHATS)
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert alone[0].tokens != alone[1].tokens, "the picture decides"
+
+
+@READ_TOGETHER
+def test_prompts_of_text_share_passes_and_those_with_pictures_do_not(folder: Path) -> None:
+    chats = [CHATS[0], CHATS[1], *([_said(f"hello {n}")] for n in range(3))]
+    asks = [{"messages": chat, "max_tokens": 2} for chat in chats]
+    real = VisionModel.__call__
+    with (
+        driven_engine(folder, rows=len(chats)) as driver,
+        mock.patch.object(VisionModel, "__call__", autospec=True, side_effect=real) as call,
+    ):
+        driver.finish(*driver.dispatch_together(*asks))
+    rows: dict[bool, set[int]] = {True: set(), False: set()}  # by whether there is a picture
+    for one in call.call_args_list:
+        count, tokens = one.args[1].shape
+        if tokens > 1:
+            rows["inputs_embeds" in one.kwargs].add(count)
+    assert rows == {True: {1}, False: {3}}
+
+
+@READ_TOGETHER
+def test_rows_that_guess_answer_alike_with_pictures_and_without(
+    folder: Path, alone: list[Answer]
+) -> None:
+    def guess(self: NgramIndex, tokens: list[int], pending: int, most: int) -> list[int]:
+        """Guess a row's answer, with errors in other places than in those of other rows."""
+        for nth, answer in enumerate(alone, 3):
+            assert answer.acceptance is not None
+            said = [*tokens[len(answer.acceptance.prompt_tokens) // 4 :], pending]
+            if answer.tokens[: len(said)] == said:
+                right = answer.tokens[len(said) : len(said) + most]
+                return [token ^ (place % nth == 0) for place, token in enumerate(right, len(said))]
+        return []
+
+    asks = [{"messages": chat, "max_tokens": TOKENS, "seed": 5} for chat in CHATS]
+    with (
+        mock.patch.object(NgramIndex, "has_seen", return_value=True),
+        mock.patch.object(NgramIndex, "guess", guess),
+        mock.patch.object(Pacer, "choose", lambda self, shares, rows: self.most),
+        driven_engine(folder, rows=len(CHATS), drafts="ngram") as driver,
+        mock.patch.object(Drafts, "count", autospec=True, side_effect=Drafts.count) as count,
+    ):
+        got = driver.finish(*driver.dispatch_together(*asks))
+    assert [one.tokens for one in got] == [one.tokens for one in alone]
+    counts = {(call.args[1], call.args[2].accepted) for call in count.call_args_list}
+    assert len({uid for uid, _ in counts}) == len(CHATS)
+    assert {accepted for _, accepted in counts} >= {0, 1, 2}
 
 
 def test_answers_are_those_of_mlx_vlm_that_reads_all_of_it_again_for_each_token(
@@ -139,7 +207,7 @@ def test_what_is_kept_of_a_picture_counts_as_known_prompts_until_it_is_given_bac
         assert engine.bytes_held().prefix == 0
 
 
-@ONE_OF_EACH_KIND
+@pytest.mark.parametrize("folder", ["qwen3_5", "qwen3_vl"], indirect=True)
 def test_text_that_begins_as_a_prompt_with_pictures_stands_where_it_did_alone(
     driver: LoopDriver, folder: Path
 ) -> None:

@@ -258,6 +258,22 @@ def test_short_prompts_that_never_end_leave_a_long_one_every_fourth_pass() -> No
     assert whose == [False, False, False, True] * 4
 
 
+def test_a_prompt_with_pictures_shares_no_pass_and_its_tower_leaves_others_their_turns() -> None:
+    turns = together()
+    done: dict[int, int] = {}
+    for uid, total in enumerate([98, 100, 99]):
+        turns.add(uid, total=total, known=0, is_alone=uid == 0)
+    whose = []
+    for _ in range(8):
+        plan = turns.plan(decode_rows=0)
+        whose.append(set(plan))
+        read = reads_of(dict.fromkeys(plan, 0) if 0 in plan else plan, done)
+        turns.take(read, decode_rows=0, took_s=0.1)
+        for uid in plan.keys() - {0}:
+            turns.drop(uid)
+    assert whose == [{0}] * 3 + [{1, 2}] + [{0}] * 4
+
+
 def test_padded_passes_have_few_shapes() -> None:
     turns = together()
     turns.pads = True

@@ -214,7 +214,13 @@ class MlxBatch:
         if not row.max_tokens:
             self._silent.add(uid)
         self._keys[uid] = row.key
-        self._scheduler.add(uid, total=len(tokens), known=cached, own=cached if own else 0)
+        self._scheduler.add(
+            uid,
+            total=len(tokens),
+            known=cached,
+            own=cached if own else 0,
+            is_alone=bool(row.pictures),
+        )
         if prompt is None and self._prefixes.room.max_bytes and not _warms_up(row.key):
             self._ids[uid] = ids
             if own is None:

@@ -1,9 +1,9 @@
 """Three ways of running rows through a model; see `protocol.states.Batching`.
 
 Prompts of different lengths share a pass by padding, which some model types ignore; some cannot
-compute two rows at all. `TogetherMode` reads prompts in batches. `SerialMode` reads each prompt
-alone over a plain cache, so that nothing is padded, and hands the row over to the rows that decode:
-in one batch, or each in its own batch.
+compute two rows at all. `TogetherMode` reads prompts in batches, except those with pictures.
+`SerialMode` reads each prompt alone over a plain cache, so that nothing is padded, and hands the
+row over to the rows that decode: in one batch, or each in its own batch.
 
 mlx-lm's `BatchGenerator` reads all waiting prompts in the same passes, and its constructor wires as
 much memory as the machine recommends; only its two batches are used here.
@@ -43,7 +43,7 @@ class BatchMode(ABC):
         width_of: gives the size that a pass over several prompts is padded to, if the device makes
             a new shape dear.
         clock: seconds, to time passes with.
-        waiting: rows that do not decode yet, by uid.
+        waiting: prompts of the rows that do not decode yet, by uid.
         decode: decodes the others.
 
     Args:
@@ -55,7 +55,7 @@ class BatchMode(ABC):
     def __init__(self, model: Any, *, stream: mx.Stream, decode: Decode) -> None:
         self.width_of: WidthOf | None = None
         self.clock: Callable[[], float] = time.perf_counter
-        self.waiting: dict[int, Any] = {}
+        self.waiting: dict[int, PromptPlace] = {}
         self.decode = decode
         self._model = model
         self._stream = stream
@@ -86,7 +86,7 @@ class BatchMode(ABC):
     def stop_at(self, uid: int, count: int) -> int:
         """Let a pass over a prompt end after that many tokens, or a few less if one ends there in
         any case; return after how many. A copy of the row's cache is taken there."""
-        return int(self.waiting[uid].stop_at(count))
+        return self.waiting[uid].stop_at(count)
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
         """Let a prompt of which nothing was read begin after these tokens, which `cache` holds."""
@@ -145,7 +145,7 @@ class TogetherMode(BatchMode):
     """Reads prompts in batches, each as long as it takes, and decodes all rows in one.
 
     Attributes:
-        batches: those of the waiting rows that were read.
+        batches: those of the waiting rows that were read with others.
 
     Args:
         model, stream, decode: see `BatchMode`.
@@ -160,7 +160,8 @@ class TogetherMode(BatchMode):
         self.batches: list[PromptBatch] = []
 
     def _begin(self, row: NewRow) -> PromptPlace:
-        return PromptPlace(row)
+        kind = LonePrompt if row.pictures else PromptPlace
+        return kind(row, self._model)
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `BatchMode.remove`."""
@@ -176,8 +177,8 @@ class TogetherMode(BatchMode):
             self._forget_empty()
             for uid in uids:
                 place = self.waiting.pop(uid, None)
-                if place is not None and uid in kept and place.row.cache is not None:
-                    removed[uid] = (place.row.cache, place.row.known)
+                if place is not None and uid in kept:
+                    removed[uid] = (place.cache, place.held)
             return removed | self.decode.remove(uids, kept=kept)
 
     def copy(self, uid: int) -> tuple[list[Any], list[int]]:
@@ -188,11 +189,12 @@ class TogetherMode(BatchMode):
                     nth = batch.uids.index(uid)
                     return batch.extract_cache(nth), list(batch.tokens[nth])
             if uid in self.waiting:
-                return [], []
+                return self.waiting[uid].copy()
             return self.decode.copy(uid)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
-        """See `BatchMode.step`; prompts that begin in the same step share their passes from then.
+        """See `BatchMode.step`; prompts that begin in the same step share their passes from then,
+        unless they have pictures.
 
         A prompt whose end was read in an earlier step joins those that decode.
         """
@@ -200,10 +202,9 @@ class TogetherMode(BatchMode):
             batched = {uid for batch in self.batches for uid in batch.uids}
             over = [uid for uid, place in self.waiting.items() if place.is_read]
             for uid in over:
-                if uid not in batched:  # all of it but the last token was known
-                    row = self.waiting[uid].row
-                    cache = make_prompt_cache(self._model) if row.cache is None else row.cache
-                    self.decode.insert(uid, row, cache, list(row.known))
+                if uid not in batched:  # read alone, or all of it but the last token was known
+                    place = self.waiting[uid]
+                    self.decode.insert(uid, place.row, place.cache, place.held)
             tokens = self.decode.next()
             reads = [self._leaves(uid) for uid in over]
             for batch in self.batches:
@@ -220,12 +221,20 @@ class TogetherMode(BatchMode):
         return PromptRead(uid=uid, done=len(self.waiting[uid].row.tokens), is_over=True)
 
     def _read(self, sizes: Mapping[int, int]) -> list[PromptRead]:
-        """Read that many tokens of these prompts: one pass for each batch that has any of them."""
+        """Read that many tokens of these prompts: one pass for each batch that has any of them, and
+        for each prompt that is read alone."""
         batched = {uid for batch in self.batches for uid in batch.uids}
-        new = {uid: self.waiting[uid].row for uid in sizes if uid not in batched}
+        places = {uid: self.waiting[uid] for uid in sizes}
+        alone = {uid: place for uid, place in places.items() if isinstance(place, LonePrompt)}
+        new = {uid: place.row for uid, place in places.items() if uid not in batched | alone.keys()}
         if new:
             self.batches.append(PromptBatch(self._model, new, self._draw, width_of=self.width_of))
         reads = []
+        for uid, prompt in alone.items():
+            prompt.read(sizes[uid])
+            if prompt.is_at_checkpoint:
+                self._reached[uid] = prompt.copy()
+            reads.append(PromptRead(uid=uid, done=prompt.done, is_over=False))
         for batch in self.batches:
             if not any(uid in sizes for uid in batch.uids):
                 continue
@@ -255,9 +264,10 @@ class TogetherMode(BatchMode):
 class SerialMode(BatchMode):
     """Reads prompts, one per pass; `decode` gets the rows afterwards."""
 
-    def _begin(self, row: NewRow) -> WaitingPrompt:
-        cache = make_prompt_cache(self._model) if row.cache is None else row.cache
-        return WaitingPrompt(row, cache, self._model)
+    waiting: dict[int, LonePrompt]  # type: ignore[assignment]
+
+    def _begin(self, row: NewRow) -> LonePrompt:
+        return LonePrompt(row, self._model)
 
     def remove(self, uids: Sequence[int], *, kept: Collection[int]) -> KeptCaches:
         """See `BatchMode.remove`."""
@@ -272,8 +282,7 @@ class SerialMode(BatchMode):
         """See `BatchMode.copy`."""
         with mx.stream(self._stream):
             if uid in self.waiting:
-                prompt = self.waiting[uid]
-                return copy.deepcopy(prompt.cache), prompt.held
+                return self.waiting[uid].copy()
             return self.decode.copy(uid)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
@@ -289,7 +298,7 @@ class SerialMode(BatchMode):
         took_s = self.clock() - started
         is_over = prompt.is_read
         if prompt.is_at_checkpoint:
-            self._reached[uid] = (copy.deepcopy(prompt.cache), prompt.held)
+            self._reached[uid] = prompt.copy()
         if is_over:
             del self.waiting[uid]
             self.decode.insert(uid, prompt.row, prompt.cache, prompt.held)
@@ -303,14 +312,19 @@ class PromptPlace:
     Attributes:
         row: the prompt's row.
         done: how many of its tokens were read.
+        cache: holds what was known before.
 
     Args:
         row: of the prompt.
+        model: reads it.
     """
 
-    def __init__(self, row: NewRow) -> None:
+    def __init__(self, row: NewRow, model: Any) -> None:
         self.row = row
         self.done = 0
+        self.cache: list[Any] = make_prompt_cache(model) if row.cache is None else row.cache
+        if getattr(model, "has_rope_positions", False):
+            self.cache[-1].deltas = [0]  # its beginning may be kept from a prompt with pictures
         # Where a pass must end, in tokens that were read; the last one is not read here.
         self._ends = [place - len(row.known) for place in row.checkpoints]
         self._last = len(row.tokens) - 1
@@ -327,8 +341,12 @@ class PromptPlace:
 
     @property
     def held(self) -> list[int]:
-        """The tokens in the cache."""
+        """The tokens that are read or known."""
         return self.row.known + self.row.tokens[: self.done]
+
+    def copy(self) -> tuple[list[Any], list[int]]:
+        """Return a copy of the cache, and the tokens that it holds."""
+        return copy.deepcopy(self.cache), self.held
 
     def stop_at(self, count: int) -> int:
         """See `BatchMode.stop_at`."""
@@ -348,28 +366,20 @@ class PromptPlace:
         return chunk
 
 
-class WaitingPrompt(PromptPlace):
+class LonePrompt(PromptPlace):
     """A prompt on its way into a plain cache of its own.
 
     Attributes:
         cache: holds what was known and what was read, until it is handed over.
-
-    Args:
-        row: of the prompt.
-        cache: holds what is known of the prompt.
-        model: reads it.
     """
 
-    def __init__(self, row: NewRow, cache: list[Any], model: Any) -> None:
-        super().__init__(row)
-        self.cache = cache
+    def __init__(self, row: NewRow, model: Any) -> None:
+        super().__init__(row, model)
         self._model = model
         self._pictures: Any = None
         if row.pictures:
             self._pictures = model.prompt(row.known + row.tokens, row.pictures)
-            self._pictures.seat(cache)
-        elif getattr(model, "has_rope_positions", False):
-            cache[-1].deltas = [0]  # its beginning may be kept from a prompt with pictures
+            self._pictures.seat(self.cache)
 
     def read(self, size: int) -> None:
         """One pass over that many tokens, never over the last one, or one in which the tower sees a

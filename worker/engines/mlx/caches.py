@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -30,6 +31,81 @@ from mlxsup.protocol.cache_layers import CacheLayers
 
 GROWTH_TOKENS = (512, 1024)
 """Lengths of the rows that show how a cache of an unknown class grows."""
+
+
+class RopePositions:
+    """The last layer of a row's cache, or of a batch's, where positions have three directions
+    (M-RoPE): where the next token of each row stands.
+
+    Attributes:
+        read: how many tokens of each row were read.
+        deltas: how much further than that the next token stands.
+    """
+
+    def __init__(self, read: Sequence[int] = (0,), deltas: Sequence[int] = (0,)) -> None:
+        self.read = list(read)
+        self.deltas = list(deltas)
+        self._padding: Sequence[int] = ()  # at the end of each row, of the tokens read
+
+    def advance(self, tokens: int) -> mx.array:
+        """Return the positions (3, rows, tokens) of each row's next tokens, which are read now."""
+        begins = [sum(pair) for pair in zip(self.read, self.deltas, strict=True)]
+        self.read = [count + tokens for count in self.read]
+        each = np.array(begins, dtype=np.int32)[:, None] + np.arange(tokens, dtype=np.int32)
+        return mx.array(np.broadcast_to(each, (3, *each.shape)))
+
+    @property
+    def state(self) -> list[Any]:
+        """Return its arrays: none."""
+        return []
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of its arrays."""
+        return 0
+
+    def empty(self) -> bool:
+        """Return True: it keeps nothing of the tokens."""
+        return True
+
+    def is_trimmable(self) -> bool:
+        """Return True: it can be cut back."""
+        return True
+
+    def trim(self, tokens: int) -> int:
+        """Take the last tokens off."""
+        self.read = [count - tokens for count in self.read]
+        return tokens
+
+    def prepare(
+        self, *, lengths: Sequence[int] | None = None, right_padding: Sequence[int]
+    ) -> None:
+        """Note the padding at the end of each row, which `finalize` takes off."""
+        self._padding = right_padding
+
+    def finalize(self) -> None:
+        """Take the padding off that `prepare` was told of."""
+        self.read = [count - n for count, n in zip(self.read, self._padding, strict=True)]
+        self._padding = ()
+
+    @classmethod
+    def merge(cls, rows: Sequence[RopePositions]) -> RopePositions:
+        """Return the layer of a batch of these rows."""
+        return cls([n for row in rows for n in row.read], [n for row in rows for n in row.deltas])
+
+    def filter(self, places: Sequence[int]) -> None:
+        """Keep these rows."""
+        self.read = [self.read[place] for place in places]
+        self.deltas = [self.deltas[place] for place in places]
+
+    def extend(self, other: RopePositions) -> None:
+        """Add the rows of another batch."""
+        self.read += other.read
+        self.deltas += other.deltas
+
+    def extract(self, place: int) -> RopePositions:
+        """Return the layer of one row."""
+        return RopePositions([self.read[place]], [self.deltas[place]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -241,7 +241,7 @@ def largest_distance(got: Rows, alone: Rows) -> float:
 
 logger = logging.getLogger(__name__)
 
-PROBE_VERSION = "3"
+PROBE_VERSION = "4"
 """Changes when the same model may be run in another way, and so answer differently."""
 
 ONLY_ROW = "max_concurrency is 1"
@@ -340,7 +340,6 @@ class CapabilityProbe:
         context_length: how many tokens a row may have.
         vocabulary_size: valid ids are below it.
         report: called after each step, because the load progresses.
-        takes_pictures: whether prompts may have pictures, which are read one by one.
     """
 
     def __init__(
@@ -354,9 +353,7 @@ class CapabilityProbe:
         context_length: int,
         vocabulary_size: int,
         report: Callable[[], None],
-        takes_pictures: bool = False,
     ) -> None:
-        self._takes_pictures = takes_pictures
         self._model = model
         self._model_type = model_type
         self._stream = stream
@@ -391,9 +388,6 @@ class CapabilityProbe:
         """Return the ways to try, and why the fastest is not among them."""
         if self._model_type in UNSEEN:
             return [], f"{UNSEEN[self._model_type]} ({self._model_type})"
-        if self._takes_pictures:
-            reason = f"prompts may have pictures, which are read one by one ({self._model_type})"
-            return [Batching.SERIAL_PREFILL], reason
         if has_state(make_prompt_cache(self._model)):
             reason = f"its layers keep a state, which padding may change ({self._model_type})"
             return [Batching.SERIAL_PREFILL], reason

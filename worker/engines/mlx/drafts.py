@@ -32,7 +32,7 @@ from mlxsup.protocol.states import Batching
 from ...engine import Guessed
 from .adapters import adapters_of
 from .batch_keys import BatchKeys, note_evenness
-from .caches import layers_of
+from .caches import RopePositions, layers_of
 from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
 
 GRAM = 3
@@ -295,7 +295,8 @@ def is_cuttable(model: Any, way: Batching) -> bool:
         way: how its rows share passes.
     """
     layers = layers_of(make_prompt_cache(model))
-    return way is not Batching.SERIAL_PREFILL and all(type(one) is KVCache for one in layers)
+    plain = (KVCache, RopePositions)
+    return way is not Batching.SERIAL_PREFILL and all(type(one) in plain for one in layers)
 
 
 def with_guesses(layers: Iterable[CacheLayers], tokens: int) -> tuple[CacheLayers, ...]:
@@ -547,7 +548,8 @@ class DraftingBatch(DrawingBatch):
 def _copy(layer: Any) -> Any:
     """Return a copy of a layer's cache, which costs nothing until one of both is written to; None
     if it can be cut back instead."""
-    return None if isinstance(layer, KVCache | BatchKVCache) else copy.deepcopy(layer)
+    can_cut = isinstance(layer, KVCache | BatchKVCache | RopePositions)
+    return None if can_cut else copy.deepcopy(layer)
 
 
 def _normalise(logits: mx.array) -> mx.array:

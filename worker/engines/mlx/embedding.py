@@ -13,7 +13,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -276,7 +276,7 @@ class EmbeddingEngine:
                 *find_context_length(folder.config, self._spec.context_length).warnings,
                 *(() if self._spec.drafts == "off" else (NO_DRAFTS,)),
             ),
-            cache_layers=pass_memory(folder.config, backend, self._text.limit),
+            cache_layers=pass_memory(self._model, folder.config, backend, self._text.limit),
             task=self._pooling.task,
             dimensions=self._model.dimensions,
         )
@@ -544,26 +544,31 @@ class EmbeddingEngine:
             mx.clear_cache()
 
 
-def pass_memory(config: dict[str, Any], backend: str, limit: int) -> tuple[CacheLayers, ...]:
+def pass_memory(
+    model: PooledModel, config: Mapping[str, Any], backend: str, limit: int
+) -> tuple[CacheLayers, ...]:
     """Return what a pass takes, as if it were the cache of a row.
 
-    Nothing is kept between passes; while one runs, each token has vectors of several widths, and on
-    a CPU each pair of tokens of a text, of which some are read at once, a score for each head.
+    Nothing is kept between texts. While a pass runs, each token has vectors of several widths, and
+    on a CPU each pair of tokens of a text, of which some are read at once, a score for each head;
+    keys and values are there of all that was read before of the same texts.
 
     Args:
+        model: not computed.
         config: of the model.
         backend: of MLX.
         limit: tokens of a text, at most.
     """
-    from .encoders import BLOCK, ENCODER_CLASSES
+    from .caches import row_bytes
+    from .encoders import BLOCK
 
     tokens = CPU_PASS_TOKENS if backend == "cpu" else PASS_TOKENS
-    if config["model_type"] in ENCODER_CLASSES:  # a decoder reads a long text in parts
-        tokens = max(tokens, limit)
-    width = int(config.get("hidden_size") or config.get("n_embd") or 0)
-    inner = int(config.get("intermediate_size") or config.get("n_inner") or 4 * width)
-    each = 4 * (8 * width + 3 * inner)
+    longest = max(tokens, limit)
+    held = row_bytes(model.cache_layers(), longest) if limit > BLOCK else 0
     if backend == "cpu":
         heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
-        each += 2 * 4 * heads * min(BLOCK, limit)
-    return (CacheLayers(layers=1, token_bytes=0, row_bytes=tokens * each // 2),)
+        held += 2 * 4 * heads * min(BLOCK, limit) * longest
+    width = int(config.get("hidden_size") or config.get("n_embd") or 0)
+    inner = int(config.get("intermediate_size") or config.get("n_inner") or 4 * width)
+    held += 4 * (8 * width + 3 * inner) * (longest if model.reads_whole else tokens)
+    return (CacheLayers(layers=1, token_bytes=0, row_bytes=held // 2),)

@@ -10,7 +10,8 @@ text's length means nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -83,25 +84,60 @@ class Config:
         return str(self.get("architectures", default=[""])[0]).endswith("ForSequenceClassification")
 
 
-def attention_mask(lengths: mx.array, size: int, window: int | None = None) -> mx.array:
-    """Return which tokens see which, (texts, 1, size, size).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Tokens of texts that look at others at once.
 
-    A token sees itself, even one that only fills up: a row of scores without any would be NaN, and
-    in half precision that reaches the tokens of texts through the values of the next layer.
+    Attributes:
+        tokens: their places.
+        seen: the places of all that any of them sees.
+        mask: which of these each sees, (texts, 1, tokens, seen); one row if all see the same.
+    """
+
+    tokens: slice
+    seen: slice
+    mask: mx.array
+
+
+def blocks_of(lengths: mx.array, size: int, window: int | None = None) -> list[Block]:
+    """Return the blocks of a pass, in order.
 
     Args:
         lengths: of the texts.
         size: of the pass.
         window: how far a token sees to each side; None: everything.
     """
-    places = mx.arange(size)
-    mask = mx.broadcast_to(
-        (places[None, :] < lengths[:, None])[:, None, None, :], (lengths.size, 1, size, size)
-    )
-    distance = mx.abs(places[:, None] - places[None, :])
-    if window is not None:
-        mask = mask & (distance <= window)
-    return mask | (distance == 0)
+    blocks = []
+    for begin in range(0, size, BLOCK):
+        end, first, last = min(begin + BLOCK, size), 0, size
+        if window is not None:
+            first, last = max(begin - window, 0), min(end + window, size)
+        seen = mx.arange(first, last)
+        mask = (seen[None, :] < lengths[:, None])[:, None, None, :]
+        if window is not None:
+            distance = mx.abs(mx.arange(begin, end)[:, None] - seen[None, :])
+            # A token sees itself, even one that only fills up: a row of scores without any would
+            # be NaN, and in half precision that reaches texts through the values of the next layer.
+            mask = (mask & (distance <= window)) | (distance == 0)
+        blocks.append(Block(tokens=slice(begin, end), seen=slice(first, last), mask=mask))
+    return blocks
+
+
+def read_in_blocks(
+    blocks: Sequence[Block], read: Callable[[Block], mx.array], axis: int
+) -> mx.array:
+    """Return what `read` gives for each block, put together along an axis.
+
+    MLX allocates ahead of what it computes, so each of several blocks is computed before the next:
+    else the scores of all of them would be there at once.
+    """
+    if len(blocks) == 1:
+        return read(blocks[0])
+    parts = []
+    for one in blocks:
+        parts.append(read(one))
+        mx.eval(parts[-1])
+    return mx.concatenate(parts, axis=axis)
 
 
 def attend(
@@ -109,7 +145,7 @@ def attend(
     keys: mx.array,
     values: mx.array,
     heads: int,
-    mask: mx.array,
+    blocks: Sequence[Block],
     rope: Callable[[mx.array], mx.array] | None = None,
 ) -> mx.array:
     """Return what tokens take from those that they see, (texts, length, width)."""
@@ -122,11 +158,14 @@ def attend(
     if rope is not None:
         q, k = rope(q), rope(k)
     scale = (width // heads) ** -0.5
-    blocks = []
-    for begin in range(0, length, BLOCK):
-        some, seen = q[:, :, begin : begin + BLOCK], mask[:, :, begin : begin + BLOCK]
-        blocks.append(mx.fast.scaled_dot_product_attention(some, k, v, scale=scale, mask=seen))
-    out = mx.concatenate(blocks, axis=2)
+
+    def look(one: Block) -> mx.array:
+        near = k[:, :, one.seen], v[:, :, one.seen]
+        return mx.fast.scaled_dot_product_attention(
+            q[:, :, one.tokens], *near, scale=scale, mask=one.mask
+        )
+
+    out = read_in_blocks(blocks, look, axis=2)
     return out.transpose(0, 2, 1, 3).reshape(texts, length, width)
 
 
@@ -170,9 +209,9 @@ class _BertLayer(nn.Module):  # type: ignore[misc]
         self.intermediate = _Bag(dense=nn.Linear(width, inner))
         self.output = _Bag(dense=nn.Linear(inner, width), LayerNorm=nn.LayerNorm(width, eps))
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, blocks: Sequence[Block]) -> mx.array:
         own, output = self.attention["self"], self.attention.output
-        seen = attend(own.query(x), own.key(x), own.value(x), self._heads, mask)
+        seen = attend(own.query(x), own.key(x), own.value(x), self._heads, blocks)
         x = output.LayerNorm(output.dense(seen) + x)
         inner = self._activation(self.intermediate.dense(x))
         out: mx.array = self.output.LayerNorm(self.output.dense(inner) + x)
@@ -217,9 +256,9 @@ class Bert(nn.Module):  # type: ignore[misc]
         of_kind = kinds if kinds is not None and self._has_kinds else mx.zeros_like(ids)
         words = parts.word_embeddings(ids) + parts.position_embeddings(places)[None]
         x: mx.array = parts.LayerNorm(words + parts.token_type_embeddings(of_kind))
-        mask = attention_mask(lengths, size)
+        blocks = blocks_of(lengths, size)
         for layer in self.encoder.layer:
-            x = layer(x, mask)
+            x = layer(x, blocks)
         return x
 
     def score(self, vectors: mx.array) -> mx.array:
@@ -267,9 +306,9 @@ class _NomicLayer(nn.Module):  # type: ignore[misc]
         )
         self.norm1, self.norm2 = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, blocks: Sequence[Block]) -> mx.array:
         queries, keys, values = mx.split(self.attn.Wqkv(x), 3, axis=-1)
-        seen = attend(queries, keys, values, self._heads, mask, self._rope)
+        seen = attend(queries, keys, values, self._heads, blocks, self._rope)
         x = self.norm1(self.attn.out_proj(seen) + x)
         inner = self.mlp.fc11(x) * nn.silu(self.mlp.fc12(x))
         out: mx.array = self.norm2(self.mlp.fc2(inner) + x)
@@ -301,9 +340,9 @@ class NomicBert(nn.Module):  # type: ignore[misc]
         parts = self.embeddings
         words = parts.word_embeddings(ids) + parts.token_type_embeddings(mx.zeros_like(ids))
         x: mx.array = self.emb_ln(words)
-        mask = attention_mask(lengths, ids.shape[1])
+        blocks = blocks_of(lengths, ids.shape[1])
         for layer in self.encoder.layers:
-            x = layer(x, mask)
+            x = layer(x, blocks)
         return x
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -351,9 +390,9 @@ class _ModernLayer(nn.Module):  # type: ignore[misc]
             Wo=nn.Linear(inner, width, bias=has_inner_bias),
         )
 
-    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, blocks: Sequence[Block]) -> mx.array:
         queries, keys, values = mx.split(self.attn.Wqkv(self.attn_norm(x)), 3, axis=-1)
-        x = x + self.attn.Wo(attend(queries, keys, values, self._heads, mask, self._rope))
+        x = x + self.attn.Wo(attend(queries, keys, values, self._heads, blocks, self._rope))
         inner, gate = mx.split(self.mlp.Wi(self.mlp_norm(x)), 2, axis=-1)
         out: mx.array = x + self.mlp.Wo(self._activation(inner) * gate)
         return out
@@ -385,11 +424,11 @@ class ModernBert(nn.Module):  # type: ignore[misc]
     def __call__(self, ids: mx.array, lengths: mx.array, kinds: mx.array | None) -> mx.array:
         """Return the vectors of tokens; see the top of this file."""
         x = self.embeddings.norm(self.embeddings.tok_embeddings(ids))
-        masks: dict[int | None, mx.array] = {}
+        blocks: dict[int | None, list[Block]] = {}
         for layer in self.layers:
-            if layer.window not in masks:
-                masks[layer.window] = attention_mask(lengths, ids.shape[1], layer.window)
-            x = layer(x, masks[layer.window])
+            if layer.window not in blocks:
+                blocks[layer.window] = blocks_of(lengths, ids.shape[1], layer.window)
+            x = layer(x, blocks[layer.window])
         out: mx.array = self.final_norm(x)
         return out
 

@@ -374,7 +374,6 @@ class MlxEngine:
             context_length=self.facts.context_length,
             vocabulary_size=self.facts.vocabulary_size,
             report=steps,
-            takes_pictures=self._vision is not None,
         )
         with blaming_the_model(self._spec.path):
             return finder.find()

@@ -103,7 +103,7 @@ def estimate(path: Path) -> ModelMemory:
         backend = "cpu" if mx.default_device() == mx.cpu else "gpu"
         return ModelMemory(
             weight_bytes=sum(array.nbytes for array in iterate_arrays(pooled)),
-            layers=pass_memory(folder.config, backend, limit),
+            layers=pass_memory(pooled, folder.config, backend, limit),
         )
     model: Any
     if has_vision_tower(folder) and is_installed():

@@ -19,11 +19,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.pooling import NOUNS, Mode, Pooling, Task
 
 from ...engine import BadModelError
 from . import encoders
-from .encoders import ENCODER_CLASSES, Config, attention_mask
+from .caches import measure_layers
+from .encoders import ENCODER_CLASSES, Block, Config
 from .folder import ModelFolder
 from .loader import load_lazily, shorten
 
@@ -45,6 +47,7 @@ class PooledModel:
         answers: tokens whose logits are the score; see `Pooling.answers`.
         dense: layers after the pooling.
         dimensions: of an embedding; 0 for a model that ranks.
+        reads_whole: whether a long text is read in one pass; if not, in parts over a cache.
 
     Args:
         inner: the module.
@@ -67,10 +70,15 @@ class PooledModel:
         self._pooling = pooling
         self._is_encoder = config["model_type"] in ENCODER_CLASSES
         self._sees_both_sides = bool(config.get("use_bidirectional_attention"))
+        self.reads_whole = self._is_encoder or self._sees_both_sides
         width = int(config.get("hidden_size") or config.get("n_embd") or 0)
         if self.dense:
             width = self.dense[-1].weight.shape[0]
         self.dimensions = width if pooling.task is Task.EMBED else 0
+
+    def cache_layers(self) -> tuple[CacheLayers, ...]:
+        """Return what is kept of the parts of a long text until it is read."""
+        return () if self.reads_whole else measure_layers(self.inner)
 
     def widen(self) -> None:
         """Compute in 32-bit floats from now on."""
@@ -95,7 +103,7 @@ class PooledModel:
             lengths: of the texts.
             kinds: 1 for the tokens of a document, if it comes after its query; otherwise 0.
         """
-        if self._is_encoder or self._sees_both_sides or ids.shape[1] <= encoders.BLOCK:
+        if self.reads_whole or ids.shape[1] <= encoders.BLOCK:
             pooled = self._pool(self._run(ids, lengths, kinds), lengths)
         else:
             pooled = self._read_in_chunks(ids, lengths)
@@ -234,6 +242,9 @@ def _decoder_classes(config: dict[str, Any], *, is_ranking: bool) -> tuple[Any, 
             if is_ranking:
                 self.score = nn.Linear(arguments.hidden_size, 1, bias=False)
 
+        def __call__(self, ids: mx.array, cache: Any = None) -> Any:
+            return self.model(ids, cache=cache)
+
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             if not any(name.startswith((PREFIX, "language_model.")) for name in weights):
                 weights = {PREFIX + name: array for name, array in weights.items()}
@@ -250,6 +261,28 @@ def _decoder_classes(config: dict[str, Any], *, is_ranking: bool) -> tuple[Any, 
     return WithoutOutput, arguments_class
 
 
+class _WholeText:
+    """The keys and values of a layer for all tokens, which it reads in blocks; for mlx-lm's layers,
+    which take it as their cache.
+
+    Attributes:
+        offset: the place of the block.
+        seen: what the block's tokens see.
+    """
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.seen = slice(0)
+        self._all: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Keep those of the whole text, which come first; then return those that a block sees."""
+        if self._all is None:
+            self._all = keys, values
+        keys, values = self._all
+        return keys[:, :, self.seen], values[:, :, self.seen]
+
+
 def _run_gemma(model: Any, ids: mx.array, lengths: mx.array) -> mx.array:
     """Return the vectors of Gemma 3 in which each token sees those after it, too.
 
@@ -259,13 +292,25 @@ def _run_gemma(model: Any, ids: mx.array, lengths: mx.array) -> mx.array:
     hidden = inner.embed_tokens(ids)
     scale = mx.array(inner.args.hidden_size**0.5, mx.bfloat16).astype(hidden.dtype)
     hidden = hidden * scale
-    whole = attention_mask(lengths, ids.shape[1])
-    near = attention_mask(lengths, ids.shape[1], inner.args.sliding_window // 2)
+    whole = encoders.blocks_of(lengths, ids.shape[1])
+    near = encoders.blocks_of(lengths, ids.shape[1], inner.args.sliding_window // 2)
     for number, layer in enumerate(inner.layers):
         is_whole = (number + 1) % inner.sliding_window_pattern == 0
-        hidden = layer(hidden, whole if is_whole else near, None)
+        hidden = _run_layer(layer, hidden, whole if is_whole else near)
     vectors: mx.array = inner.norm(hidden)
     return vectors
+
+
+def _run_layer(layer: Any, hidden: mx.array, blocks: Sequence[Block]) -> mx.array:
+    known = _WholeText()
+    layer(hidden, None, known)  # of this pass, which is not computed, only keys and values are
+
+    def read(one: Block) -> mx.array:
+        known.offset, known.seen = one.tokens.start, one.seen
+        out: mx.array = layer(hidden[:, one.tokens], one.mask, known)
+        return out
+
+    return encoders.read_in_blocks(blocks, read, axis=1)
 
 
 def _dense(folder: Path) -> tuple[nn.Linear, str]:

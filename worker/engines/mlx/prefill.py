@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .shapes import largest_size, padded_tokens
@@ -362,12 +362,14 @@ class PromptRead:
 class _Prompt:
     """A row that does not decode yet; `known` of its tokens were read before it came, and `own` of
     these are kept nowhere else; `batch` is shared with those it is read with, once it is read. One
-    that `follows` is not read until another prompt has read what both begin with."""
+    that `follows` is not read until another prompt has read what both begin with. One with pictures
+    `is_alone`: it shares no pass."""
 
     total: int
     known: int
     own: int
     done: int
+    is_alone: bool = False
     batch: int | None = None
     passed_over: int = 0
     follows: bool = False
@@ -401,7 +403,9 @@ class PrefillScheduler(ABC):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def add(self, uid: int, *, total: int, known: int, own: int = 0) -> None:
+    def add(
+        self, uid: int, *, total: int, known: int, own: int = 0, is_alone: bool = False
+    ) -> None:
         """Add a row, which waits from now on.
 
         Args:
@@ -409,8 +413,11 @@ class PrefillScheduler(ABC):
             total: its tokens.
             known: how many of them need not be read.
             own: how many of those nothing but the row itself holds: what was kept for it alone.
+            is_alone: whether its prompt shares no pass.
         """
-        self._prompts[uid] = _Prompt(total=total, known=known, own=own, done=known)
+        self._prompts[uid] = _Prompt(
+            total=total, known=known, own=own, done=known, is_alone=is_alone
+        )
         self._costs.begins_deep(known)
 
     def read_of(self, uid: int) -> int | None:
@@ -552,25 +559,28 @@ class PrefillScheduler(ABC):
             prompt.done = done
             if not read.is_over:
                 self._prompts[read.uid] = prompt  # behind the others: each has its turn
+        is_reading = [read.uid for read in reads if not read.is_over]
         has_read = any(sizes.values())
+        if has_read or is_reading:  # a picture may be all that was read
+            self._pass_over(is_reading)
         if has_read:
-            self._pass_over(sizes)
             own_s = took_s - guesses_s
             self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=own_s, width=width)
         elif decode_rows and not reads:
             self._costs.saw_decode(rows=decode_rows, took_s=took_s - guesses_s)
-        is_reading = any(not read.is_over for read in reads)  # a picture may be all that was read
-        has_read = has_read or is_reading
         self._account(
-            decode_rows=decode_rows, took_s=took_s, guesses_s=guesses_s, has_read=has_read
+            decode_rows=decode_rows,
+            took_s=took_s,
+            guesses_s=guesses_s,
+            has_read=has_read or bool(is_reading),
         )
         return progress
 
-    def _pass_over(self, sizes: Mapping[int, int]) -> None:
-        """Notes which prompts a pass has left waiting."""
+    def _pass_over(self, turn: Collection[int]) -> None:
+        """Note which prompts a step has left waiting that has read of these."""
         new_batch = max((p.batch or 0 for p in self._prompts.values()), default=0) + 1
         for uid, prompt in self._prompts.items():
-            if sizes.get(uid):
+            if uid in turn:
                 prompt.passed_over = 0
                 if prompt.batch is None:
                     prompt.batch = new_batch
@@ -596,7 +606,8 @@ class PrefillScheduler(ABC):
 class TogetherScheduler(PrefillScheduler):
     """A pass reads the same number of tokens of several prompts; one step has one such pass.
 
-    Prompts that begin in the same pass stay together until their ends. The shortest rest comes
+    Prompts that begin in the same pass stay together until their ends; one that is read alone is
+    a turn of its own. The shortest rest comes
     first, and a longer one takes what the short ones leave, but waits for few of them.
     """
 
@@ -632,15 +643,18 @@ class TogetherScheduler(PrefillScheduler):
     def _turn(self) -> list[int]:
         """Choose the prompts of the next pass."""
         batches: dict[int, list[int]] = {}
+        alone: list[list[int]] = []
         new: list[int] = []
         for uid, prompt in self._prompts.items():
             if not prompt.rest or prompt.follows:
                 continue
-            if prompt.batch is None:
+            if prompt.is_alone:
+                alone.append([uid])
+            elif prompt.batch is None:
                 new.append(uid)
             else:
                 batches.setdefault(prompt.batch, []).append(uid)
-        turns = list(batches.values())
+        turns = [*batches.values(), *alone]
         if new:
             turns.append(self._gather(new))
         kept_waiting = [

@@ -24,6 +24,7 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 from ...engine import Picture
 from .adapters import adapters_of
 from .batch_keys import note_evenness, with_cheap_masks
+from .caches import RopePositions
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -105,8 +106,9 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         )
         self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
         self.last_shape = pass_shape(0, 0, 0, is_even=False)
+        can_pad = all(type(one) in (BatchKVCache, RopePositions) for one in self.prompt_cache)
+        self._width_of = width_of if can_pad else None
         plain = [layer for layer in self.prompt_cache if type(layer) is BatchKVCache]
-        self._width_of = width_of if len(plain) == len(self.prompt_cache) else None
         self._is_even = bool(plain) and not any(plain[0].left_padding.tolist())
         self.prompt_cache = with_cheap_masks(self.prompt_cache, pads=self.is_padded)
 

@@ -25,6 +25,7 @@ from mlx_vlm.models.cache import ArraysCache as VlmArraysCache
 from mlx_vlm.utils import load_model
 
 from ...engine import Picture
+from .caches import RopePositions
 
 KEPT_BYTES = 128 * 1024 * 1024
 """How much of what the tower has made of pictures is kept for other prompts that have them."""
@@ -33,69 +34,6 @@ KEPT_BYTES = 128 * 1024 * 1024
 def load_vision(path: Path, *, lazy: bool) -> tuple[Any, dict[str, Any]]:
     """Return mlx-vlm's model of a folder, and the configuration, as mlx-lm's `load_model` does."""
     return load_model(path, lazy=lazy), load_config(path)
-
-
-class RopePositions:
-    """The last layer of a row's cache, or of a batch's: where the next token of each row stands.
-
-    Attributes:
-        read: how many tokens of each row were read.
-        deltas: how much further than that the next token stands.
-    """
-
-    def __init__(self, read: Sequence[int] = (0,), deltas: Sequence[int] = (0,)) -> None:
-        self.read = list(read)
-        self.deltas = list(deltas)
-
-    def advance(self, tokens: int) -> mx.array:
-        """Return the positions (3, rows, tokens) of each row's next tokens, which are read now."""
-        begins = [sum(pair) for pair in zip(self.read, self.deltas, strict=True)]
-        self.read = [count + tokens for count in self.read]
-        each = np.array(begins, dtype=np.int32)[:, None] + np.arange(tokens, dtype=np.int32)
-        return mx.array(np.broadcast_to(each, (3, *each.shape)))
-
-    @property
-    def state(self) -> list[Any]:
-        """Return its arrays: none."""
-        return []
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of its arrays."""
-        return 0
-
-    def empty(self) -> bool:
-        """Return True: it keeps nothing of the tokens."""
-        return True
-
-    def is_trimmable(self) -> bool:
-        """Return True: it can be cut back."""
-        return True
-
-    def trim(self, tokens: int) -> int:
-        """Take the last tokens off; a row that goes on with pictures says where it stands."""
-        self.read = [count - tokens for count in self.read]
-        self.deltas = [0] * len(self.deltas)
-        return tokens
-
-    @classmethod
-    def merge(cls, rows: Sequence[RopePositions]) -> RopePositions:
-        """Return the layer of a batch of these rows."""
-        return cls([n for row in rows for n in row.read], [n for row in rows for n in row.deltas])
-
-    def filter(self, places: Sequence[int]) -> None:
-        """Keep these rows."""
-        self.read = [self.read[place] for place in places]
-        self.deltas = [self.deltas[place] for place in places]
-
-    def extend(self, other: RopePositions) -> None:
-        """Add the rows of another batch."""
-        self.read += other.read
-        self.deltas += other.deltas
-
-    def extract(self, place: int) -> RopePositions:
-        """Return the layer of one row."""
-        return RopePositions([self.read[place]], [self.deltas[place]])
 
 
 class StateCache(VlmArraysCache, ArraysCache):  # type: ignore[misc]
