@@ -18,7 +18,8 @@ before = set(sys.modules)
 import mlxsup
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 others = sorted(new - sys.stdlib_module_names - {"mlxsup"})
-print(mlxsup.__version__, others, [one for one in ("asyncio", "mlxsup.client") if one in sys.modules])
+heavy = [name for name in ("asyncio", "mlxsup.client") if name in sys.modules]
+print(mlxsup.__version__, others, heavy)
 """
 
 
