@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.generate import StopSequences
 from mlx_lm.models.cache import BatchKVCache, RotatingKVCache
+from mlx_lm.utils import load_model
 
 from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, note_evenness, with_cheap_masks
+from mlxsup.worker.engines.mlx.prompt_batch import NewRow, PromptBatch
+from mlxsup.worker.engines.mlx.sampler import PLAIN, draw_by_share
+from mlxsup.worker.engines.mlx.shapes import padded_tokens
+
+from support.models.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
 
 HEADS, WIDTH = 2, 8
 
@@ -92,3 +109,41 @@ def test_layers_of_another_kind_stay_as_they_are() -> None:
     assert with_cheap_masks([window], pads=True) == [window]
     note_evenness([window], is_even=True)
     assert not hasattr(window, "is_even")
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_prompts_of_a_batch_are_read_as_alone_after_a_pass_that_was_padded(
+    folder: Path, pads: bool
+) -> None:
+    """A row stops at a fork, so the next pass finds it padded on the left."""
+    model = load_model(folder)[0]
+    prompts = {0: list(range(20, 40)), 1: list(range(50, 70))}
+    chunks = [(3, 8), (17, 12)]
+    width_of = (lambda rows, tokens, held, is_even: padded_tokens(tokens)) if pads else None
+
+    def read(uids: list[int], sizes: Sequence[tuple[int, ...]]) -> list[list[mx.array]]:
+        rows = {
+            uid: NewRow(
+                tokens=prompts[uid],
+                known=[],
+                cache=None,
+                max_tokens=1,
+                draws=PLAIN,
+                stops=StopSequences([]),
+            )
+            for uid in uids
+        }
+        batch = PromptBatch(model, rows, draw_by_share, width_of=width_of)
+        done = dict.fromkeys(uids, 0)
+        for chunk in sizes:
+            ends = {uid: done[uid] + size for uid, size in zip(uids, chunk, strict=True)}
+            batch.prompt([prompts[uid][done[uid] : ends[uid]] for uid in uids])
+            done = ends
+        layers = [batch.extract_cache(place) for place in range(len(uids))]
+        return [[layer.state[0] for layer in row] for row in layers]
+
+    together = read([0, 1], chunks)
+    for uid in prompts:
+        [alone] = read([uid], [(20,)])
+        for got, wanted in zip(together[uid], alone, strict=True):
+            np.testing.assert_allclose(np.array(got), np.array(wanted), atol=1e-4)

@@ -15,7 +15,7 @@ from support.model_types.listed import model_types
 from support.models.tiny_model import make_tiny_model
 from support.worker.worker_harness import WorkerHarness
 
-pytestmark = pytest.mark.mlx
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
 LOCAL = (GroupHost(), GroupHost())
 
