@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.codec import read_line
 from mlxsup.protocol.group import INSPECTION, HostReport, host_argv
 from mlxsup.protocol.launch import GroupHost, LaunchSettings, child_environment
 
@@ -94,6 +93,8 @@ def look_at(model: str, launch: LaunchSettings) -> list[Finding]:
 
 def ask(launch: LaunchSettings, host: GroupHost) -> HostReport | str:
     """Return what a host says about itself, or why it says nothing."""
+    from mlxsup.protocol.codec import read_line
+
     command = host_argv(host, INSPECTION, launch.engine, host.path or launch.path, host.address)
     try:
         process = subprocess.Popen(

@@ -143,6 +143,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("service", "install"): (once("service", "install", "--config", "WRONG"),),
     ("service", "uninstall"): (once("service", "uninstall", "EVIL"),),
     ("service", "status"): (once("service", "status"),),
+    ("service", "logs"): (once("service", "logs"),),
     ("completion",): (once("completion", "EVIL"),),
 }
 """Every command that does something; one that is missing here fails."""
@@ -199,7 +200,8 @@ def ground() -> Iterator[Ground]:
     raising_template(daemon.folder / "raising")
     played = PlayedServiceManagers(made(daemon.folder / "played"))
     (daemon.folder / "evil").write_text(f"ActiveState=active\nStatusText={EVIL}\n")
-    played.answer("systemctl.show", f"cat {daemon.folder}/evil")
+    for program in ("journalctl.--user-unit", "systemctl.show"):
+        played.answer(program, f"cat {daemon.folder}/evil")
     other = daemon.folder / "other.toml"
     other.write_text(
         f'[supervisor]\nruntime_dir = "{daemon.folder}/other"\nlog_dir = "{daemon.folder}/other"\n'

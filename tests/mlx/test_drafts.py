@@ -18,7 +18,7 @@ from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row, RowToken, StepResult
-from mlxsup.worker.engines.mlx import batch_modes, drafts
+from mlxsup.worker.engines.mlx import drafts
 from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
@@ -532,11 +532,11 @@ def test_the_time_of_guesses_is_no_part_of_other_costs(
         batch = engine.batch
         assert batch is not None
         assert batch._drafts is not None
-        batch.clock, batch._drafts.pacer = clock, Pacer(4)
+        batch.clock = batch.mode.clock = clock
+        batch._drafts.pacer = Pacer(4)
         batch.costs.forget()
         with (
             mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
-            mock.patch.object(batch_modes, "time", SimpleNamespace(perf_counter=clock)),
             mock.patch.object(FloatLogits, "__call__", slow),
             chunks_of(8),
         ):

@@ -42,8 +42,6 @@ COMMANDS = (
                words=f"do not fit into the {SMALL_CONTEXT} tokens"),
     BadCommand(arguments=("bench", MODEL, "--concurrency", "5000"), status=1,
                words="requests at once, but you asked for 5000"),
-    BadCommand(arguments=("bench", MODEL, "--through", "http"), status=1,
-               words="the daemon runs without HTTP"),
     BadCommand(arguments=("generate", MODEL, "-"), standard_input=b"hi\xff", status=64,
                words="the prompt on stdin is not UTF-8: invalid start byte at byte 2"),
     BadCommand(arguments=("generate", MODEL, "-"), status=64, words="at least one character"),
