@@ -1,4 +1,4 @@
-"""How the hosts of a group are reached, and what they say about themselves."""
+"""The commands that reach the hosts of a group, and the report of a host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def host_argv(host: GroupHost, module: str, *arguments: str) -> list[str]:
 
 @record
 class HostReport(Record):
-    """What a host says about itself.
+    """The report of a host about itself.
 
     Attributes:
         python: the version of its interpreter.

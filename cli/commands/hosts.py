@@ -32,7 +32,7 @@ HEADINGS = ("MODEL", "RANK", "HOST", "ADDRESS", "MEMORY", "VERSION", "RESULT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found out about a host.
+    """The result of looking at one host.
 
     Attributes:
         model: that it serves.

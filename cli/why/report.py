@@ -77,7 +77,7 @@ _KEY = re.compile(
 
 _TIMED = re.compile(r"\S+Z (?:DEBUG|INFO|WARNING|ERROR)(?= )")
 _MESSAGE = re.compile(r"[a-z ,-]+(?= [\w-]+=|$)")
-"""What the daemon says itself, before its facts."""
+"""The words of the daemon at the beginning of a line, before its facts."""
 _PLACE = re.compile(
     r"--- generation \d+ pid \d+ \S+Z$|--- \d+ bytes lost here$"
     r"|\s+File \"[^\"]*\", line \d+(?:, in [\w<>.]+| in [\w<>.]+)?$"

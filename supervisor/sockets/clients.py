@@ -59,7 +59,7 @@ MAX_UNSENT_IN_ALL_BYTES = 256 * 1024 * 1024
 MAX_UNSENT_S = 10.0
 
 ENDS = (Done, Failed, Reply)
-"""What ends a request or a command."""
+"""Messages that end a request or a command."""
 
 _ALIVE = to_wire(encode(Alive()))
 

@@ -21,7 +21,7 @@ from .zmtp import GREETING, Inbound, ZmtpError, to_wire
 
 TURN_FRAMES = 128
 TURN_BYTES = 1024 * 1024
-"""How much to read in a turn, of all connections, before the loop does something else."""
+"""The most that a turn reads of all connections before the loop does something else."""
 
 FRAMES_OF_ONE = 16
 """How many frames of one connection to read before another one gets its turn."""

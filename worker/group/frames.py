@@ -11,7 +11,7 @@ import threading
 from dataclasses import field, replace
 from typing import Any, ClassVar
 
-from mlxsup.protocol.codec import Decoder, encode, pack, to_map, unpack
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode, pack, to_map, unpack
 from mlxsup.protocol.group import READ_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message, record
@@ -21,9 +21,6 @@ from mlxsup.protocol.states import LoadPhase
 from ..engine import Row
 
 LENGTH_BYTES = 4
-
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""No frame is longer: a row of a million tokens takes 5 MB."""
 
 PING = bytes(LENGTH_BYTES)
 
