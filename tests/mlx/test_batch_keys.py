@@ -9,11 +9,20 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from mlx_lm.generate import StopSequences
-from mlx_lm.models.cache import BatchKVCache, RotatingKVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
-from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, note_evenness, with_cheap_masks
+from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, RowCounts, with_cheap_masks
 from mlxsup.worker.engines.mlx.prompt_batch import NewRow, PromptBatch
 from mlxsup.worker.engines.mlx.sampler import PLAIN, draw_by_share
 from mlxsup.worker.engines.mlx.shapes import padded_tokens
@@ -51,8 +60,7 @@ def test_attention_is_that_of_mlx_lms_cache(
 ) -> None:
     mx.random.seed(1)
     reference = BatchKVCache(left)
-    [own] = with_cheap_masks([BatchKVCache(left)], pads=pads)
-    note_evenness([own], is_even=not any(left))
+    own = BatchKeys(left, pads=pads, counts=RowCounts())
     for size in sizes:
         numbers = [made(len(left), size) for _ in range(3)]
         expected, found = attend(reference, *numbers), attend(own, *numbers)
@@ -68,36 +76,36 @@ def kind(mask: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("is_even", "pads", "held", "tokens", "expected"),
+    ("padding", "pads", "held", "tokens", "expected"),
     [
-        (True, False, 0, 5, "causal"),
-        (True, False, 5, 5, "causal"),
-        (True, False, 5, 1, "None"),
-        (False, False, 5, 5, "mlx.core.bool"),
-        (False, False, 5, 1, "mlx.core.bool"),
-        (True, True, 0, 256, "causal"),
-        (True, True, 256, 256, "causal"),
-        (True, True, 5, 1, "None"),
-        (True, True, 5, 8, "mlx.core.bfloat16"),  # keys that pad are hidden
-        (False, True, 256, 256, "mlx.core.bfloat16"),
-        (False, True, 5, 1, "mlx.core.bool"),
+        ([0, 0], False, 0, 5, "causal"),
+        ([0, 0], False, 5, 5, "causal"),
+        ([0], False, 5, 1, "None"),
+        ([0, 0], False, 5, 1, "mlx.core.bool"),
+        ([0, 3], False, 5, 5, "mlx.core.bool"),
+        ([0, 3], False, 5, 1, "mlx.core.bool"),
+        ([0, 0], True, 0, 256, "causal"),
+        ([0, 0], True, 256, 256, "causal"),
+        ([0], True, 5, 1, "None"),
+        ([0, 0], True, 5, 8, "mlx.core.bfloat16"),  # keys that pad are hidden
+        ([0, 3], True, 256, 256, "mlx.core.bfloat16"),
+        ([0, 3], True, 5, 1, "mlx.core.bool"),
     ],
 )
 def test_mask_is_the_cheapest(
-    is_even: bool, pads: bool, held: int, tokens: int, expected: str
+    padding: list[int], pads: bool, held: int, tokens: int, expected: str
 ) -> None:
-    keys = BatchKeys.of(BatchKVCache([0, 0]), pads=pads)
+    keys = BatchKeys(padding, pads=pads, counts=RowCounts())
     if held:
-        numbers = made(2, held).astype(mx.bfloat16)
+        numbers = made(len(padding), held).astype(mx.bfloat16)
         keys.update_and_fetch(numbers, numbers)
-    keys.is_even = is_even
     assert kind(keys.make_mask(tokens)) == expected
     assert kind(keys.make_mask(tokens, return_array=True)) == "mlx.core.bool"
     assert kind(keys.make_mask(tokens, window_size=4)) == "mlx.core.bool"
 
 
 def test_a_row_that_sees_no_key_spreads_nothing() -> None:
-    keys = BatchKeys.of(BatchKVCache([0, 6]), pads=True)
+    keys = BatchKeys([0, 6], pads=True, counts=RowCounts())
     numbers = made(2, 4).astype(mx.float16)
     keys.update_and_fetch(numbers, numbers)
     queries, more, values = (made(2, 8).astype(mx.float16) for _ in range(3))
@@ -106,9 +114,117 @@ def test_a_row_that_sees_no_key_spreads_nothing() -> None:
 
 def test_layers_of_another_kind_stay_as_they_are() -> None:
     window = RotatingKVCache(max_size=4)
-    assert with_cheap_masks([window], pads=True) == [window]
-    note_evenness([window], is_even=True)
-    assert not hasattr(window, "is_even")
+    assert with_cheap_masks([window], [3], pads=True) == [window]
+
+
+class Batches(RuleBasedStateMachine):
+    """Batches of rows that join, leave, are cut back and padded, beside mlx-lm's own class."""
+
+    @initialize(pads=st.booleans())
+    def begin(self, pads: bool) -> None:
+        mx.random.seed(1)
+        self.pads = pads
+        self.expected, self.found = self.made([3, 1])
+
+    def made(self, held: list[int]) -> tuple[BatchKVCache, BatchKeys]:
+        """Return two equal batches of rows that hold so many tokens."""
+        rows = []
+        for count in held:
+            rows.append(KVCache())
+            if count:
+                rows[-1].update_and_fetch(made(1, count), made(1, count))
+        merged = [BatchKVCache.merge(rows) for _ in range(2)]
+        [own] = with_cheap_masks(merged[1:], held, pads=self.pads)
+        assert isinstance(own, BatchKeys)
+        return merged[0], own
+
+    @rule(tokens=st.sampled_from([1, 1, 2, 5, 250]))
+    def read(self, tokens: int) -> None:
+        queries, keys, values = (made(len(self.found.padding), tokens) for _ in range(3))
+        expected = attend(self.expected, queries, keys, values)
+        found = attend(self.found, queries, keys, values)
+        shown = zip(expected, found, self.found.padding, strict=True)
+        for wanted, got, left in shown:
+            seen = max(left + tokens - self.found.size(), 0)
+            np.testing.assert_allclose(got[:, seen:], wanted[:, seen:], atol=1e-5)
+
+    @rule(data=st.data())
+    def read_padded(self, data: st.DataObject) -> None:
+        lengths = [data.draw(st.integers(1, 6)) for _ in self.found.padding]
+        right = [max(lengths) - length for length in lengths]
+        numbers = [made(len(lengths), max(lengths)) for _ in range(3)]
+        for side in (self.expected, self.found):
+            side.prepare(lengths=lengths, right_padding=right)
+            attend(side, *numbers)
+            side.finalize()
+
+    @precondition(lambda self: len(self.found.padding) > 1)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        places = range(len(self.found.padding))
+        keep = sorted(data.draw(st.sets(st.sampled_from(places), min_size=1)))
+        for side in (self.expected, self.found):
+            side.filter(keep)
+
+    @precondition(lambda self: len(self.found.padding) < 6)
+    @rule(held=st.lists(st.sampled_from([0, 1, 4, 260]), min_size=1, max_size=2))
+    def join(self, held: list[int]) -> None:
+        expected, found = self.made(held)
+        self.expected.extend(expected)
+        self.found.extend(found)
+
+    @rule(tokens=st.integers(1, 3))
+    def cut_back(self, tokens: int) -> None:
+        least = self.found.size() - max(self.found.padding)
+        assert self.expected.trim(min(tokens, least)) == self.found.trim(min(tokens, least))
+
+    @invariant()
+    def rows_are_equal(self) -> None:
+        assert self.found.size() == self.expected.size()
+        assert self.found.offset.tolist() == self.expected.offset.tolist()
+        assert self.found.left_padding.tolist() == self.expected.left_padding.tolist()
+        if self.expected.keys is None:
+            return
+        for place in range(len(self.found.padding)):
+            expected, found = (side.extract(place) for side in (self.expected, self.found))
+            assert found.offset == expected.offset
+            assert mx.array_equal(found.keys, expected.keys)
+            assert mx.array_equal(found.values, expected.values)
+
+
+test_rows_are_those_of_mlx_lms_cache = Batches.TestCase
+test_rows_are_those_of_mlx_lms_cache.settings = settings(
+    max_examples=20, stateful_step_count=12, deadline=None
+)
+
+
+PROMPTS = {0: list(range(20, 40)), 1: list(range(50, 70))}
+
+
+def read(
+    folder: Path, uids: list[int], sizes: Sequence[tuple[int, ...]], *, pads: bool
+) -> list[list[mx.array]]:
+    """Read these prompts together, so many tokens of each in a pass; return each one's keys."""
+    width_of = (lambda rows, tokens, held, is_even: padded_tokens(tokens)) if pads else None
+    rows = {
+        uid: NewRow(
+            tokens=PROMPTS[uid],
+            known=[],
+            cache=None,
+            max_tokens=1,
+            draws=PLAIN,
+            stops=StopSequences([]),
+        )
+        for uid in uids
+    }
+    batch = PromptBatch(load_model(folder)[0], rows, draw_by_share, width_of=width_of)
+    done = dict.fromkeys(uids, 0)
+    for chunk in sizes:
+        ends = {uid: done[uid] + size for uid, size in zip(uids, chunk, strict=True)}
+        batch.prompt([PROMPTS[uid][done[uid] : ends[uid]] for uid in uids])
+        done = ends
+    layers = [batch.extract_cache(place) for place in range(len(uids))]
+    return [[layer.state[0] for layer in row] for row in layers]
 
 
 @pytest.mark.parametrize("pads", [False, True])
@@ -116,34 +232,18 @@ def test_prompts_of_a_batch_are_read_as_alone_after_a_pass_that_was_padded(
     folder: Path, pads: bool
 ) -> None:
     """A row stops at a fork, so the next pass finds it padded on the left."""
-    model = load_model(folder)[0]
-    prompts = {0: list(range(20, 40)), 1: list(range(50, 70))}
-    chunks = [(3, 8), (17, 12)]
-    width_of = (lambda rows, tokens, held, is_even: padded_tokens(tokens)) if pads else None
-
-    def read(uids: list[int], sizes: Sequence[tuple[int, ...]]) -> list[list[mx.array]]:
-        rows = {
-            uid: NewRow(
-                tokens=prompts[uid],
-                known=[],
-                cache=None,
-                max_tokens=1,
-                draws=PLAIN,
-                stops=StopSequences([]),
-            )
-            for uid in uids
-        }
-        batch = PromptBatch(model, rows, draw_by_share, width_of=width_of)
-        done = dict.fromkeys(uids, 0)
-        for chunk in sizes:
-            ends = {uid: done[uid] + size for uid, size in zip(uids, chunk, strict=True)}
-            batch.prompt([prompts[uid][done[uid] : ends[uid]] for uid in uids])
-            done = ends
-        layers = [batch.extract_cache(place) for place in range(len(uids))]
-        return [[layer.state[0] for layer in row] for row in layers]
-
-    together = read([0, 1], chunks)
-    for uid in prompts:
-        [alone] = read([uid], [(20,)])
+    together = read(folder, [0, 1], [(3, 8), (17, 12)], pads=pads)
+    for uid in PROMPTS:
+        [alone] = read(folder, [uid], [(20,)], pads=pads)
         for got, wanted in zip(together[uid], alone, strict=True):
             np.testing.assert_allclose(np.array(got), np.array(wanted), atol=1e-4)
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_what_a_pass_leaves_is_freed_unless_others_have_its_shape(
+    folder: Path, pads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[None] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: freed.append(None))
+    read(folder, [0, 1], [(3, 8), (17, 12)], pads=pads)
+    assert bool(freed) is not pads

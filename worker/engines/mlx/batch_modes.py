@@ -557,7 +557,8 @@ class BatchDecode(Decode):
     def _begin(self, begun: Mapping[int, Begun]) -> None:
         caches = zip(*(cache for _, cache, _ in begun.values()), strict=True)
         merged = [layers[0].merge(layers) for layers in caches]
-        self.join(self._batch(DrawingBatch, begun, with_cheap_masks(merged, pads=False)))
+        held = [len(tokens) for _, _, tokens in begun.values()]
+        self.join(self._batch(DrawingBatch, begun, with_cheap_masks(merged, held, pads=False)))
 
 
 class LoneRow(DrawingBatch):

@@ -31,7 +31,7 @@ from mlxsup.protocol.states import Batching
 
 from ...engine import Guessed
 from .adapters import adapters_of
-from .batch_keys import BatchKeys, note_evenness
+from .batch_keys import BatchKeys
 from .caches import RopePositions, layers_of
 from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
 
@@ -401,7 +401,6 @@ class DraftingBatch(DrawingBatch):
             [token, *guess, *[token] * (width - 1 - len(guess))]
             for token, guess in zip(pending, guesses, strict=True)
         ]
-        note_evenness(self.prompt_cache, is_even=len(guesses) == 1)
         copies = [] if self.drafts.is_cuttable else [_copy(one) for one in self.prompt_cache]
         logits = self.model(mx.array(ids), cache=self.prompt_cache, **adapters_of(self.samplers))
         drawn, tables = self._draw_all(logits.astype(mx.float32), guesses)

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .shapes import largest_size, padded_tokens
+from .shapes import LARGEST, largest_size, padded_tokens
 
 SMALLEST_CHUNK = 1
-LARGEST_CHUNK = 2048
+LARGEST_CHUNK = LARGEST
 LARGEST_CPU_CHUNK = 256
 """On a CPU, where attention computes the scores of all pairs of a chunk's tokens, and then masks
 half of them: a prompt of 1,334 tokens that is read at once takes half as long again as in chunks of

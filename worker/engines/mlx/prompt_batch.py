@@ -23,7 +23,7 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from ...engine import Picture
 from .adapters import adapters_of
-from .batch_keys import note_evenness, with_cheap_masks
+from .batch_keys import BatchKeys, with_cheap_masks
 from .caches import RopePositions
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
@@ -108,9 +108,8 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         self.last_shape = pass_shape(0, 0, 0, is_even=False)
         can_pad = all(type(one) in (BatchKVCache, RopePositions) for one in self.prompt_cache)
         self._width_of = width_of if can_pad else None
-        plain = [layer for layer in self.prompt_cache if type(layer) is BatchKVCache]
-        self._is_even = bool(plain) and not any(plain[0].left_padding.tolist())
-        self.prompt_cache = with_cheap_masks(self.prompt_cache, pads=self.is_padded)
+        held = [len(row.known) for row in rows.values()]
+        self.prompt_cache = with_cheap_masks(self.prompt_cache, held, pads=self.is_padded)
 
     def prompt(self, tokens: list[list[int]]) -> None:
         """Read the next tokens of each row; in shorter passes, if logits are needed of any.
@@ -137,8 +136,12 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         if any(padding):
             for layer in self.prompt_cache:
                 layer.finalize()
-            self._is_even = False
             mx.eval([layer.state for layer in self.prompt_cache])
+            self._free()
+
+    def _free(self) -> None:
+        """Free what a pass has left for reuse, unless passes of this shape will come again."""
+        if not self.is_padded:
             mx.clear_cache()
 
     def _read(self, ids: mx.array, lengths: Sequence[int]) -> None:
@@ -146,7 +149,6 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             nth: self._logprobs[uid] for nth, uid in enumerate(self.uids) if uid in self._logprobs
         }
         most = pass_tokens(self.model, rows=len(lengths)) if wanted else LARGEST_CHUNK
-        note_evenness(self.prompt_cache, is_even=self._is_even)
         done = 0
         while done < ids.shape[1]:
             # mlx-lm takes one token for a decoding row, and a window refuses that in padded rows.
@@ -159,13 +161,18 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
                 if done < lengths[nth]:
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
             mx.eval([layer.state for layer in self.prompt_cache])
-            mx.clear_cache()
+            self._free()
             done += width
 
     @property
     def is_padded(self) -> bool:
         """True if its passes are padded to few shapes."""
         return self._width_of is not None
+
+    @property
+    def _is_even(self) -> bool:
+        """Return whether no row of its padded caches is padded on the left."""
+        return self.is_padded and self.prompt_cache[0].is_even
 
     @property
     def _held(self) -> int:
@@ -216,4 +223,4 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
 
 def _is_whole(layer: Any) -> bool:
     """True if taking all rows of a layer's cache leaves it as it is: no padding can go."""
-    return isinstance(layer, BatchKVCache) and min(layer.left_padding.tolist()) == 0
+    return isinstance(layer, BatchKeys) and min(layer.padding) == 0

@@ -37,7 +37,6 @@ from mlxsup.protocol.parameters import Sampling
 
 from ...engine import Row
 from .adapters import adapters_of
-from .batch_keys import note_evenness
 from .logits_processors import GrammarProcessor, column, entries_at, make_shapers, rows_at
 from .ranks import first_rank_tokens
 
@@ -526,7 +525,6 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         """
         latest, logprobs = self._next_tokens, self._next_logprobs
         adapters = adapters_of(self.samplers)
-        note_evenness(self.prompt_cache, is_even=len(self.uids) == 1)
         logits = self.model(latest[:, None], cache=self.prompt_cache, **adapters)[:, -1, :]
         sampler = self._sampler_for(logits.shape[-1])
         logits = sampler.shape(logits.astype(mx.float32), latest)

@@ -16,13 +16,14 @@ COMPILE_S = 15.0
 SMALL = 256
 """Up to this many tokens a pass takes a GPU the same time, so few sizes are enough for them."""
 
-LARGEST = 2048
-"""No pass is padded to more tokens than this."""
+LARGEST = 1024
+"""No pass has more tokens of a row: on an H200 an 8B model reads 30,000 tokens in passes of 2,048
+a tenth faster, but rows that decode then wait twice as long for each."""
 
 LEAST_TOKENS = 8
 LEAST_KEYS = 256
 MOST_KEYS_APART = 1024
-"""Two sizes of keys are no further apart, so passes of 1,024 and 2,048 tokens end at one."""
+"""Two sizes of keys are no further apart, so the largest passes end at one."""
 
 Shape = tuple[int, int, int]
 """Of a step: the rows that it decodes, the prompts that it reads, the tokens of each at most."""

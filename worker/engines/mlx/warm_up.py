@@ -32,7 +32,7 @@ from ...engine import EngineFacts, Row
 from .batch import WARMUP_KEY, MlxBatch
 from .prefill import FIRST_CHUNK
 from .prefix_cache import free_memory_bytes
-from .shapes import padded_tokens
+from .shapes import LARGEST, padded_tokens
 
 SHOWN = (128, 1024)
 """Tokens that one pass reads after the first chunk, in this order, to show what they cost."""
@@ -40,7 +40,7 @@ SHOWN = (128, 1024)
 CHEAP_S = 0.1
 """A larger pass is only shown if one as large as before is expected to take less than that."""
 
-COMPILED = (32, 128, 512, 1024, 2048)
+COMPILED = (32, 128, 512, 1024)
 """Tokens of the passes whose kernels are compiled, those that are shown later among them."""
 
 BURST_TOKENS = 32
@@ -164,7 +164,7 @@ class WarmUp:
         """Note which passes are to be run while there is no request, the usual ones first."""
         self._report = lambda: None
         counts = [rows for rows in powers_up_to(most_rows) if rows == 1 << rows.bit_length() - 1]
-        sizes = sorted({padded_tokens(tokens) for tokens in range(1, MOST_TOKENS + 1)})
+        sizes = sorted({padded_tokens(tokens) for tokens in range(1, LARGEST + 1)})
         shapes = [(rows, size) for rows in counts for size in sizes if rows * size <= MOST_TOKENS]
         self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1], reverse=True)
         if not self._has_run_deep:
