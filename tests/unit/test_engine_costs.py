@@ -17,7 +17,7 @@ from mlxsup.worker.engines.mlx.prefill import (
     CostModel,
     PassCost,
 )
-from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes, largest_size, pass_shape
+from mlxsup.worker.engines.mlx.shapes import COMPILE_S, SeenShapes, pass_shape, pass_size
 
 STEP_TIMEOUT_S = 30.0
 TARGET_S = 0.25
@@ -515,12 +515,12 @@ def test_pass_is_padded_to_a_shape_that_has_run_if_that_is_cheaper_than_a_new_on
     ],
 )
 def test_long_prompt_is_read_up_to_sizes_of_keys(most: int, held: int, size: int) -> None:
-    assert largest_size(most, held) == size
+    assert pass_size(most, held) == size
 
 
 @given(st.integers(1, 2048), st.integers(0, 60_000))
 def test_no_pass_of_a_long_prompt_is_less_than_half_of_what_it_may_be(most: int, held: int) -> None:
-    assert most / 2 <= largest_size(most, held) <= most
+    assert most / 2 <= pass_size(most, held) <= most
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .shapes import LARGEST, largest_size, padded_tokens
+from .shapes import LARGEST, padded_tokens, pass_size
 
 SMALLEST_CHUNK = 1
 LARGEST_CHUNK = LARGEST
@@ -637,7 +637,7 @@ class TogetherScheduler(PrefillScheduler):
             if self._due:
                 return self.hold()
             if self.pads:
-                chunk = largest_size(chunk, max(self._prompts[uid].done for uid in turn))
+                chunk = pass_size(chunk, max(self._prompts[uid].done for uid in turn))
         return {uid: min(self._prompts[uid].rest, chunk) for uid in turn} | self.hold()
 
     def _turn(self) -> list[int]:

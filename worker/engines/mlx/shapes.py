@@ -38,7 +38,7 @@ def padded_tokens(tokens: int) -> int:
     return _up(tokens, _token_step(tokens))
 
 
-def largest_size(tokens: int, held: int = 0) -> int:
+def pass_size(tokens: int, held: int = 0) -> int:
     """Return how many of the next tokens of a long prompt a pass should read.
 
     It is the largest number that needs no padding and ends at a size of keys, so that the pass
