@@ -22,7 +22,7 @@ from mlx_lm.generate import StopSequences
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
-from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, RowCounts, with_cheap_masks
+from mlxsup.worker.engines.mlx.batch_keys import BatchKeys, with_cheap_masks
 from mlxsup.worker.engines.mlx.prompt_batch import NewRow, PromptBatch
 from mlxsup.worker.engines.mlx.sampler import PLAIN, draw_by_share
 from mlxsup.worker.engines.mlx.shapes import padded_tokens
@@ -60,7 +60,7 @@ def test_attention_is_that_of_mlx_lms_cache(
 ) -> None:
     mx.random.seed(1)
     reference = BatchKVCache(left)
-    own = BatchKeys(left, pads=pads, counts=RowCounts())
+    own = BatchKeys(left, pads=pads)
     for size in sizes:
         numbers = [made(len(left), size) for _ in range(3)]
         expected, found = attend(reference, *numbers), attend(own, *numbers)
@@ -95,7 +95,7 @@ def kind(mask: Any) -> str:
 def test_mask_is_the_cheapest(
     padding: list[int], pads: bool, held: int, tokens: int, expected: str
 ) -> None:
-    keys = BatchKeys(padding, pads=pads, counts=RowCounts())
+    keys = BatchKeys(padding, pads=pads)
     if held:
         numbers = made(len(padding), held).astype(mx.bfloat16)
         keys.update_and_fetch(numbers, numbers)
@@ -105,7 +105,7 @@ def test_mask_is_the_cheapest(
 
 
 def test_a_row_that_sees_no_key_spreads_nothing() -> None:
-    keys = BatchKeys([0, 6], pads=True, counts=RowCounts())
+    keys = BatchKeys([0, 6], pads=True)
     numbers = made(2, 4).astype(mx.float16)
     keys.update_and_fetch(numbers, numbers)
     queries, more, values = (made(2, 8).astype(mx.float16) for _ in range(3))
@@ -133,10 +133,10 @@ class Batches(RuleBasedStateMachine):
             rows.append(KVCache())
             if count:
                 rows[-1].update_and_fetch(made(1, count), made(1, count))
-        merged = [BatchKVCache.merge(rows) for _ in range(2)]
-        [own] = with_cheap_masks(merged[1:], held, pads=self.pads)
-        assert isinstance(own, BatchKeys)
-        return merged[0], own
+        own = BatchKeys.merge(rows)
+        if self.pads:
+            [own] = with_cheap_masks([BatchKVCache.merge(rows)], held, pads=True)
+        return BatchKVCache.merge(rows), own
 
     @rule(tokens=st.sampled_from([1, 1, 2, 5, 250]))
     def read(self, tokens: int) -> None:
@@ -247,3 +247,12 @@ def test_what_a_pass_leaves_is_freed_unless_others_have_its_shape(
     monkeypatch.setattr(mx, "clear_cache", lambda: freed.append(None))
     read(folder, [0, 1], [(3, 8), (17, 12)], pads=pads)
     assert bool(freed) is not pads
+
+
+def test_padding_that_a_model_sets_counts() -> None:
+    """As models of mlx-vlm do after they have read rows one by one."""
+    keys = BatchKeys([0, 0])
+    numbers = made(2, 4)
+    keys.update_and_fetch(numbers, numbers)
+    keys.left_padding = mx.array([0, 2])
+    assert keys.offset.tolist() == [4, 2]

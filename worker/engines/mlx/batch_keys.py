@@ -49,25 +49,35 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
     Args:
         padding: see the attribute.
         pads: likewise.
-        counts: shared by the layers of a batch.
+        counts: shared by the layers of a batch; None: its own.
     """
 
     keys: Any
     values: Any
     _idx: int
 
-    def __init__(self, padding: Sequence[int], *, pads: bool, counts: RowCounts) -> None:
+    def __init__(
+        self, padding: Sequence[int], *, pads: bool = False, counts: RowCounts | None = None
+    ) -> None:
         self.keys = None
         self.values = None
         self._idx = 0
         self.padding = tuple(padding)
         self.pads = pads
-        self._counts = counts
+        self._counts = counts or RowCounts()
         self._right_padding: Sequence[int] | None = None  # of each row, until `finalize`
 
     def take_over(self, cache: BatchKVCache) -> None:
         """Take the arrays of a cache that has the same rows."""
         self.keys, self.values, _, _, self._idx = cache.state
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> BatchKeys:
+        """Return a batch of these rows."""
+        held = [cache.size() for cache in caches]
+        merged = cls([max(held) - count for count in held])
+        merged.take_over(BatchKVCache.merge(caches))
+        return merged
 
     @property
     def is_even(self) -> bool:
@@ -79,10 +89,18 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
         """Where the next token of each row stands (rows,); not to be written to."""
         return self._counts.array("offset", tuple(self._idx - left for left in self.padding))
 
+    @offset.setter
+    def offset(self, value: mx.array) -> None:
+        """Do nothing: who sets it, as models of mlx-vlm do, sets the padding as well."""
+
     @property
     def left_padding(self) -> mx.array:
         """See `padding` (rows,); not to be written to."""
         return self._counts.array("left_padding", self.padding)
+
+    @left_padding.setter
+    def left_padding(self, value: mx.array) -> None:
+        self.padding = tuple(value.tolist())  # type: ignore[arg-type]
 
     @property
     def state(self) -> tuple[Any, Any]:
