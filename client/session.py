@@ -25,7 +25,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.client_messages import Notice as NoticeMessage
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.delta import read_body
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
@@ -335,10 +335,7 @@ class Session:
         return self._deliver(opened, result)
 
     def _take_failed(self, failed: Failed) -> Outcome:
-        try:
-            error = RequestError.of(RemoteError.from_wire(failed.error))
-        except ValueError:
-            error = internal("the daemon sent an error that cannot be read")
+        error = RequestError.of(failed.error)
         if error.code is ErrorCode.DUPLICATE_ID:
             # A second use of an id was refused; what is open under it continues.
             return Outcome()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, get_args
 
-from .codec import Form, read_known, undecodable
+from .codec import ErrorMap, Form, read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .message import Command, Message, Record, record
 from .states import FinishReason, NoticeKind, Priority
@@ -448,12 +448,11 @@ class Failed(Message):
 
     Attributes:
         id: the request this belongs to; empty if the message could not be read that far.
-        error: what `RemoteError.to_wire` makes.
     """
 
     TYPE: ClassVar[str] = "failed"
     id: str
-    error: dict[str, Any]
+    error: ErrorMap
 
 
 @record

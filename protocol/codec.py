@@ -496,6 +496,17 @@ Size = Annotated[int, Form(_size_check)]
 """A number of bytes, or of anything else that is counted."""
 
 
+def _error_check(value: Any, path: str) -> RemoteError:
+    try:
+        return RemoteError.from_wire(value)
+    except ValueError as wrong:
+        raise undecodable(f"{path} is wrong: {wrong}") from None
+
+
+ErrorMap = Annotated[RemoteError, Form(_error_check, RemoteError.to_wire)]
+"""An error, which travels as a map."""
+
+
 def _enum_check(enum: type[Enum]) -> Check:
     members = {member.value: member for member in enum}
     expected = ", ".join(map(str, members))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
-from .codec import Size
+from .codec import ErrorMap, Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
@@ -297,16 +297,11 @@ class Accepted(Message):
 
 @record
 class Rejected(Message):
-    """Worker → supervisor: something is wrong with the request itself; it held no row.
-
-    Attributes:
-        key: the request this belongs to.
-        error: what `RemoteError.to_wire` makes.
-    """
+    """Worker → supervisor: something is wrong with the request itself; it held no row."""
 
     TYPE: ClassVar[str] = "rejected"
     key: RequestKey
-    error: dict[str, Any]
+    error: ErrorMap
 
 
 @dataclass(slots=True, kw_only=True)

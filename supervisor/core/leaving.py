@@ -117,7 +117,7 @@ class Leaving:
         if error is not None:
             if request.cost.engine_s:
                 error = with_engine_s(error, request.cost.engine_s)
-            message: Done | Failed = Failed(id=request.id, error=error.to_wire())
+            message: Done | Failed = Failed(id=request.id, error=error)
         else:
             assert finish is not None
             message = _done(request, finish, ended)

@@ -61,7 +61,7 @@ class Outbox:
 
     def fail(self, caller: Caller, error: RemoteError) -> None:
         """Answer a command that failed."""
-        self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
+        self.send(caller.connection, Failed(id=caller.id, error=error))
 
     def tell(self, life: Life, message: MessageToWorker) -> None:
         """Send a message to the process of a model."""

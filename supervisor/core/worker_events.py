@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
-from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
@@ -151,12 +150,7 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
                 fleet.look_after(model, now)
         case Accepted():
             fleet.serving.accepted(model, message, now)
-        case Rejected(key=key):
-            try:
-                error = RemoteError.from_wire(message.error)
-            except ValueError as wrong:
-                _broke(fleet, model, f"rejected a request wrongly: {wrong}", now)
-                return
+        case Rejected(key=key, error=error):
             fleet.serving.rejected(model, key, error, now)
             fleet.touch(model)
         case Rendered():

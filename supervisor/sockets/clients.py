@@ -321,7 +321,7 @@ class Clients(Owner[Client]):
     def _refuse(self, client: Client, request_id: str, error: RemoteError) -> None:
         """Answer a refused message; a connection that is not served is owed nothing."""
         if not (client.refusal and client.outbox):
-            client.send(Failed(id=request_id, error=error.to_wire()))
+            client.send(Failed(id=request_id, error=error))
 
     def was_read(self, connection: Client) -> None:
         """Read on in a large message, or wait until others leave room for it."""
@@ -375,7 +375,7 @@ class Clients(Owner[Client]):
         client.outbox.keep_only_ends()
         client.progressed_at = now
         if client.subscription is not None:
-            failed = Failed(id=client.subscription, error=slow_consumer().to_wire())
+            failed = Failed(id=client.subscription, error=slow_consumer())
             client.outbox.add(failed)
             client.subscription = None
         self._post(ClientTooSlow(now=now, connection=client.id))

@@ -94,7 +94,7 @@ class Client:
             case Deltas(deltas=deltas):
                 for delta in deltas:
                     self.streams[delta.id].take(delta)
-            case Failed(error=error) if error["code"] == "duplicate_id":
+            case Failed(error=error) if error.code == "duplicate_id":
                 self.twins -= 1
             case Done(id=id) | Failed(id=id) if id in self.streams:
                 self.streams[id].ends(message, is_slow=self.is_slow)

@@ -253,7 +253,7 @@ class Batch:
             if row.prompt.is_refused:
                 del self.rows[key]
                 error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
-                self.say(messages.Rejected(key=key, error=error.to_wire()))
+                self.say(messages.Rejected(key=key, error=error))
                 continue
             others = self.running
             row.acceptance = row.resumes or accept(row.prompt, self.generation)

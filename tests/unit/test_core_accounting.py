@@ -240,8 +240,8 @@ def test_an_error_after_some_steps_says_them_all(is_crash: bool) -> None:
         driver.exit(generation=1)
     else:
         error = RemoteError(ErrorCode.INVALID_REQUEST, "its form is too complex")
-        driver.worker(Rejected(key=key, error=error.to_wire()), generation=1)
-    assert driver.failure_of("a").error["detail"]["engine_s"] == 4.0
+        driver.worker(Rejected(key=key, error=error), generation=1)
+    assert driver.failure_of("a").error.detail["engine_s"] == 4.0
 
 
 def test_steps_are_no_longer_alike_when_another_row_reads_joins_or_ends() -> None:

@@ -260,8 +260,8 @@ def test_a_load_that_is_tried_again_fails_as_retryable() -> None:
     driver = in_state(State.LOADING)
     driver.exit(last_lines=("one",))
     failed = driver.failure_of("c1")
-    assert failed.error["message"] == "m could not be loaded: SIGKILL: one"
-    assert failed.error["retryable"] is True
+    assert failed.error.message == "m could not be loaded: SIGKILL: one"
+    assert failed.error.retryable is True
 
 
 def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue_P9() -> None:
@@ -282,8 +282,8 @@ def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue
     assert driver.row()["last_exit"]["cause"] == "GPU time-out"
     assert driver.errors() == dict.fromkeys((load, "r1", "r2"), ErrorCode.LOAD_FAILED)
     failed = driver.failure_of(load)
-    assert failed.error["message"] == f"m could not be loaded: {cause}"
-    assert failed.error["retryable"] is False
+    assert failed.error.message == f"m could not be loaded: {cause}"
+    assert failed.error.retryable is False
 
 
 def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:

@@ -238,8 +238,8 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     assert driver.sent(Failed) == []
     driver.ask("r2", "big")
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "insufficient_memory"
-    assert failed.error["detail"]["budget_bytes"] == 8 * GIB
+    assert failed.error.code == "insufficient_memory"
+    assert failed.error.detail["budget_bytes"] == 8 * GIB
 
 
 def test_ending_process_does_not_lower_the_budget() -> None:

@@ -457,14 +457,14 @@ def test_row_that_does_not_fit_alone_is_refused() -> None:
     driver.gain("a", key, 7)
     driver.short("a", key)
     error = driver.failure_of("r1").error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["detail"] == {
+    assert error.code == ErrorCode.INSUFFICIENT_MEMORY
+    assert error.detail == {
         "model": "a",
         "needed_bytes": bytes_for(1, LEAST + 7),
         "available_bytes": ONE_ROW,
         "tokens_sent": 7,
     }
-    assert "raise" in error["message"]
+    assert "raise" in error.message
     assert driver.row("a")["queued"] == 0
 
 

@@ -294,11 +294,11 @@ def test_of_several_with_one_id_only_the_number_names_one() -> None:
     driver.ask("a", connection=BOB)
     driver.prioritize("a", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == (
+    assert failed.error.message == (
         "2 open requests have the id 'a'; use the number of one;"
         " open: a (#2, waits for m), a (#4, waits for m)"
     )
-    assert failed.error["detail"] == {
+    assert failed.error.detail == {
         "parameter": "request", "known": ["a", "a"], "numbers": ["#2", "#4"],
     }  # fmt: skip
     driver.prioritize("#4", INTERACTIVE)
@@ -319,8 +319,8 @@ def test_many_open_requests_are_not_all_listed(count: int, ending: str) -> None:
         driver.ask(f"r{number}")
     driver.prioritize("z", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"].endswith(ending)
-    assert len(failed.error["detail"]["known"]) == 8
+    assert failed.error.message.endswith(ending)
+    assert len(failed.error.detail["known"]) == 8
 
 
 # `requests` and `cancel`

@@ -163,8 +163,8 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     read(driver)
     driver.do(ReloadRefused(now=driver.now, error=bad_configuration(["a", "b"]), caller=CALLER))
     [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["a", "b"]})
-    assert failed.error["message"].endswith("nothing was changed:\n  a\n  b")
+    assert (failed.id, failed.error.detail) == ("x", {"problems": ["a", "b"]})
+    assert failed.error.message.endswith("nothing was changed:\n  a\n  b")
     assert driver.state() is State.READY
 
 

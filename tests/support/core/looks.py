@@ -108,7 +108,7 @@ class Looks:
 
     def errors(self, connection: ConnectionId = ALICE) -> dict[str, str]:
         """The error codes that the latest event sent to a client, by id."""
-        return {failed.id: failed.error["code"] for failed in self.sent(Failed, connection)}
+        return {failed.id: failed.error.code for failed in self.sent(Failed, connection)}
 
     def replies(self, connection: ConnectionId = ALICE) -> list[str]:
         """The commands that the latest event answered well."""
