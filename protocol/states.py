@@ -64,21 +64,19 @@ class Priority(StrEnum):
     BATCH = "batch"
 
     @property
-    def above(self) -> Priority | None:
-        """Return the next more urgent class; None for the most urgent one."""
-        return _ABOVE[self]
+    def rank(self) -> int:
+        """Return 0 for the class that goes first, and more for those behind it."""
+        return _RANKS[self]
 
     def is_above(self, other: Priority) -> bool:
         """Return whether this class goes before another one."""
-        above = other.above
-        return above is not None and (self is above or self.is_above(above))
+        return self.rank < other.rank
 
 
-_ABOVE = {
-    Priority.INTERACTIVE: None,
-    Priority.NORMAL: Priority.INTERACTIVE,
-    Priority.BATCH: Priority.NORMAL,
-}
+CLASSES = tuple(Priority)
+"""By rank."""
+
+_RANKS = {priority: rank for rank, priority in enumerate(CLASSES)}
 
 
 class PauseReason(StrEnum):

@@ -184,8 +184,6 @@ class Core:
         self.ledger.check_invariants()
         self.fleet.check_invariants()
         self.fleet.attaching.check_invariants([request.key for request in self.ledger])
-        for request in self.ledger:
-            assert self._deadlines.of(request.key) == request.next_deadline
 
     # ------------------------------------------------------------ events
 

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
@@ -115,10 +116,10 @@ class Fleet:
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
         meter = Meter()
-        self.ledger = Ledger(Terms(settings))
+        self.ledger = Ledger(Terms(settings), deadlines)
         self.attaching = Attaching(outbox)
-        self.leaving = Leaving(self.ledger, deadlines, outbox, self.attaching)
-        self.serving = Serving(self.ledger, self.leaving, deadlines, outbox, meter)
+        self.leaving = Leaving(self.ledger, outbox, self.attaching)
+        self.serving = Serving(self.ledger, self.leaving, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
@@ -327,6 +328,9 @@ class Fleet:
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judge what the end of a process says about its requests, and apply it; the story, the
         journal and the watchers get what was decided and why (F10)."""
+        model.life.stream_tokens = longest_stream(model)
+        if died.exit_code == ExitCode.OUT_OF_MEMORY:
+            self._raise_need(model, now)
         evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.batch.running.values())
         verdict = model.blame.judge(evidence, model.batch.held, now)
@@ -354,9 +358,21 @@ class Fleet:
         self.needs = others if need is None else {**others, name: need}
         self._appraise()
 
-    def raise_need(self, model: Model, now: float) -> None:
-        """The process of a model has ended because it ran out of memory, and what was known of it
-        is not forgotten yet: the next one has more."""
+    def _appraise(self) -> None:
+        """The needs, the budget, or who is pinned has changed."""
+        needs, budget = self.needs, self.settings.budget
+        if budget is not None:
+            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
+            pinned = {model.name for model in staying if model.life.settings.pinned}
+            needs = bounded(needs, pinned, budget.whole_bytes)
+        self.memory_changed()
+        for model in self:
+            model.life.appraise(needs.get(model.name))
+            self.touch(model)
+
+    def _raise_need(self, model: Model, now: float) -> None:
+        """Reserve more for the next process of a model: this one has run out of memory. What it
+        held must still be known, and what stays reserved follows from the need."""
         need = model.life.need
         if need is None or model.life.is_outdated or model.name not in self.needs:
             return  # or its files cannot be read, or a reload has removed it
@@ -376,18 +392,6 @@ class Fleet:
         )
         model.life.story.append(f"{now:.3f} {note}")
         self._outbox.announce(change_map(model, model.life.state, note))
-
-    def _appraise(self) -> None:
-        """The needs, the budget, or who is pinned has changed."""
-        needs, budget = self.needs, self.settings.budget
-        if budget is not None:
-            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
-            pinned = {model.name for model in staying if model.life.settings.pinned}
-            needs = bounded(needs, pinned, budget.whole_bytes)
-        self.memory_changed()
-        for model in self:
-            model.life.appraise(needs.get(model.name))
-            self.touch(model)
 
     # ------------------------------------------------------------ how much workers log
 

@@ -24,9 +24,8 @@ from .lifecycle.life import Life
 from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased, Outcome, Reconfigured, Removed
-from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, Wait, needs, verdict_on
 from .memory.need import Need, bounded
-from .memory_plan import idle_to_evict
+from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings

@@ -19,7 +19,6 @@ from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import CancelRow, DropKept, PauseRow
 
 from .attaching import Attaching
-from .deadlines import Deadlines
 from .errors import (
     already_paused,
     deadline_exceeded,
@@ -57,15 +56,8 @@ WHY = {
 class Leaving:
     """Takes requests out of the batch or the line, lets them return, and ends them."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        deadlines: Deadlines,
-        outbox: Outbox,
-        attaching: Attaching,
-    ) -> None:
+    def __init__(self, ledger: Ledger, outbox: Outbox, attaching: Attaching) -> None:
         self._ledger = ledger
-        self._deadlines = deadlines
         self._outbox = outbox
         self._attaching = attaching
 
@@ -203,7 +195,6 @@ class Leaving:
         self._begin_pause(request, now)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up_again(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
         expects_s = None
         if request.pauses.reason is PauseReason.CLASS:
             model.batch.freed += 1
@@ -221,7 +212,6 @@ class Leaving:
             request.pauses.since = now
         self._ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
-        self._deadlines.set(request.key, request.next_deadline)
         self._notify_paused(request, now)
         self._announce_paused(model, request)
 
@@ -234,7 +224,6 @@ class Leaving:
             request.pauses.end(now)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
         note = f"request {request.id} is no longer paused"
         self._outbox.announce(change_map(model, model.life.state, note))
 
@@ -328,18 +317,17 @@ class Leaving:
         self._outbox.announce(change_map(model, model.life.state, note))
 
     def _interrupt(self, request: Request, text: str) -> None:
+        has_started = request.acceptance is not None
+        if has_started:  # what limits the wait for the start counts no longer
+            request.limits.queue_deadline = None
         self._ledger.move(request, Stage.QUEUED)
         request.sent.notices.clear()
-        if request.acceptance is None:
+        if not has_started:
             request.run.started_at = None
-        else:
-            request.crashes.is_interrupted = True
-            request.limits.queue_deadline = (
-                None  # it limits the wait for the start, and the request was started
-            )
-            detail = {"cause": text, "tokens_sent": request.tokens_sent}
-            self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
-        self._deadlines.set(request.key, request.next_deadline)
+            return
+        request.crashes.is_interrupted = True
+        detail = {"cause": text, "tokens_sent": request.tokens_sent}
+        self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
 
     def _withdraw(self, model: Model, request: Request, now: float) -> None:
         """Take a request out of wherever it is; a row keeps its place until it has left."""
@@ -359,7 +347,6 @@ class Leaving:
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
         self._ledger.remove(request)
-        self._deadlines.set(request.key, None)
         ended = request_ended(request, outcome, request.usage(), request.timings(now))
         self._outbox.record(ended, now)
         return ended

@@ -52,8 +52,6 @@ from .requests.queue import MayRun
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
-CLASSES = tuple(Priority)
-
 LOWEST = Priority.BATCH
 """The class whose rows leave when memory is short."""
 
@@ -560,13 +558,13 @@ def _place_in_line(
         return None
     longest_s = PASSED_OVER_AGINGS * settings.aging_s
     if settings.aging_s > 0 and now >= phase.since + longest_s:
-        rank = 0 if request is None else CLASSES.index(request.waiting.standing)
+        rank = 0 if request is None else request.waiting.standing.rank
         return Place(rank, False, False, 0.0, phase.since, 0.0)
     if request is None:
         return Place(0, True, True, 0.0, phase.since, phase.since)
     has_begun = request.acceptance is not None and model.life.why is not Why.SWAP
     return Place(
-        rank=CLASSES.index(request.waiting.standing),
+        rank=request.waiting.standing.rank,
         has_patience=True,
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),
@@ -637,5 +635,5 @@ def _has_begun(model: Model) -> bool:
 
 def _highest_class(model: Model) -> Priority | None:
     """Return the highest class of what it runs, as it was asked for; None if it runs nothing."""
-    ranks = [CLASSES.index(request.priority) for request in model.batch.running.values()]
-    return CLASSES[min(ranks)] if ranks else None
+    classes = (request.priority for request in model.batch.running.values())
+    return min(classes, key=lambda one: one.rank, default=None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES, Priority
+from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
 from .model import Model
@@ -58,8 +58,6 @@ class _Part:
     order: int = 0
     until: float = 0.0
 
-
-CLASSES = tuple(Priority)
 
 GPUS = frozenset({"cuda", "metal"})
 """Backends on which, unless the configuration says otherwise, one model reads at a time."""
@@ -319,6 +317,5 @@ def turn_rank(model: Model) -> int:
         for one in running
         if one.cost.first_token_at is None or one.crashes.is_interrupted or one.pauses.is_paused
     ]
-    return min(
-        (CLASSES.index(one.waiting.standing) for one in reading or running), default=len(CLASSES)
-    )
+    ranks = (one.waiting.standing.rank for one in reading or running)
+    return min(ranks, default=len(CLASSES))

@@ -27,7 +27,6 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
-from .deadlines import Deadlines
 from .errors import (
     cut_off,
     duplicate_id,
@@ -55,17 +54,9 @@ from .status import expected_s, load_progress, wait_reason, waiting_news
 class Serving:
     """Moves requests between the ledger, the queues and the workers."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        leaving: Leaving,
-        deadlines: Deadlines,
-        outbox: Outbox,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, ledger: Ledger, leaving: Leaving, outbox: Outbox, meter: Meter) -> None:
         self.ledger = ledger
         self._leaving = leaving
-        self._deadlines = deadlines
         self._outbox = outbox
         self._meter = meter
 
@@ -117,7 +108,6 @@ class Serving:
         )
         self.ledger.add(request)
         model.line_up(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
 
     def _check(
         self,
@@ -220,7 +210,6 @@ class Serving:
             request.pauses.end(now)
             model.batch.kept.discard(request.key)
             model.batch.running[request.key] = request
-            self._deadlines.set(request.key, request.next_deadline)
             if not request.has_begun:
                 self._outbox.record(request_started(model, request, now), now)
             self._outbox.tell(model.life, _dispatch_of(model, request, now))
@@ -382,10 +371,9 @@ class Serving:
         if row.is_prompt:
             request.sent.shown += 1
         elif request.cost.first_token_at is None:
-            request.cost.first_token_at = now
+            self.ledger.speaks(request, now)
             request.cost.prefill_s = row.prefill_s or 0.0
             request.cost.cached_tokens = row.cached_tokens
-            self._deadlines.set(request.key, request.next_deadline)
         delta = ClientDelta(request.id, request.sent.seq, tokens, row.body)
         request.sent.seq += 1
         return delta

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
-from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -35,7 +34,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .kv_budget import keeps_to, longest_stream
+from .kv_budget import keeps_to
 from .lifecycle.states import Abandoned, Loading, StopCause
 from .lifecycle.triggers import BecameReady, Died, FilesCompared, Greeted, HasPid, Progressed
 from .memory.need import loaded_problem
@@ -115,9 +114,6 @@ def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
             is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
         ),
     )
-    model.life.stream_tokens = longest_stream(model)
-    if event.exit_code == ExitCode.OUT_OF_MEMORY:
-        fleet.raise_need(model, event.now)
     fleet.handle_exit(model, died, event.now)
 
 

@@ -14,6 +14,7 @@ from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
+from ..deadlines import Deadlines
 from ..events import ConnectionId
 from ..health.poison import Digest, Held
 from ..sharing.accounts import Account, Terms
@@ -319,8 +320,9 @@ class Ledger:
         running_by_account: those that were dispatched and do not wait again.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, deadlines: Deadlines) -> None:
         self.terms = terms
+        self._deadlines = deadlines
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.
         self._by_key: dict[RequestKey, Request] = {}
@@ -387,6 +389,7 @@ class Ledger:
         self._count_waiting(request, 1)
         self._listening += request.wants_notices
         self._held_bytes += request.held_bytes
+        self._deadlines.set(request.key, request.next_deadline)
 
     def remove(self, request: Request) -> None:
         """A request got its terminal message."""
@@ -401,6 +404,7 @@ class Ledger:
             self._count_running(request, -1)
         self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
+        self._deadlines.set(request.key, None)
 
     def get(self, key: RequestKey) -> Request | None:
         """An open request by its key."""
@@ -424,6 +428,7 @@ class Ledger:
             self._count_running(request, 1 if request.has_row else -1)
         if request.is_counted is not was_counted:
             self._count_waiting(request, 1 if request.is_counted else -1)
+        self._deadlines.set(request.key, request.next_deadline)
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
         """The worker accepted it: the acceptance replaces the body, unless it has pictures."""
@@ -435,6 +440,11 @@ class Ledger:
         if not acceptance.needs_body:
             request.body = b""
         self._held_bytes += request.held_bytes
+
+    def speaks(self, request: Request, now: float) -> None:
+        """Its first token has come: the limit until then no longer counts."""
+        request.cost.first_token_at = now
+        self._deadlines.set(request.key, request.next_deadline)
 
     def deliver(self, request: Request, tokens: bytes) -> None:
         """The client is sent these tokens: they are kept, so that the answer can be resumed."""
@@ -451,6 +461,7 @@ class Ledger:
         running = Counter(r.account for r in requests if r.has_row)
         assert dict(self.running_by_account) == dict(running)
         assert self._listening == sum(r.wants_notices for r in requests)
+        assert all(self._deadlines.of(r.key) == r.next_deadline for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import PauseReason, Priority
+from mlxsup.protocol.states import CLASSES, PauseReason, Priority
 
 from ..deadlines import Deadlines
 from ..sharing.accounts import Account, Counters
@@ -370,7 +370,7 @@ class Queue:
         request.waiting.standing = standing
         self._lines[standing].add(request, is_again=is_again)
         aging_s, when = self._aging_s, None
-        if standing.above is not None and aging_s > 0:
+        if standing.rank and aging_s > 0:
             left_s = aging_s * (1 + _steps(request, aging_s)) - request.waiting.waited_s
             when = request.waiting.since + left_s
         self._aging.set(request.key, when)
@@ -385,10 +385,8 @@ class Queue:
 
     def _standing(self, request: Request) -> Priority:
         """The class in which its wait so far puts a request."""
-        standing, aging_s = request.priority, self._aging_s
-        for _ in range(_steps(request, aging_s) if aging_s > 0 else 0):
-            standing = standing.above or standing
-        return standing
+        steps = _steps(request, self._aging_s) if self._aging_s > 0 else 0
+        return CLASSES[max(request.priority.rank - steps, 0)]
 
 
 def _wait_until(request: Request, now: float) -> None:
