@@ -179,6 +179,19 @@ class ExitReason(StrEnum):
     INTERNAL = "internal"
 
 
+class DeathCause(StrEnum):
+    """The class of a death: what people would look for first."""
+
+    OUT_OF_MEMORY = "out of memory"
+    GPU_TIMEOUT = "GPU time-out"
+    GPU_FAULT_ELSEWHERE = "GPU fault of another process"
+    NO_DEVICE = "no usable device"
+    MODEL_MISSING = "model missing"
+    BAD_MODEL = "bad model"
+    STREAM_ERROR = "stream error"
+    UNKNOWN = "unknown"
+
+
 class FinishReason(StrEnum):
     """How a stream ended without an error."""
 

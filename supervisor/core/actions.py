@@ -16,12 +16,12 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .events import Caller, ConnectionId, LaunchAppraised
+from .events import LaunchAppraised
 from .memory.budget import Budget
 from .memory.need import Need
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Done, Failed
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import Caller, ConnectionId, ModelName, RequestKey
 from mlxsup.protocol.states import SERVES, FinishReason
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Render, Rendered
 
 from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
-from .events import Caller, ConnectionId
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Request

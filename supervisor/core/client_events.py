@@ -31,7 +31,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import RemoteError, unfit
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import Caller, ConnectionId, ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import State, Wanted, Why
@@ -51,14 +51,7 @@ from .errors import (
     superseded,
     superseded_subscription,
 )
-from .events import (
-    Caller,
-    ClientGone,
-    ClientSaid,
-    ClientTooSlow,
-    ConnectionId,
-    LaunchAppraised,
-)
+from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
 from .fleet import Fleet
 from .forecasts import check_launch, forecast
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import Caller, ModelName
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
@@ -30,12 +30,12 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .events import Caller
+from .events import Sampled
 from .forecasts import reload_trigger
 from .health.death_cause import evidence_of
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import adopt, longest_stream, planned_bytes
+from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
 from .leaving import Leaving
 from .lifecycle.life import Life
 from .lifecycle.states import StopCause, Stopping
@@ -48,6 +48,7 @@ from .lifecycle.triggers import (
     Due,
     Erased,
     Faulted,
+    FilesDoubted,
     GivenUp,
     Hurry,
     Outcome,
@@ -64,7 +65,7 @@ from .lifecycle.triggers import (
 )
 from .memory.need import Need, bounded, raised
 from .memory_plan import Plan, plan
-from .memory_view import at_rest, view_of
+from .memory_view import at_rest, may_have_been_restored, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .prefill_slots import PrefillSlots
@@ -324,6 +325,23 @@ class Fleet:
             self.touch(model)
         else:  # nothing can start: a beat moves the deadline, and nothing else
             self._deadlines.set(model.name, self.prefill_slots.deadline(model))
+
+    def measured(self, event: Sampled) -> None:
+        """Note what the processes were measured at, and act on what that says."""
+        for model in self:
+            pid = model.life.pid
+            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
+            model.process.machine_bytes = event.machine_bytes
+            if model.process.watch is not None:
+                model.process.watch.measured(model.life.footprint_bytes)
+                if model.process.watch.grows_silently(event.now):
+                    self.look_after(model, event.now)
+            model.process.rates.append((event.now, model.totals.tokens))
+            if may_have_been_restored(model, event.now):
+                self.trigger(model, FilesDoubted(), event.now)
+            if was_measured(model, event.now):
+                self.touch(model)
+        self.memory_changed(is_measured=True)
 
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judge what the end of a process says about its requests, and apply it; the story, the

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import unfit
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .events import Caller
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
 from .kv_budget import RowBudget

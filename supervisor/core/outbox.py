@@ -9,12 +9,11 @@ from mlxsup.protocol.client_messages import Event as EventMessage
 from mlxsup.protocol.client_messages import Failed, MessageToClient, Notice, Reply
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import Entry
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, RequestId
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .actions import Action, Announce, SendToClient, SendToWorker
-from .events import Caller, ConnectionId
 from .journal import Journal
 from .lifecycle.life import Life
 from .requests.ledger import Request

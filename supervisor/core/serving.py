@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ConnectionId, RequestKey
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -36,7 +36,6 @@ from .errors import (
     priority_too_high,
     quarantined,
 )
-from .events import ConnectionId
 from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never

@@ -25,10 +25,11 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.message import Command, Message
 
 from ..core.errors import duplicate_id, slow_consumer
-from ..core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from ..core.events import ClientGone, ClientSaid, ClientTooSlow
 from ..core.events import Event as CoreEvent
 from .connection import Connection, Owner, Turns
 from .limits import KEPT_FILES, ConnectionLimits

@@ -22,10 +22,10 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
 )
 from mlxsup.protocol.client_messages import Event as EventMessage
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.supervisor.core.errors import slow_consumer
-from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Client

@@ -11,8 +11,9 @@ import pytest
 from mlxsup.protocol.client_messages import Failed, Notice, Reply
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.states import FinishReason, Priority, State
-from mlxsup.supervisor.core.events import ConnectionId, Reloaded
+from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms, process_name
 

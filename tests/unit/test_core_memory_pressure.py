@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, Generation, ModelName, RequestId
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
-from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
+from mlxsup.supervisor.core.events import FilesSeen, Reloaded, Sampled
 from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
 from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Pressure, Reading
 

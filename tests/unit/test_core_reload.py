@@ -9,7 +9,7 @@ import pytest
 
 from mlxsup.protocol.client_messages import AddModel, Configure, Failed, Reload, RemoveModel, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
@@ -23,7 +23,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.errors import bad_configuration
-from mlxsup.supervisor.core.events import Appraised, Caller, Reloaded, ReloadRefused
+from mlxsup.supervisor.core.events import Appraised, Reloaded, ReloadRefused
 from mlxsup.supervisor.core.memory.budget import Budget
 from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings

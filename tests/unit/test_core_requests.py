@@ -20,7 +20,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import PROMPT_ONLY, RequestEnded
-from mlxsup.protocol.ids import RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.ids import ConnectionId, RequestId, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, State
 from mlxsup.protocol.worker_messages import (
     Acceptance,
@@ -34,7 +34,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.announcements import facts_of
 from mlxsup.supervisor.core.actions import RequestRefused, SendToClient, SignalWorker
-from mlxsup.supervisor.core.events import ClientTooSlow, ConnectionId
+from mlxsup.supervisor.core.events import ClientTooSlow
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.client.pieces import piece

@@ -29,9 +29,8 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
 )
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import TERMINAL, Generation, ModelName, RequestId
+from mlxsup.protocol.ids import TERMINAL, ConnectionId, Generation, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason
-from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.process_identity import process_start, session_of
 from mlxsup.supervisor.sockets import listener as listener_module
 from mlxsup.supervisor.sockets.clients import Client

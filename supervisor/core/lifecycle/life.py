@@ -13,12 +13,19 @@ from dataclasses import dataclass, field, replace
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.states import HAS_PROCESS, ExitReason, LoadPhase, State, Wanted, Why
+from mlxsup.protocol.states import (
+    HAS_PROCESS,
+    DeathCause,
+    ExitReason,
+    LoadPhase,
+    State,
+    Wanted,
+    Why,
+)
 from mlxsup.protocol.worker_messages import Exit
 
 from ..actions import SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
-from ..health.death_cause import Cause
 from ..memory.need import Need
 from ..settings import ModelSettings
 from .restart_policy import RestartPolicy
@@ -97,7 +104,7 @@ class LastExit:
     signal: str | None
     detail: str
     at: float | None
-    cause: Cause
+    cause: DeathCause
 
 
 STEP = 0.01
@@ -223,7 +230,7 @@ class Life:
     has_been_ready: bool = False
     crash_restarts: int = 0
     last_exit: LastExit | None = None
-    exits: Counter[tuple[ExitReason, Cause]] = field(default_factory=Counter)
+    exits: Counter[tuple[ExitReason, DeathCause]] = field(default_factory=Counter)
     removal: RemoteError | None = None
     footprint_bytes: int = 0
     need: Need | None = None

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import LoadPhase, Priority, Why
+from mlxsup.protocol.states import DeathCause, LoadPhase, Priority, Why
 
 from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
-from ..health.death_cause import Cause
 from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
 from .states import Fetching, Lack, Shortage, StopCause
@@ -272,7 +271,7 @@ class Died(Trigger):
     announced: str = ""
     is_spawn_error: bool = False
     verdict: Verdict = NO_VERDICT
-    cause: Cause = Cause.UNKNOWN
+    cause: DeathCause = DeathCause.UNKNOWN
     at: float | None = None
 
     @property
@@ -281,7 +280,7 @@ class Died(Trigger):
         if self.is_spawn_error:
             return self.said
         ended = self.signal_name or f"exit code {self.exit_code}"
-        if self.cause is not Cause.UNKNOWN:
+        if self.cause is not DeathCause.UNKNOWN:
             ended += f", {self.cause}"
         return f"{ended}: {self.said}" if self.said else ended
 

@@ -10,12 +10,11 @@ from enum import Enum, auto
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from ..deadlines import Deadlines
-from ..events import ConnectionId
 from ..health.poison import Digest, Held
 from ..sharing.accounts import Account, Terms
 

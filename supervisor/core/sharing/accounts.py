@@ -16,7 +16,8 @@ import heapq
 from collections.abc import Collection
 from typing import NewType
 
-from ..events import ConnectionId
+from mlxsup.protocol.ids import ConnectionId
+
 from ..settings import ANYONE, ClientSettings, CoreSettings
 
 Account = NewType("Account", str)
