@@ -1,4 +1,4 @@
-"""What is open on one connection, and what each message means for it. No sockets, no clock.
+"""The open requests of one connection, and what each message means for them. No sockets, no clock.
 
 The synchronous and the asynchronous client share this: a message comes in, deliveries come out.
 """
@@ -53,7 +53,7 @@ Item = Delta | Notice | Result | dict[str, Any] | Exception
 
 
 class Inbox(Protocol):
-    """Where the deliveries of one request, command or subscription go.
+    """The receiver of the deliveries of one request, command or subscription.
 
     A stream's inbox is bounded by the tokens of its answer, a command's by its one reply, a
     subscription's by the state changes since its owner last looked.
@@ -69,7 +69,7 @@ Delivery = tuple[Inbox, Item]
 
 @dataclass(slots=True)
 class Outcome:
-    """What follows from a message: items to deliver, in order, and frames to send."""
+    """The consequences of a message: items to deliver, in order, and frames to send."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     sends: list[list[bytes]] = field(default_factory=list)

@@ -145,7 +145,8 @@ class Decoder(Generic[M]):
 
 
 class _Plan(Generic[M]):
-    """How messages of a class are read, found out once: there is one for each step of an engine."""
+    """The way in which messages of a class are read, found out once: there is one for each step of
+    an engine."""
 
     def __init__(self, cls: type[M], *, is_strict: bool) -> None:
         self._type = cls.TYPE

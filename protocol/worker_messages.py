@@ -30,7 +30,7 @@ from .version import PROTOCOL_VERSION
 
 @record
 class Acceptance(Record):
-    """What a worker made of a request: enough to continue it in another life.
+    """The form that a worker gave a request: enough to continue it in another life.
 
     Attributes:
         prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
@@ -52,7 +52,7 @@ class Acceptance(Record):
 
 @record
 class Resume(Record):
-    """How far an answer had got when its worker died, or when its row was paused.
+    """The progress of an answer whose worker died, or whose row was paused.
 
     Attributes:
         acceptance: what the worker that first took the request had made of it.
@@ -306,7 +306,7 @@ class Rejected(Message):
 
 @dataclass(slots=True, kw_only=True)
 class RowDelta(Row):
-    """What one step did for one row in one channel; not frozen: one is made for every token.
+    """The work of one step for one row in one channel; not frozen: one is made for every token.
 
     It arrives as a `PackedRow`. On the channel `tool_call` the text is one complete call, as a line
     of JSON.
@@ -351,7 +351,7 @@ class RowDelta(Row):
 
 @record
 class PrefillProgress(Record):
-    """How far a row's prompt, and what was delivered of its answer, have been read.
+    """The progress of reading a row's prompt, and what was delivered of its answer.
 
     Attributes:
         key: the request this belongs to.
@@ -368,7 +368,7 @@ class PrefillProgress(Record):
 
 @record
 class RowDrafts(Record):
-    """What a step has made of a row's guesses.
+    """The outcome of a row's guesses in a step.
 
     Attributes:
         key: the request this belongs to.

@@ -1,4 +1,4 @@
-"""What the core tells the shell to do. The shell does it, in order, and decides nothing."""
+"""The core's orders to the shell, which carries them out in order and decides nothing."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class AppraiseLaunch:
     caller: Caller
 
     def answered(self, need: Need | None, *, now: float) -> LaunchAppraised:
-        """The event that says what it needs; None if its files cannot be read."""
+        """Return the event that says what it needs; None if its files cannot be read."""
         return LaunchAppraised(
             now=now, model=self.model, launch=self.launch, caller=self.caller, need=need
         )

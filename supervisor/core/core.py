@@ -174,7 +174,7 @@ class Core:
         )
 
     def stories(self) -> dict[str, tuple[str, ...]]:
-        """The latest events of each model's life and what they led to."""
+        """Return the latest events of each model's life and what they led to."""
         return {model.name: tuple(model.life.story) for model in self.fleet}
 
     def check_invariants(self) -> None:

@@ -1,4 +1,4 @@
-"""What the shell tells the core. Every event carries `now`, monotonic seconds."""
+"""The shell's reports to the core. Every event carries `now`, monotonic seconds."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class GatewayEnded(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(_Event):
-    """What the monitor measured.
+    """The monitor has measured memory.
 
     Attributes:
         footprint_bytes: resident bytes of each worker's process, by pid; some may be gone by now.
@@ -237,7 +237,7 @@ class Sampled(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraised(_Event):
-    """What models need in memory: before they are loaded from their files, then as measured.
+    """The memory that models need: before they are loaded from their files, then as measured.
 
     Attributes:
         needs: of every model that could be appraised, by name; it replaces what was known.

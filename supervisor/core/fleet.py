@@ -180,7 +180,8 @@ class Fleet:
         self._touched[model.name] = None
 
     def touched_by(self, request: Request) -> Model:
-        """The model of a request that something is done about; `run_policies` looks at it."""
+        """Return the model of a request that something is done about; `run_policies`
+        looks at it."""
         model = self.by_name[request.model]
         self.touch(model)
         return model
@@ -212,13 +213,13 @@ class Fleet:
     # ------------------------------------------------------------ all models at once
 
     def preload(self, now: float) -> None:
-        """The supervisor is up: loads what the configuration wants loaded."""
+        """Load what the configuration wants loaded, once the supervisor is up."""
         for model in self:
             if model.life.settings.preload:
                 self.trigger(model, WantUp(why=Why.PRELOAD), now)
 
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
-        """The configuration was read again: removes, adds and changes models."""
+        """Remove, add and change models: the configuration was read again."""
         self.settings = settings
         self.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
@@ -288,7 +289,7 @@ class Fleet:
         self.trigger(model, Faulted(cause=cause, detail=detail), now)
 
     def due(self, name: ModelName, now: float) -> None:
-        """A deadline of this model may have come."""
+        """Act on a deadline of this model, if it has come."""
         model = self.by_name.get(name)
         if model is None:
             return
@@ -366,18 +367,18 @@ class Fleet:
     # ------------------------------------------------------------ what models need
 
     def appraised(self, needs: Mapping[ModelName, Need]) -> None:
-        """The shell has appraised the models of the configuration; this replaces what was known."""
+        """Replace what was known of the needs of models: the shell has appraised them."""
         self.needs = needs
         self._appraise()
 
     def relaunched(self, name: ModelName, need: Need | None) -> None:
-        """One model was appraised for another launch than that of the configuration."""
+        """Plan with what one model needs with another launch than that of the configuration."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
         self._appraise()
 
     def _appraise(self) -> None:
-        """The needs, the budget, or who is pinned has changed."""
+        """Plan anew, because the needs, the budget, or who is pinned has changed."""
         needs, budget = self.needs, self.settings.budget
         if budget is not None:
             staying = [model for model in self if model.life.wanted is not Wanted.GONE]
@@ -414,7 +415,7 @@ class Fleet:
     # ------------------------------------------------------------ how much workers log
 
     def change_log_level(self, level: str) -> None:
-        """From now on, the daemon and the workers log from this level on.
+        """Have the daemon and the workers log from this level on.
 
         Raises:
             RemoteError: `invalid_request`; there is no such level.
@@ -428,7 +429,7 @@ class Fleet:
             self.tell_log_level(model)
 
     def tell_log_level(self, model: Model) -> None:
-        """The worker of a model may have become READY: it may have been started before."""
+        """Tell a worker that may have become READY the level: it may have been started before."""
         if self._log_level is not None and model.life.state in SERVES:
             self._outbox.tell(model.life, LogLevel(level=self._log_level))
 
@@ -569,7 +570,7 @@ class Fleet:
         assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
     def _add(self, entry: ModelSettings) -> Model:
-        """A model that was never started."""
+        """Add a model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
         queue = Queue(Counters(self.ledger.terms))

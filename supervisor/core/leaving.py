@@ -1,4 +1,4 @@
-"""How requests leave their rows and the line: paused, interrupted, ended.
+"""The leaving of requests from their rows and the line: paused, interrupted, ended.
 
 Each request gets exactly one terminal message (P1), and `end` is the only place that sends it.
 
@@ -64,18 +64,18 @@ class Leaving:
     # ------------------------------------------------------------ one request ends
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
-        """The client cancelled: it is answered at once, and its row leaves later (D4, D13)."""
+        """Answer a client that cancelled at once; its row leaves later (D4, D13)."""
         self._withdraw(model, request, now)
         self.end(request, finish=FinishReason.CANCELLED, now=now)
 
     def drop(self, model: Model, request: Request, now: float) -> None:
-        """The client is gone: no answer is sent (D12)."""
+        """End a request whose client is gone without an answer (D12)."""
         self._withdraw(model, request, now)
         ended = self._forget(request, GONE, now)
         self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
-        """The request ends with an error, at any stage."""
+        """End a request with an error, at any stage."""
         self._withdraw(model, request, now)
         self.end(request, error=error, now=now)
 
@@ -119,7 +119,7 @@ class Leaving:
     # ------------------------------------------------------------ what people ask
 
     def pause(self, model: Model, request: Request, now: float) -> None:
-        """A person pauses a request, at any stage.
+        """Pause a request for a person, at any stage.
 
         Raises:
             RemoteError: `invalid_request`; it is paused already, or may not be paused.
@@ -139,7 +139,8 @@ class Leaving:
             self.ask_to_leave(model, request, PauseReason.USER, keep=True)
 
     def resume(self, model: Model, request: Request, now: float) -> None:
-        """A person lets a paused request continue; once accepted, it queues ahead of new ones.
+        """Let a request continue that a person has paused; once accepted, it queues ahead of new
+        ones.
 
         Raises:
             RemoteError: `invalid_request`; it is not paused.
@@ -169,9 +170,9 @@ class Leaving:
             self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
 
     def row_left(self, model: Model, request: Request, row: Row, now: float) -> None:
-        """The worker has confirmed that the row left the batch, or says that there is no memory for
-        it; what it delivered is kept. If its model is going down, a request that the worker had not
-        accepted yet may not return."""
+        """Queue or put aside a request whose row has left the batch, as the worker has confirmed,
+        or for which the worker has no memory; what it delivered is kept. If its model is going
+        down, a request that the worker had not accepted yet may not return."""
         is_wanted = model.life.wanted is Wanted.UP
         if not is_wanted and request.acceptance is None:
             error = for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
@@ -206,7 +207,7 @@ class Leaving:
             self._announce_paused(model, request)
 
     def _put_aside(self, model: Model, request: Request, now: float) -> None:
-        """A request that is neither queued nor running any longer is PAUSED."""
+        """Make a request PAUSED that is neither queued nor running any longer."""
         self._begin_pause(request, now)
         if request.pauses.since is None:
             request.pauses.since = now
@@ -216,7 +217,7 @@ class Leaving:
         self._announce_paused(model, request)
 
     def _let_queue(self, model: Model, request: Request, now: float) -> None:
-        """A PAUSED request waits for a row again."""
+        """Let a PAUSED request wait for a row again."""
         del model.paused[request.key]
         if not request.has_begun:  # what limits the wait for its start did not run
             if request.limits.queue_deadline is not None and request.pauses.since is not None:
@@ -228,7 +229,7 @@ class Leaving:
         self._outbox.announce(change_map(model, model.life.state, note))
 
     def _forget_state(self, model: Model, key: RequestKey) -> None:
-        """A request that had been paused has ended: the worker need not keep its state."""
+        """Let the worker drop the state of a request that had been paused and has ended."""
         if key in model.batch.kept:
             model.batch.kept.remove(key)
             if model.life.state in (State.READY, State.DRAINING):
@@ -260,7 +261,7 @@ class Leaving:
                 self.fail(model, request, begun, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
-        """The process is gone with its rows, which queue again, ahead of all others.
+        """Queue the rows of a process that is gone again, ahead of all others.
 
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
@@ -294,7 +295,8 @@ class Leaving:
     # ------------------------------------------------------------ inside
 
     def _begin_pause(self, request: Request, now: float) -> None:
-        """One that the worker has not accepted, or had no memory for, waits as if it were new."""
+        """Begin a pause. One that the worker has not accepted, or had no memory for, waits as if it
+        were new."""
         request.sent.notices.clear()
         if not request.has_begun:
             request.run.started_at = None
@@ -367,12 +369,12 @@ def _done(request: Request, finish: FinishReason, ended: RequestEnded) -> Done:
 
 
 def _waiting(model: Model) -> list[Request]:
-    """Those in the queue, and those that are paused."""
+    """Return those in the queue, and those that are paused."""
     return [*model.queue, *model.paused.values()]
 
 
 def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:
-    """The error of a request that does not outlive its worker; None if it does."""
+    """Return the error of a request that does not outlive its worker; None if it does."""
     name, sent = model.name, request.tokens_sent
     if verdict.culprit == request.digest:
         return quarantined(name, sent, QUARANTINE_S)
@@ -405,7 +407,7 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 
 def _left_short(model: Model, request: Request) -> None:
-    """It waits until there is memory for its row again, whoever found that there is none."""
+    """Let it wait until there is memory for its row again, whoever found that there is none."""
     request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pauses.reason = PauseReason.MEMORY

@@ -402,7 +402,7 @@ def _by_model(rows: Iterable[tuple[LoadedModel, Row]]) -> dict[ModelName, list[R
 
 
 class Plan(NamedTuple):
-    """What is due now.
+    """The steps that are due now.
 
     Attributes:
         steps: which trigger is put to which model, in this order.

@@ -61,7 +61,7 @@ its requests has aged to the highest class by then, and clients' counters must n
 
 
 class Standing(Enum):
-    """What can be done about a model that holds memory."""
+    """The standing of a model that holds memory: what can be done about it."""
 
     PINNED = auto()
     """Its entry says that it never goes."""
@@ -93,7 +93,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What the rows of a model take.
+    """The memory of a model's rows.
 
     Attributes:
         layers: what each layer keeps for a row.
@@ -254,7 +254,7 @@ class LoadRequest:
 
 
 class Cache(NamedTuple):
-    """What the worker of a model that is READY keeps for reuse.
+    """The memory that the worker of a model that is READY keeps for reuse.
 
     Attributes:
         size_bytes: how much it could give back.

@@ -32,7 +32,7 @@ GIVES_WAY = Priority.BATCH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yields:
-    """Who gives way.
+    """The rows that give way.
 
     Attributes:
         rows: the running requests that must leave the batch now.
@@ -51,7 +51,7 @@ NOBODY = Yields()
 
 
 def next_for_row(model: Model, ledger: Ledger) -> Request | None:
-    """The waiting request that gets a free row; None if none may start.
+    """Return the waiting request that gets a free row; None if none may start.
 
     A row that was freed for a higher class goes to a request of that class, even if others that
     have waited long stand before it; all other rows go to the first in line.
@@ -129,7 +129,7 @@ def _is_enough(
 def _latest_first(
     rows: Iterable[Request], min_run_s: float, *, keeps_states: bool
 ) -> list[tuple[float, Request]]:
-    """The rows that may be freed at some time, and when; the one dispatched last first."""
+    """Return the rows that may be freed at some time, and when; the one dispatched last first."""
     return sorted(
         (
             (_yields_at(one, min_run_s, keeps_states=keeps_states), one)
@@ -184,7 +184,7 @@ class Turns:
 
     @classmethod
     def of(cls, model: Model, ledger: Ledger) -> Turns:
-        """The current state; only worth computing while a request is on probation."""
+        """Return the current state; only worth computing while a request is on probation."""
         is_due = model.blame.is_due
         waiting = [request for request in model.queue if ledger.may_run(request.account)]
         return cls(
@@ -211,7 +211,8 @@ def are_turns_due(model: Model, ledger: Ledger) -> bool:
 
 
 def next_in_line(model: Model, ledger: Ledger) -> Request | None:
-    """The waiting request that may start now, next to what runs already; None if none may."""
+    """Return the waiting request that may start now, next to what runs already; None if
+    none may."""
     if not model.queue:
         return None
     if not model.blame.is_anyone_on_probation:

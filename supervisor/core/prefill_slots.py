@@ -1,4 +1,4 @@
-"""Which models read long prompts now: prefill slots that go round, one chunk each.
+"""The turns of models that read long prompts: prefill slots that go round, one chunk each.
 
 Models whose prompts take several chunks share one device: that of their backend. While there are
 more of them than may read at the same time, each chunk takes a lease. A model that has given its
@@ -32,7 +32,7 @@ worker/engines/mlx/prefill.py). A chunk that takes longer ends, too, but no mode
 
 
 class Stage(Enum):
-    """What a model that takes part does."""
+    """The stages of a model that takes part."""
 
     READS = auto()
     """It has a long prompt to read, and has asked for nothing."""
@@ -46,7 +46,7 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class _Part:
-    """How one model takes part.
+    """The part of one model.
 
     Attributes:
         stage: what it does.
@@ -79,7 +79,7 @@ class Device:
         self._asked = 0
 
     def leave(self, name: ModelName) -> None:
-        """A model takes no part any longer: its process ends."""
+        """Let a model take no part any longer: its process ends."""
         del self.members[name]
         self._parts.pop(name, None)
 
@@ -104,7 +104,8 @@ class Device:
         return limit is not None and len(self._parts) > limit
 
     def reads(self, name: ModelName, *, is_reading: bool) -> bool:
-        """A model has a long prompt left to read, or none; returns whether that changes anything.
+        """Note that a model has a long prompt left to read, or none; return whether that changes
+        anything.
 
         One that has asked takes part until it has given its lease back.
         """
@@ -118,7 +119,7 @@ class Device:
         return True
 
     def ask(self, name: ModelName) -> bool:
-        """A model asks for a lease; returns whether it may."""
+        """Let a model ask for a lease; return whether it may."""
         part = self._parts.get(name)
         if part is not None and part.stage is not Stage.READS:
             return False
@@ -127,7 +128,7 @@ class Device:
         return True
 
     def give_back(self, name: ModelName) -> bool:
-        """A model gives its lease back; returns whether it had one."""
+        """Let a model give its lease back; return whether it had one."""
         part = self._parts.get(name)
         if part is None or part.stage not in (Stage.HOLDS, Stage.OUTLASTS):
             return False
@@ -187,7 +188,7 @@ class PrefillSlots:
     # ------------------------------------------------------------ what workers say
 
     def stepped(self, model: Model, message: Step) -> str:
-        """A worker has made a step; returns what is wrong with that, or nothing."""
+        """Take a step that a worker has made; return what is wrong with it, or nothing."""
         device = self._device_of.get(model.name)
         if device is None:
             return ""  # its process is about to end
@@ -309,8 +310,9 @@ class PrefillSlots:
 
 
 def turn_rank(model: Model) -> int:
-    """The class of a model's turn, lower ones first: the highest of its requests that wait for a
-    first token, or for one since an interruption or a pause; if none does, the highest of all."""
+    """Return the class of a model's turn, lower ones first: the highest of its requests that wait
+    for a first token, or for one since an interruption or a pause; if none does, the highest of
+    all."""
     running = model.batch.running.values()
     reading = [
         one

@@ -225,7 +225,7 @@ class Serving:
     def ask_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
     ) -> None:
-        """These rows, or all if None, are asked to leave. Those that leave already, do."""
+        """Ask these rows to leave, or all if None. Those that leave already, do."""
         for key, request in model.batch.running.items():
             if request.stage is Stage.RUNNING and (keys is None or key in keys):
                 self._leaving.ask_to_leave(model, request, reason, keep=False)
@@ -266,7 +266,7 @@ class Serving:
     # ------------------------------------------------------------ what the worker says
 
     def accepted(self, model: Model, message: Accepted, now: float) -> None:
-        """The worker accepted the request: its body is no longer needed."""
+        """Take what the worker made of a request: its body is no longer needed."""
         request = model.batch.running.get(message.key)
         if (
             request is not None and request.acceptance is None
@@ -293,7 +293,7 @@ class Serving:
         self._rest_if_idle(model, now)
 
     def process_gone(self, model: Model, now: float) -> None:
-        """The process has ended: it does no more steps."""
+        """Stop the meter of a process that has ended."""
         self._meter.rests(model, now)
 
     def step(self, model: Model, message: Step, now: float) -> bool:
@@ -378,7 +378,7 @@ class Serving:
         return delta
 
     def _row_is_gone(self, model: Model, row: Row) -> None:
-        """The row of a request that has been answered has left the batch."""
+        """Forget the row of a request that was answered before: it has left the batch."""
         model.batch.ended += 1
         model.batch.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
@@ -386,8 +386,8 @@ class Serving:
             self._outbox.tell(model.life, DropKept(key=row.key))
 
     def _begin_to_gain(self, model: Model, request: Request, row: Row, now: float) -> None:
-        """The row of a request says something for the first time since it was dispatched: perhaps
-        a stream continues after a crash, a pause, or both."""
+        """Note that the row of a request says something for the first time since it was dispatched:
+        perhaps a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
             return  # it has left again before it said anything
         request.run.gains_since = now

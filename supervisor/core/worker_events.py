@@ -118,8 +118,8 @@ def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The line of a worker's output that may be a cause: a fault handler's name for it, or the
-    last line that is neither a routine log nor the end of such a report."""
+    """Return the line of a worker's output that may be a cause: a fault handler's name for it, or
+    the last line that is neither a routine log nor the end of such a report."""
     for line in reversed(lines):
         if line.startswith("Fatal Python error:"):
             return line.strip()[:MAX_LAST_WORDS]

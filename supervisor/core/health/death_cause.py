@@ -1,5 +1,5 @@
-"""Why a worker died, as far as its exit, its last lines and the state of its model show: a class to
-count and to act on, and what the death says about the requests that the worker held.
+"""The cause of a worker's death, as its exit, its last lines and the state of its model show it: a
+class to count and to act on, and what the death says about the requests that the worker held.
 
 The same error in two loads in a row is permanent, because most of what a load raises follows from
 the files; lack of memory, faults of the GPU and signals depend on the neighbours and are tried
@@ -52,7 +52,7 @@ _BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
 def classify(
     exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False
 ) -> DeathCause:
-    """The cause of a death.
+    """Return the cause of a death.
 
     Args:
         exit_code: None if a signal ended it.

@@ -1,4 +1,4 @@
-"""What can happen to a model's life, and what that causes besides actions.
+"""The triggers of a model's life, and their effects besides actions.
 
 A life knows nothing about requests, callers and watchers: `fleet.py` carries its effects out.
 """
@@ -276,7 +276,7 @@ class Died(Trigger):
 
     @property
     def text(self) -> str:
-        """One phrase that says how it ended, for people."""
+        """Return one phrase that says how it ended, for people."""
         if self.is_spawn_error:
             return self.said
         ended = self.signal_name or f"exit code {self.exit_code}"
@@ -300,7 +300,7 @@ class GivenUp(Died):
 
     @property
     def text(self) -> str:
-        """One phrase for people."""
+        """Return one phrase for people."""
         return f"process {self.pid} cannot be ended"
 
 

@@ -1,4 +1,4 @@
-"""Which models fit into so much memory, which must go for others, and equal shares of what is left:
+"""The models that fit into so much memory, those that must go, and equal shares of what is left:
 the sums of the memory plan, and of `mlxsup plan`.
 """
 

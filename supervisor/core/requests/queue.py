@@ -88,11 +88,11 @@ class Line:
 
     @property
     def again(self) -> dict[RequestKey, Request]:
-        """Those that had been dispatched, in order."""
+        """Return those that had been dispatched, in order."""
         return self._again
 
     def add(self, request: Request, *, is_again: bool) -> None:
-        """A request comes, or had been dispatched and comes again."""
+        """Add a request that comes, or had been dispatched and comes again."""
         key = request.key
         if is_again:
             last = next(reversed(self._again.values()), None)
@@ -111,7 +111,7 @@ class Line:
                 heapq.heapify(self._heap)
 
     def remove(self, request: Request) -> None:
-        """A request leaves."""
+        """Remove a request."""
         key = request.key
         if self._again.pop(key, None) is not None:
             return
@@ -122,7 +122,8 @@ class Line:
             del self._by_account[request.account]
 
     def first(self, may_run: MayRun) -> Request | None:
-        """The request to dispatch next; None if no account of those that wait may run more."""
+        """Return the request to dispatch next; None if no account of those that wait
+        may run more."""
         for request in self._again.values():
             if may_run(request.account):
                 return request
@@ -160,7 +161,8 @@ class Line:
         return int(count)
 
     def place(self, request: Request) -> int:
-        """The place of a request in this class, from 1, without looking at all the others."""
+        """Return the place of a request in this class, from 1, without looking at all
+        the others."""
         key = request.key
         if key in self._again:
             return 1 + list(self._again).index(key)
@@ -226,7 +228,7 @@ class Queue:
 
     @property
     def accounts(self) -> Set[Account]:
-        """The accounts that have a request waiting."""
+        """Return the accounts that have a request waiting."""
         return self._waiting.keys()
 
     @property
@@ -236,12 +238,13 @@ class Queue:
 
     @property
     def urgent(self) -> Line:
-        """Those whose own class is the highest one, in the order in which they are dispatched."""
+        """Return those whose own class is the highest one, in the order in which they are
+        dispatched."""
         return self._urgent
 
     @property
     def again(self) -> Iterator[Request]:
-        """Those that had been dispatched before, in order."""
+        """Return those that had been dispatched, in order."""
         return chain.from_iterable(line.again.values() for line in self._lines.values())
 
     # ------------------------------------------------------------ who comes and goes
@@ -272,7 +275,7 @@ class Queue:
         self._has_moved_up = True
 
     def prioritize(self, request: Request, priority: Priority, now: float) -> None:
-        """A waiting request gets another class, in which its wait counts afresh."""
+        """Give a waiting request another class, in which its wait counts afresh."""
         is_again = request.key in self._lines[request.waiting.standing].again
         if request.priority is URGENT:
             self._urgent.remove(request)
@@ -282,7 +285,7 @@ class Queue:
         self._stand_anew(request, priority)
 
     def first(self, may_run: MayRun) -> Request | None:
-        """The request to dispatch next; None if none of the accounts may run more."""
+        """Return the request to dispatch next; None if none of the accounts may run more."""
         for line in self._lines.values():
             if line and (request := line.first(may_run)) is not None:
                 return request
@@ -314,13 +317,13 @@ class Queue:
     # ------------------------------------------------------------ places
 
     def places(self) -> dict[RequestKey, int]:
-        """The place of each request, from 1."""
+        """Return the place of each request, from 1."""
         self.skip_news()
         self._told = {request.key: place for place, request in enumerate(self, start=1)}
         return self._told
 
     def place(self, request: Request) -> int:
-        """The place of one request, from 1, without looking at all the others."""
+        """Return the place of one request, from 1, without looking at all the others."""
         ahead = 0
         for priority, line in self._lines.items():
             if priority is request.waiting.standing:
@@ -329,7 +332,8 @@ class Queue:
         return ahead + line.place(request)
 
     def take_news(self) -> dict[RequestKey, int]:
-        """The places, from 1, that are news since the last call; some may turn out not to be.
+        """Return the places, from 1, that are news since the last call; some may turn out not to
+        be.
 
         Those of all newcomers, of the near ones, of those that had been dispatched, and of those
         that have moved past a power of two. Looks at no more than the first `FARTHEST_TOLD`, and
@@ -384,7 +388,7 @@ class Queue:
         self._has_moved_up = True
 
     def _standing(self, request: Request) -> Priority:
-        """The class in which its wait so far puts a request."""
+        """Return the class in which its wait so far puts a request."""
         steps = _steps(request, self._aging_s) if self._aging_s > 0 else 0
         return CLASSES[max(request.priority.rank - steps, 0)]
 
@@ -400,5 +404,5 @@ def _steps(request: Request, aging_s: float) -> int:
 
 
 def _band(place: int) -> int:
-    """The power of two at or above a place, as its exponent."""
+    """Return the power of two at or above a place, as its exponent."""
     return (place - 1).bit_length()
