@@ -179,7 +179,7 @@ class Attaching:
             fingerprint=acceptance.fingerprint,
             delivered=reader.delivered,
         )
-        self._outbox.tell(model.life, question)
+        self._outbox.tell(model, question)
 
     def _pass_on(self, reader: _Reader, tokens: bytes, body: bytes) -> None:
         if reader.asked is None:

@@ -136,7 +136,7 @@ class Core:
         Raises:
             ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
         """
-        self.outbox.take()  # what was left by an event that raised an error
+        self.outbox.begin(event.now)
         self._take(event)
         if isinstance(event, POOL_EVENTS):
             self.fleet.warm_pool.settle(

@@ -74,7 +74,7 @@ from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounting import Meter
-from .sharing.accounts import Counters, Terms
+from .sharing.accounts import Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
 
@@ -116,7 +116,7 @@ class Fleet:
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        meter = Meter()
+        self._meter = meter = Meter()
         self.ledger = Ledger(Terms(settings), deadlines)
         self.attaching = Attaching(outbox)
         self.leaving = Leaving(self.ledger, outbox, self.attaching)
@@ -358,7 +358,7 @@ class Fleet:
         self.trigger(model, replace(died, verdict=verdict), now)
         entry = worker_died(model, died, verdict, moments, running, self._outbox, now)
         if entry is not None:
-            self._outbox.record(entry, now)
+            self._outbox.record(entry)
         if verdict.is_tried_again:
             self._ran_out = model
         if verdict.story and model.name in self.by_name:
@@ -431,7 +431,7 @@ class Fleet:
     def tell_log_level(self, model: Model) -> None:
         """Tell a worker that may have become READY the level: it may have been started before."""
         if self._log_level is not None and model.life.state in SERVES:
-            self._outbox.tell(model.life, LogLevel(level=self._log_level))
+            self._outbox.tell(model, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 
@@ -457,7 +457,6 @@ class Fleet:
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
-        self._note_what_workers_are_sent(now)
 
     def _plan_memory(self, now: float) -> None:
         """Have models load, and go, whose turn it is, download what is lacking, and divide what is
@@ -483,7 +482,6 @@ class Fleet:
                 models,
                 self.warm_pool,
                 self.settings,
-                self.ledger.may_run,
                 now,
                 is_measured=self._is_measured,
                 ran_out=self._ran_out,
@@ -502,7 +500,7 @@ class Fleet:
         for name, note in found.reclaimed:
             model = self.by_name[name]
             model.process.asked_back_at = now
-            self._outbox.tell(model.life, GiveBack())
+            self._outbox.tell(model, GiveBack())
             if note:
                 self._outbox.announce(change_map(model, model.life.state, note))
         self.warm_pool.end(found.ended, now)
@@ -520,7 +518,7 @@ class Fleet:
             model = self.by_name[part.name]
             message = adopt(model, part)
             if message is not None:
-                self._outbox.tell(model.life, message)
+                self._outbox.tell(model, message)
             if model.queue:  # its rows may take more, or could
                 self.touch(model)
 
@@ -528,14 +526,6 @@ class Fleet:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
             if model.life.state is State.DRAINING and model.has_drained:
                 self.trigger(model, Drained(), now)
-
-    def _note_what_workers_are_sent(self, now: float) -> None:
-        """Count the messages sent to each worker, because its heartbeats count them, too."""
-        for action in self._outbox:
-            if isinstance(action, SendToWorker):
-                model = self.by_name.get(action.model)
-                if model is not None and model.process.watch is not None:
-                    model.process.watch.was_told(now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""
@@ -558,7 +548,7 @@ class Fleet:
 
     def _check_waiting(self, model: Model) -> None:
         """Raise AssertionError if a request waits without need."""
-        waiting = [one for one in model.queue if self.ledger.may_run(one.account)]
+        waiting = model.queue.startable
         if model.life.state is not State.READY or not waiting or not model.has_room:
             return
         if model.batch.held_back is not None:
@@ -573,14 +563,13 @@ class Fleet:
         """Add a model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
-        queue = Queue(Counters(self.ledger.terms))
-        return self.by_name.setdefault(entry.name, Model(life=life, queue=queue))
+        return self.by_name.setdefault(entry.name, Model(life=life, queue=Queue(self.ledger)))
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:
             case Changed(note=note):
                 if before is not model.life.state:
-                    self._outbox.record(model_changed(model, before, note), now)
+                    self._outbox.record(model_changed(model, before, note))
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
                 self.leaving.fail_queue(model, error, now)
@@ -590,7 +579,7 @@ class Fleet:
                 self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
                 self.leaving.lose_running(model, text, verdict, now)
-                self.serving.process_gone(model, now)
+                self._meter.rests(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
@@ -600,7 +589,9 @@ class Fleet:
                 self._outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
                 self._deadlines.set(model.name, None)
-            case Spawn() | LookAtFiles() | SendToWorker() | SignalWorker() | Abandon():
+            case SendToWorker(message=message):
+                self._outbox.tell(model, message)
+            case Spawn() | LookAtFiles() | SignalWorker() | Abandon():
                 self._outbox.add(outcome)
             case _:
                 assert_never(outcome)

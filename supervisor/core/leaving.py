@@ -167,7 +167,7 @@ class Leaving:
         request.pauses.reason = reason
         self._ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
         if model.life.state in (State.READY, State.DRAINING):
-            self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
+            self._outbox.tell(model, PauseRow(key=request.key, keep=keep))
 
     def row_left(self, model: Model, request: Request, row: Row, now: float) -> None:
         """Queue or put aside a request whose row has left the batch, as the worker has confirmed,
@@ -233,7 +233,7 @@ class Leaving:
         if key in model.batch.kept:
             model.batch.kept.remove(key)
             if model.life.state in (State.READY, State.DRAINING):
-                self._outbox.tell(model.life, DropKept(key=key))
+                self._outbox.tell(model, DropKept(key=key))
 
     # ------------------------------------------------------------ all requests of a model
 
@@ -307,7 +307,7 @@ class Leaving:
         request.limits.queue_deadline = None  # it limits the wait for the start, and it was started
 
     def _notify_paused(self, request: Request, now: float, expects_s: float | None = None) -> None:
-        self._outbox.record(request_paused(request), now)
+        self._outbox.record(request_paused(request))
         detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
         self._outbox.notify(
@@ -345,12 +345,12 @@ class Leaving:
         del model.batch.running[request.key]
         model.batch.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):
-            self._outbox.tell(model.life, CancelRow(key=request.key))
+            self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
         self._ledger.remove(request)
         ended = request_ended(request, outcome, request.usage(), request.timings(now))
-        self._outbox.record(ended, now)
+        self._outbox.record(ended)
         return ended
 
 

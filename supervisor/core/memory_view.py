@@ -48,7 +48,6 @@ from .lifecycle.states import (
 from .memory.budget import Budget
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
-from .requests.queue import MayRun
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
@@ -325,7 +324,6 @@ def view_of(
     models: Iterable[Model],
     warm_pool: WarmPool,
     settings: CoreSettings,
-    may_run: MayRun,
     now: float,
     *,
     is_measured: bool,
@@ -335,7 +333,6 @@ def view_of(
     """Return the memory of these models now.
 
     Args:
-        may_run: whether an account may have one more request running.
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory; None: there is none.
         is_division_due: whether anything has changed that the division depends on.
@@ -348,7 +345,7 @@ def view_of(
         now=now,
         loaded={one.name: one for one in loaded_models(everybody, settings, now)},
         waiting=tuple(
-            _load_request(model, everybody, settings, may_run, now)
+            _load_request(model, everybody, settings, now)
             for model in everybody
             if waits_for_load(model)
         ),
@@ -517,12 +514,11 @@ def _load_request(
     model: Model,
     models: Iterable[Model],
     settings: CoreSettings,
-    may_run: MayRun,
     now: float,
 ) -> LoadRequest:
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
-    wants = _wanted_class(model, may_run)
+    wants = _wanted_class(model)
     is_unasked = model.urgency is Urgency.NONE and not model.paused
     return LoadRequest(
         name=model.name,
@@ -534,7 +530,7 @@ def _load_request(
         reserved_bytes=life.reserved_bytes,
         pinned_bytes=life.pinned_bytes if life.settings.pinned else None,
         lack=phase.lack,
-        place=_place_in_line(model, models, settings, may_run, now) if settings.swap else None,
+        place=_place_in_line(model, models, settings, now) if settings.swap else None,
         is_after_crash=phase.is_after_crash,
         is_unwanted=life.why is Why.SWAP and is_unasked,
         takes_prewarmed=life.settings.launch.engine == ENGINE,
@@ -542,7 +538,7 @@ def _load_request(
 
 
 def _place_in_line(
-    model: Model, models: Iterable[Model], settings: CoreSettings, may_run: MayRun, now: float
+    model: Model, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> Place | None:
     """Return its place among those that wait for a turn; None if it does not, or not for long
     enough.
@@ -553,7 +549,7 @@ def _place_in_line(
     phase, swaps_from = model.life.phase, _swaps_from(model, settings)
     if swaps_from is None or now < swaps_from:
         return None
-    request = model.queue.first(may_run)
+    request = model.queue.first()
     if request is None and not model.up_callers:
         return None
     longest_s = PASSED_OVER_AGINGS * settings.aging_s
@@ -581,13 +577,13 @@ def _swaps_from(model: Model, settings: CoreSettings) -> float | None:
     return lack.asked_since + settings.swap_after_s
 
 
-def _wanted_class(model: Model, may_run: MayRun) -> Priority | None:
+def _wanted_class(model: Model) -> Priority | None:
     """Return the class of the request that waits first, as it was asked for: otherwise a stream
     that has once waited long would never make room again. A load command counts as interactive.
     None: no request waits that may run."""
     if model.up_callers:
         return Priority.INTERACTIVE
-    request = model.queue.first(may_run)
+    request = model.queue.first()
     return None if request is None else request.priority
 
 

@@ -24,9 +24,9 @@ from .kv_budget import RowBudget
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .requests.ledger import Request, Stage
-from .requests.queue import MayRun, Queue
+from .requests.queue import Queue
 from .sharing.accounting import AlikeSteps
-from .sharing.accounts import UNKNOWN_COST_S, Account
+from .sharing.accounts import UNKNOWN_COST_S
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
@@ -334,12 +334,13 @@ class Model:
         """True if nothing is left to finish before its process ends."""
         return not (self.batch.running or self.batch.leaving or (self.queue and self.serves_queue))
 
-    def can_start(self, account: Account, may_run: MayRun) -> bool:
-        """True if a request of this account that comes now would be dispatched at once, unless it
-        is a suspect."""
-        if self.life.state is not State.READY or not self.has_room or not may_run(account):
+    @property
+    def can_start(self) -> bool:
+        """True if a request that comes now, of an account that may run it, would be dispatched at
+        once, unless it is a suspect."""
+        if self.life.state is not State.READY or not self.has_room:
             return False
-        if self.queue.first(may_run) is not None:
+        if self.queue.first() is not None:
             return False
         return not any(self.blame.is_due(one) for one in self.batch.held)
 

@@ -279,11 +279,11 @@ class PrefillSlots:
         for name, was_told in device.members.items():
             if was_told != are_needed:
                 device.members[name] = are_needed
-                self._outbox.tell(models[name].life, Leases(are_needed=are_needed))
+                self._outbox.tell(models[name], Leases(are_needed=are_needed))
         granted = device.grant(limit, lambda name: turn_rank(models[name]), now)
         for name in granted:
             model = models[name]
-            self._outbox.tell(model.life, Lease())
+            self._outbox.tell(model, Lease())
             if model.batch.only_waits:
                 model.batch.only_waits = False
                 self._meter.works(model, now)

@@ -158,7 +158,7 @@ class Serving:
         if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
             sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
             return "max_queue_bytes", sentence
-        if model.can_start(account, ledger.may_run):
+        if ledger.may_run(account) and model.can_start:
             return None
         if ledger.waiting >= settings.max_queue and queued >= max(1, settings.max_queue // models):
             waiting = f"{ledger.waiting} requests are waiting, {queued} of them for this model"
@@ -192,7 +192,7 @@ class Serving:
             model.batch.freed, model.batch.yields_at = 0, None
             return
         had_room = model.has_room
-        while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
+        while model.has_room and (request := next_for_row(model)) is not None:
             error = why_never(model, request)
             if error is not None:
                 self._leaving.fail(model, request, error, now)
@@ -210,12 +210,12 @@ class Serving:
             model.batch.kept.discard(request.key)
             model.batch.running[request.key] = request
             if not request.has_begun:
-                self._outbox.record(request_started(model, request, now), now)
-            self._outbox.tell(model.life, _dispatch_of(model, request, now))
-        for request in end_intake(model, self.ledger, had_room=had_room):
+                self._outbox.record(request_started(model, request, now))
+            self._outbox.tell(model, _dispatch_of(model, request, now))
+        for request in end_intake(model, had_room=had_room):
             self._leaving.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.batch.freed = 0
-        yields = who_yields(model, self.ledger, now)
+        yields = who_yields(model, now)
         for request in yields.rows:
             self._leaving.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
             request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
@@ -291,10 +291,6 @@ class Serving:
             self._leaving.end(request, error=error, now=now)
         model.idle_since = now
         self._rest_if_idle(model, now)
-
-    def process_gone(self, model: Model, now: float) -> None:
-        """Stop the meter of a process that has ended."""
-        self._meter.rests(model, now)
 
     def step(self, model: Model, message: Step, now: float) -> bool:
         """Handle one engine step: each connection's deltas in one message, then what has ended.
@@ -383,7 +379,7 @@ class Serving:
         model.batch.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
         if row.paused is RowState.KEPT and model.life.state in SERVES:
-            self._outbox.tell(model.life, DropKept(key=row.key))
+            self._outbox.tell(model, DropKept(key=row.key))
 
     def _begin_to_gain(self, model: Model, request: Request, row: Row, now: float) -> None:
         """Note that the row of a request says something for the first time since it was dispatched:
@@ -393,7 +389,7 @@ class Serving:
         request.run.gains_since = now
         if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
-        self._outbox.record(request_continued(model, request), now)
+        self._outbox.record(request_continued(model, request))
         if request.crashes.is_interrupted:
             request.crashes.resumed += 1
             detail = {"times": request.crashes.resumed, "after": "crash"}

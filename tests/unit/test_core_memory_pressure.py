@@ -16,7 +16,7 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
 from mlxsup.supervisor.core.events import FilesSeen, Reloaded, Sampled
-from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
+from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S, Files
 from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Pressure, Reading
 
 from support.core.looks import ALICE
@@ -546,5 +546,6 @@ def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
     old = driver.generation("a")
     play(driver, "exit a code=70; turn a")
     late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
+    assert driver.model("a").life.files == Files(), "nor that it is being looked at"
     driver.do(late)
     assert driver.model("a").life.files.change == ""

@@ -204,9 +204,9 @@ def never_told(kind: type) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         right = Outbox.tell
 
-        def wrong(outbox: Outbox, life: Any, message: Any) -> None:
+        def wrong(outbox: Outbox, model: Model, message: Any) -> None:
             if not isinstance(message, kind):
-                right(outbox, life, message)
+                right(outbox, model, message)
 
         patch.setattr(Outbox, "tell", wrong)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
@@ -23,10 +23,7 @@ from mlxsup.protocol.states import CLASSES, PauseReason, Priority
 
 from ..deadlines import Deadlines
 from ..sharing.accounts import Account, Counters
-from .ledger import Request
-
-MayRun = Callable[[Account], bool]
-"""Whether an account may have one more request running."""
+from .ledger import Ledger, Request
 
 LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
 """Reasons of pauses that do not put a request behind those that a crash has interrupted."""
@@ -56,8 +53,9 @@ class Line:
     with the smallest counter, its oldest; with equal counters, the one that arrived first.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, ledger: Ledger) -> None:
         self._counters = counters
+        self._ledger = ledger
         # Bounded by admission, as the queue is. By key, because keys count arrivals.
         self._again: dict[RequestKey, Request] = {}
         self._new: dict[RequestKey, Request] = {}
@@ -121,11 +119,11 @@ class Line:
         if not keys:
             del self._by_account[request.account]
 
-    def first(self, may_run: MayRun) -> Request | None:
+    def first(self) -> Request | None:
         """Return the request to dispatch next; None if no account of those that wait
         may run more."""
         for request in self._again.values():
-            if may_run(request.account):
+            if self._ledger.may_run(request.account):
                 return request
         heap, passed_over = self._heap, []
         found = None
@@ -135,7 +133,7 @@ class Line:
                 heapq.heappop(heap)
             elif (entry := self._entry(account)) != heap[0]:
                 heapq.heapreplace(heap, entry)
-            elif may_run(account):
+            elif self._ledger.may_run(account):
                 found = self._new[entry[1]]
             else:
                 passed_over.append(heapq.heappop(heap))
@@ -143,11 +141,10 @@ class Line:
             heapq.heappush(heap, entry)
         return found
 
-    def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
+    def count_startable(self, most: int) -> int:
         """Return how many of those who wait could start at once, if there were that many rows.
 
         Args:
-            may_run_more: how many more requests of an account may run.
             most: the answer is at most this.
         """
         again = Counter(request.account for request in self._again.values())
@@ -155,7 +152,7 @@ class Line:
         count = 0.0
         for account in chain(self._by_account, only_again):
             own = len(self._by_account.get(account, ())) + again[account]
-            count += min(own, may_run_more(account))
+            count += min(own, self._ledger.may_run_more(account))
             if count >= most:
                 return most
         return int(count)
@@ -202,13 +199,14 @@ LATE_S = 1e-6
 class Queue:
     """The requests of one model that are waiting to be dispatched."""
 
-    def __init__(self, counters: Counters) -> None:
-        self.counters = counters
+    def __init__(self, ledger: Ledger) -> None:
+        self.counters = counters = Counters(ledger.terms)
+        self._ledger = ledger
         # Bounded by admission: at most twice `max_queue` over all models, and those who come back.
         self._requests: dict[RequestKey, Request] = {}
         self._waiting: Counter[Account] = Counter()
-        self._lines = {priority: Line(counters) for priority in Priority}
-        self._urgent = Line(counters)
+        self._lines = {priority: Line(counters, ledger) for priority in Priority}
+        self._urgent = Line(counters, ledger)
         self._aging = Deadlines()
         self._aging_s = counters.terms.aging_s
         # Since the news was last taken: who has come and still waits, and whether anybody may have
@@ -225,6 +223,11 @@ class Queue:
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._requests
+
+    @property
+    def startable(self) -> list[Request]:
+        """Return those whose accounts may run more, in the order of the line."""
+        return [one for one in self if self._ledger.may_run(one.account)]
 
     @property
     def accounts(self) -> Set[Account]:
@@ -284,10 +287,10 @@ class Queue:
         request.priority, request.waiting.waited_s, request.waiting.since = priority, 0.0, now
         self._stand_anew(request, priority)
 
-    def first(self, may_run: MayRun) -> Request | None:
+    def first(self) -> Request | None:
         """Return the request to dispatch next; None if none of the accounts may run more."""
         for line in self._lines.values():
-            if line and (request := line.first(may_run)) is not None:
+            if line and (request := line.first()) is not None:
                 return request
         return None
 
