@@ -118,6 +118,11 @@ PREEMPTIONS: dict[str, tuple[int, str]] = {
         "urgent now1; row_left 1; accept 2; token 2 finish=stop -> dispatched=[1]; wait 9;"
         " urgent now2 -> pauses=[]; token 1; wait 1.99 -> pauses=[]; wait 0.02 -> pauses=[1]",
     ),
+    "a request that gets a lower class by hand frees no row": (
+        1,
+        "urgent now1; row_left 1; accept 2; token 2 finish=stop; urgent now2;"
+        " prioritize now2 normal; token 1; wait 2.1 -> pauses=[]",
+    ),
     "another class by hand frees a row or keeps one": (
         2, "ask now; prioritize r2 interactive; prioritize now interactive -> pauses=[1]",
     ),
