@@ -1,4 +1,4 @@
-"""What both clients offer: `generate`, which is never awaited, and the commands.
+"""The calls of both clients: `generate`, which is never awaited, and the commands.
 
 A command is a method that returns what its daemon answers; of `AsyncClient`, each is awaited.
 """

@@ -64,7 +64,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         await asyncio.to_thread(self._connection.terminate)
 
     async def complete(self, model: str, **parameters: Unpack[GenerateParameters]) -> Result:
-        """As `Client.complete`."""
+        """Do what `Client.complete` does."""
         return await self._read_out(self.generate(model, **parameters))
 
     async def embed(
@@ -77,7 +77,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         truncate: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> Embeddings:
-        """As `Client.embed`."""
+        """Do what `Client.embed` does."""
         body = embed_body(texts, dimensions, input_type, truncate)
         return embeddings_of(await self._read_out(self._send(model, body, **options)))
 
@@ -91,7 +91,7 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         truncate: bool | None = True,
         **options: Unpack[RequestOptions],
     ) -> Ranking:
-        """As `Client.rerank`."""
+        """Do what `Client.rerank` does."""
         body = rerank_body(query, documents, truncate)
         return ranking_of(await self._read_out(self._send(model, body, **options)), top_n)
 
@@ -103,12 +103,12 @@ class AsyncClient(ClientBase[AsyncStream, Coroutine[Any, Any, dict[str, Any]]]):
         return stream.result
 
     async def tokenize(self, model: str, **parameters: Unpack[TokenizeParameters]) -> list[int]:
-        """As `Client.tokenize`."""
+        """Do what `Client.tokenize` does."""
         stream = self._tokenizing(model, ids=True, **parameters)
         return (await self._read_out(stream)).prompt_token_ids
 
     async def detokenize(self, model: str, tokens: list[int]) -> str:
-        """As `Client.detokenize`."""
+        """Do what `Client.detokenize` does."""
         stream = self._tokenizing(model, ids=False, prompt_tokens=tokens)
         return (await self._read_out(stream)).prompt
 

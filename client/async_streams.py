@@ -1,4 +1,4 @@
-"""What the asynchronous client returns: answers and state changes, read by the event loop."""
+"""Answers and state changes of the asynchronous client, read by the event loop."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RequestIds:
 
 
 class Connection:
-    """What a client does, apart from its thread or event loop.
+    """The work of a client, apart from its thread or event loop.
 
     Args:
         endpoint: where the supervisor listens.

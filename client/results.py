@@ -1,4 +1,4 @@
-"""What a stream yields: pieces while it runs, a result at its end."""
+"""The items of a stream: pieces while it runs, a result at its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Delta(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What a request is waiting for.
+    """News of what a request is waiting for.
 
     Attributes:
         kind: `queued`, `loading`, `prefilling`, `interrupted`, `paused`, `resumed` or `changed`.

@@ -1,4 +1,4 @@
-"""What is open on one connection, and what each message means for it. No sockets, no clock.
+"""The open requests of one connection, and what each message means for them. No sockets, no clock.
 
 The synchronous and the asynchronous client share this: a message comes in, deliveries come out.
 """
@@ -25,7 +25,7 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.client_messages import Notice as NoticeMessage
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.delta import read_body
-from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestId, unpack_tokens
 from mlxsup.protocol.message import Logprobs
 from mlxsup.protocol.states import Channel, FinishReason
@@ -53,7 +53,7 @@ Item = Delta | Notice | Result | dict[str, Any] | Exception
 
 
 class Inbox(Protocol):
-    """Where the deliveries of one request, command or subscription go.
+    """The receiver of the deliveries of one request, command or subscription.
 
     A stream's inbox is bounded by the tokens of its answer, a command's by its one reply, a
     subscription's by the state changes since its owner last looked.
@@ -69,7 +69,7 @@ Delivery = tuple[Inbox, Item]
 
 @dataclass(slots=True)
 class Outcome:
-    """What follows from a message: items to deliver, in order, and frames to send."""
+    """The consequences of a message: items to deliver, in order, and frames to send."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     sends: list[list[bytes]] = field(default_factory=list)
@@ -335,10 +335,7 @@ class Session:
         return self._deliver(opened, result)
 
     def _take_failed(self, failed: Failed) -> Outcome:
-        try:
-            error = RequestError.of(RemoteError.from_wire(failed.error))
-        except ValueError:
-            error = internal("the daemon sent an error that cannot be read")
+        error = RequestError.of(failed.error)
         if error.code is ErrorCode.DUPLICATE_ID:
             # A second use of an id was refused; what is open under it continues.
             return Outcome()

@@ -1,4 +1,4 @@
-"""What the synchronous and the asynchronous stream have in common.
+"""The common part of the synchronous and the asynchronous stream.
 
 A stream that nothing references any longer is cancelled, and so is one whose wait an interrupt or
 a cancelled task ends: the traceback would keep it alive, and its request would run for no reader.

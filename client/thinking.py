@@ -1,4 +1,4 @@
-"""How a request says whether the model is to reason before it answers."""
+"""The arguments of a request that decide whether the model reasons before it answers."""
 
 from __future__ import annotations
 

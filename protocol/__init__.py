@@ -1,1 +1,1 @@
-"""What crosses a process boundary: ids, states, messages, codec, errors, launch contract."""
+"""All that crosses a process boundary: ids, states, messages, codec, errors, launch contract."""

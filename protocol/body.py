@@ -77,7 +77,7 @@ MAX_STOP_LENGTH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBody:
-    """What a client asks of an engine. Exactly one of the three inputs is given.
+    """The request of a client to an engine. Exactly one of the three inputs is given.
 
     A field that is None was left out: the model's entry or `parameters.NUMBERS` gives its default.
     docs/http-api.md describes each in more detail.
@@ -409,7 +409,7 @@ class RequestBody:
 
     @classmethod
     def from_wire(cls, value: object) -> RequestBody:
-        """Reads what a client sent.
+        """Read what a client sent.
 
         Raises:
             RemoteError: `invalid_request`, naming the parameter and what was expected.
@@ -470,7 +470,7 @@ def _is_token_id(key: object) -> bool:
 
 
 def _with_text_keys(wire: dict[str, Any]) -> dict[str, Any]:
-    """Converts keys to strings: maps on the wire have no other keys."""
+    """Convert keys to strings: maps on the wire have no other keys."""
     if "logit_bias" in wire:
         wire["logit_bias"] = {str(key): value for key, value in wire["logit_bias"].items()}
     return wire

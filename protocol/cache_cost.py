@@ -1,5 +1,5 @@
-"""What the caches of a batch take, from what each layer keeps: the supervisor plans with it, and a
-worker admits rows by it.
+"""The memory that the caches of a batch take, from what each layer keeps: the supervisor plans with
+it, and a worker admits rows by it.
 
 Both compute instead of measuring, so that they agree, and because a measurement would come too
 late to admit a row by.

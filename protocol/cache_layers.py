@@ -1,4 +1,4 @@
-"""What the layers of a model keep for each row: measured by workers, planned with by the daemon."""
+"""The memory that layers keep for each row: measured by workers, planned with by the daemon."""
 
 from __future__ import annotations
 

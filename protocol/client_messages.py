@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, get_args
 
-from .codec import Form, read_known, undecodable
+from .codec import ErrorMap, Form, read_known, undecodable
 from .ids import MAX_ID_CHARACTERS, ModelName, RequestId
 from .message import Command, Message, Record, record
 from .states import FinishReason, NoticeKind, Priority
@@ -383,7 +383,7 @@ class Notice(Message):
 
 @record
 class Usage(Record):
-    """What one request took: tokens, of which `cached_tokens` needed no prefill, its share of the
+    """The cost of one request: tokens, of which `cached_tokens` needed no prefill, its share of the
     time that the engine worked, in seconds, and how many tokens were guessed for it (`drafted`), of
     which `draft_accepted` are tokens of the answer."""
 
@@ -397,7 +397,7 @@ class Usage(Record):
 
 @record
 class Timings(Record):
-    """Where one request's time went, in seconds; `first_token_s` and `total_s` from its arrival.
+    """The times of one request, in seconds; `first_token_s` and `total_s` from its arrival.
 
     `paused_s` is the time from each pause until it was dispatched again.
     """
@@ -448,12 +448,11 @@ class Failed(Message):
 
     Attributes:
         id: the request this belongs to; empty if the message could not be read that far.
-        error: what `RemoteError.to_wire` makes.
     """
 
     TYPE: ClassVar[str] = "failed"
     id: str
-    error: dict[str, Any]
+    error: ErrorMap
 
 
 @record

@@ -145,7 +145,8 @@ class Decoder(Generic[M]):
 
 
 class _Plan(Generic[M]):
-    """How messages of a class are read, found out once: there is one for each step of an engine."""
+    """The way in which messages of a class are read, found out once: there is one for each step of
+    an engine."""
 
     def __init__(self, cls: type[M], *, is_strict: bool) -> None:
         self._type = cls.TYPE
@@ -494,6 +495,17 @@ def _size_check(value: Any, path: str) -> int:
 
 Size = Annotated[int, Form(_size_check)]
 """A number of bytes, or of anything else that is counted."""
+
+
+def _error_check(value: Any, path: str) -> RemoteError:
+    try:
+        return RemoteError.from_wire(value)
+    except ValueError as wrong:
+        raise undecodable(f"{path} is wrong: {wrong}") from None
+
+
+ErrorMap = Annotated[RemoteError, Form(_error_check, RemoteError.to_wire)]
+"""An error, which travels as a map."""
 
 
 def _enum_check(enum: type[Enum]) -> Check:

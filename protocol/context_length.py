@@ -1,4 +1,4 @@
-"""How many tokens a model takes: what its config.json declares, and what is asked for."""
+"""The tokens that a model takes: what its config.json declares, and what is asked for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLength:
-    """What a model takes.
+    """The tokens that a model takes.
 
     Attributes:
         tokens: prompt and answer together, at most.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .flight import GIVEN_UP, WorkerDied
 from .launch import TEXT_LIMIT_STEPS, ExitCode
-from .states import ExitReason
+from .states import DeathCause, ExitReason
 from .text import size_text
 
 TERMINATED = 143
@@ -93,33 +93,33 @@ CAUSES = (
           "its process was alive but broken, so it was killed: {detail}",
           (f"nothing, unless it happens again; {BLAMELESS}", REPORT)),
     Cause("killed_over_memory",
-          lambda died: died.cause == "out of memory" and died.signal == "SIGKILL",
+          lambda died: died.cause == DeathCause.OUT_OF_MEMORY and died.signal == "SIGKILL",
           "the system killed it (SIGKILL) when it used {held}, with a limit of {limit}",
           (FITS, LOWER)),
-    Cause("out_of_memory", lambda died: died.cause == "out of memory",
+    Cause("out_of_memory", lambda died: died.cause == DeathCause.OUT_OF_MEMORY,
           "it ran out of memory ({ended}) when it used {held}", (FITS, LOWER)),
-    Cause("model_missing", lambda died: died.cause == "model missing",
+    Cause("model_missing", lambda died: died.cause == DeathCause.MODEL_MISSING,
           "files of the model are missing: {detail}",
           ("`mlxsup models` lists the models on this machine",
            "correct `path` in the configuration and run `mlxsup reload`, or restore the files "
            "and run `mlxsup restart MODEL`")),
-    Cause("bad_model", lambda died: died.cause == "bad model",
+    Cause("bad_model", lambda died: died.cause == DeathCause.BAD_MODEL,
           "the model's files cannot be used: {detail}",
           ("`mlxsup show MODEL` describes them; download or convert them again", AGAIN)),
-    Cause("no_device", lambda died: died.cause == "no usable device",
+    Cause("no_device", lambda died: died.cause == DeathCause.NO_DEVICE,
           "MLX found no usable device: {detail}",
           ("check that the driver is loaded and that MLX is installed for this machine", AGAIN)),
     Cause("bad_launch", lambda died: died.code == ExitCode.BAD_LAUNCH,
           "its worker rejected the settings of the model: {detail}",
           ("correct the settings in the configuration, then run `mlxsup reload`",)),
-    Cause("gpu_timeout", lambda died: died.cause == "GPU time-out",
+    Cause("gpu_timeout", lambda died: died.cause == DeathCause.GPU_TIMEOUT,
           "the GPU aborted work that took too long ({ended})",
           ("lower `decode_stall_target_ms` of MODEL, so that prompts are read in smaller parts",
            "check what else uses the GPU")),
-    Cause("gpu_fault_elsewhere", lambda died: died.cause == "GPU fault of another process",
+    Cause("gpu_fault_elsewhere", lambda died: died.cause == DeathCause.GPU_FAULT_ELSEWHERE,
           "the GPU failed because of another process ({ended})",
           (f"check what else uses the GPU; {BLAMELESS}",)),
-    Cause("stream_error", lambda died: died.cause == "stream error",
+    Cause("stream_error", lambda died: died.cause == DeathCause.STREAM_ERROR,
           "a thread used an MLX stream of another thread ({ended})", (REPORT,)),
     Cause("stuck_prompt", lambda died: died.code == ExitCode.STUCK_PROMPT,
           "a chat template or tokenizer took too long or too much memory: {detail}",

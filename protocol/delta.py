@@ -1,4 +1,4 @@
-"""What a client is shown of one piece of a stream: packed by the worker, and passed on unread.
+"""The part of a piece that a client is shown: packed by the worker, and passed on unread.
 
 The supervisor copies these bytes from a worker's message into a client's. Only the client reads
 them, and a body that cannot be read concerns one stream.

@@ -1,4 +1,4 @@
-"""Which daemon and which configuration file are meant: one rule for every command and client.
+"""The daemon and the configuration file that are meant: one rule for every command and client.
 
 There is one rule because two were a trap: with `MLXSUP_CONFIG` for `start` alone, `stop` ended
 another daemon than the one that had been started. A place that was named counts even if it is
@@ -61,7 +61,7 @@ class UnreadableConfigError(ValueError):
 
 
 class ConfigPlace(NamedTuple):
-    """Where a configuration file may be.
+    """A place where a configuration file may be.
 
     Attributes:
         path: as it was named; `~` is not expanded yet.
@@ -80,7 +80,7 @@ class ConfigPlace(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a daemon is.
+    """The place of a daemon.
 
     Attributes:
         endpoint: where it listens.

@@ -1,4 +1,4 @@
-"""How a download is started, and what it reports.
+"""The start of a download, and its reports.
 
 A download is a process, `python -P -m mlxsup.downloader`, started by the supervisor for a model or
 by `mlxsup pull`. It gets one `DownloadSpec` as a line of JSON on its standard input, which stays
@@ -63,7 +63,7 @@ class DownloadSpec:
 
 
 class DownloadProblem(StrEnum):
-    """Why a download has ended without a model."""
+    """The reason why a download has ended without a model."""
 
     BAD_REPOSITORY = "bad_repository"
     """No repository can be called that."""
@@ -100,7 +100,7 @@ OUTAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadProgress:
-    """How far a download has come.
+    """The progress of a download.
 
     Attributes:
         done_bytes: of the model, on this disk; with what was there before.

@@ -88,17 +88,18 @@ class RemoteError(Exception):
 
     @classmethod
     def from_wire(cls, value: object) -> RemoteError:
-        """Read what `to_wire` made.
+        """Read what `to_wire` made; a code that a newer daemon has added counts as `internal`.
 
         Raises:
             ValueError: the value is not such a map.
         """
         match value:
             case {"code": str(code), "message": str(message), "retryable": bool(retryable), **rest}:
+                known = ErrorCode(code) if code in set(ErrorCode) else ErrorCode.INTERNAL
                 detail = rest.get("detail", {})
-                if code in set(ErrorCode) and isinstance(detail, dict):
-                    return cls(ErrorCode(code), message, retryable=retryable, detail=detail)
-        raise ValueError("an error needs a known code, a message, retryable and a detail map")
+                if isinstance(detail, dict):
+                    return cls(known, message, retryable=retryable, detail=detail)
+        raise ValueError("an error needs a code, a message, retryable and a detail map")
 
 
 def invalid(

@@ -1,4 +1,4 @@
-"""Where mlxsup keeps its files and what they are called, for the daemon, clients and commands."""
+"""The folders and names of the files of mlxsup, for the daemon, clients and commands."""
 
 from __future__ import annotations
 

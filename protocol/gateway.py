@@ -31,7 +31,7 @@ can tell the next process even if every file that says so is gone."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the gateway listens.
+    """The address at which the gateway listens.
 
     Attributes:
         host: an IP address, without brackets.
@@ -99,7 +99,7 @@ def is_local_origin(origin: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayRules:
-    """What the configuration says about requests.
+    """The configuration's rules for requests.
 
     Attributes:
         names: names that requests may use, and the models they mean, in their order.

@@ -1,11 +1,11 @@
-"""The identifiers that name a model, a request and one life of a worker."""
+"""The identifiers that name a model, a request, its caller and one life of a worker."""
 
 from __future__ import annotations
 
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import NewType
+from typing import NamedTuple, NewType
 
 ModelName = NewType("ModelName", str)
 """A model's name for users: the key of a `[models.*]` table."""
@@ -19,6 +19,17 @@ that a client reuses at once is a new request everywhere (D7)."""
 
 Generation = NewType("Generation", int)
 """How many times a model's worker has been spawned, from 1; events of earlier ones are dropped."""
+
+ConnectionId = NewType("ConnectionId", bytes)
+"""The routing id that the client socket gave a connection."""
+
+
+class Caller(NamedTuple):
+    """A client that waits for a command to complete."""
+
+    connection: ConnectionId
+    id: RequestId
+
 
 TERMINAL = "terminal"
 """The name of a client that stands for its terminal, more exactly for the session of its process,

@@ -51,7 +51,7 @@ class KeyFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is known of a key.
+    """The record of a key.
 
     Attributes:
         name: for people.
@@ -79,7 +79,7 @@ class _Content:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where the keys of a daemon are.
+    """The place of the keys of a daemon.
 
     Attributes:
         file: has the keys.

@@ -28,7 +28,7 @@ TEXT_LIMIT_STEPS = 10.0
 
 
 class ExitCode(IntEnum):
-    """What a worker's exit code means; any other code, and any signal, is a transient crash."""
+    """The meanings of a worker's exit codes; any other code or signal is a transient crash."""
 
     ASKED = 0
     BAD_LAUNCH = 64
@@ -77,7 +77,7 @@ class GroupHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """What a model's entry says about its process: a change of any of these needs a new one.
+    """The settings of a model's process, from its entry: a change of any of these needs a new one.
 
     This is the only list of them. A key that people may set is added here and, with a title, in
     `supervisor/config/tables.py`; the engine reads it from its `LaunchSpec`.

@@ -23,7 +23,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 class Record:
-    """What records have in common: they compare and print by their fields."""
+    """The methods that records share: they compare and print by their fields."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
 
@@ -61,7 +61,7 @@ class Command(Message):
 
 @record
 class TokenLogprob(Record):
-    """How likely a token was: the natural logarithm of its probability, at least -9999.
+    """The likelihood of a token: the natural logarithm of its probability, at least -9999.
 
     Attributes:
         token: its id.
@@ -79,7 +79,7 @@ class TokenLogprob(Record):
 
 @record
 class Logprobs(Record):
-    """How likely one token of an answer was, and which others were the likeliest in its place.
+    """The likelihood of one token of an answer, and the likeliest others in its place.
 
     Attributes:
         chosen: the token of the answer.

@@ -1,4 +1,4 @@
-"""Which files of a model folder decide what a model answers, and which are none of its files."""
+"""The files of a folder that decide what a model answers, and those that are none of its files."""
 
 from __future__ import annotations
 

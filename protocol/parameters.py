@@ -19,7 +19,7 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberParameter:
-    """What one numeric parameter takes.
+    """The values that one numeric parameter takes.
 
     Attributes:
         low: the least value.
@@ -65,7 +65,8 @@ def _number(default: float, low: float, high: float, unit: str, says: str, **mor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is picked; a model's entry may set other defaults (docs/http-api.md).
+    """The parameters by which a token is picked; a model's entry may set other defaults
+    (docs/http-api.md).
 
     A parameter is added here, in `client.api.GenerateParameters` and in `worker/engines/mlx/`.
     """

@@ -30,7 +30,7 @@ MAX_JSON_BYTES = MIB
 
 
 class Task(StrEnum):
-    """What a model is for."""
+    """The purpose of a model."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -54,7 +54,7 @@ def capabilities(task: Task, *, takes_pictures: bool) -> list[str]:
 
 
 class Mode(StrEnum):
-    """How the vectors of a text's tokens become one."""
+    """The way in which the vectors of a text's tokens become one."""
 
     MEAN = "mean"
     CLS = "cls"
@@ -77,7 +77,7 @@ _MODE_NAMES = {"cls": Mode.CLS, "mean": Mode.MEAN, "lasttoken": Mode.LAST}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """What becomes of the vectors of a text's tokens.
+    """The treatment of the vectors of a text's tokens.
 
     Attributes:
         task: `embed` or `rerank`.
@@ -269,7 +269,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingBody:
-    """What a client asks of a model that embeds or reranks: the body of `Generate` in that case.
+    """The request of a client to a model that embeds or reranks: the body of `Generate` in that
+    case.
 
     A field that is None was left out.
 

@@ -26,7 +26,7 @@ SERVES = frozenset({State.READY, State.DRAINING})
 
 
 class Wanted(StrEnum):
-    """What commands, requests and timers want a model to be."""
+    """The state that commands, requests and timers want a model to have."""
 
     UP = "up"
     DOWN = "down"
@@ -34,7 +34,7 @@ class Wanted(StrEnum):
 
 
 class Why(StrEnum):
-    """Why that is wanted."""
+    """The reason why that is wanted."""
 
     USER = "user"
     PRELOAD = "preload"
@@ -49,7 +49,7 @@ class Why(StrEnum):
 
 
 class PendingReason(StrEnum):
-    """What a wanted model is waiting for before its process is spawned."""
+    """The thing that a wanted model waits for before its process is spawned."""
 
     TURN = "turn"
     MEMORY = "memory"
@@ -64,25 +64,23 @@ class Priority(StrEnum):
     BATCH = "batch"
 
     @property
-    def above(self) -> Priority | None:
-        """Return the next more urgent class; None for the most urgent one."""
-        return _ABOVE[self]
+    def rank(self) -> int:
+        """Return 0 for the class that goes first, and more for those behind it."""
+        return _RANKS[self]
 
     def is_above(self, other: Priority) -> bool:
         """Return whether this class goes before another one."""
-        above = other.above
-        return above is not None and (self is above or self.is_above(above))
+        return self.rank < other.rank
 
 
-_ABOVE = {
-    Priority.INTERACTIVE: None,
-    Priority.NORMAL: Priority.INTERACTIVE,
-    Priority.BATCH: Priority.NORMAL,
-}
+CLASSES = tuple(Priority)
+"""By rank."""
+
+_RANKS = {priority: rank for rank, priority in enumerate(CLASSES)}
 
 
 class PauseReason(StrEnum):
-    """Why a row leaves the batch although its answer is not complete."""
+    """The reason why a row leaves the batch although its answer is not complete."""
 
     USER = "user"
     """`mlxsup pause`: it waits until `mlxsup resume`."""
@@ -99,7 +97,7 @@ class PauseReason(StrEnum):
 
 
 class RowState(StrEnum):
-    """What a worker does with the computed state of a row that was paused."""
+    """The fate of the computed state of a row that was paused."""
 
     KEPT = "kept"
     """The answer can continue without reading anything again."""
@@ -108,7 +106,7 @@ class RowState(StrEnum):
 
 
 class WaitReason(StrEnum):
-    """Why a request is waiting to be started."""
+    """The reason why a request waits to be started."""
 
     ROWS = "rows"
     """The model is serving, and every row is taken."""
@@ -132,7 +130,7 @@ class WaitReason(StrEnum):
 
 
 class Batching(StrEnum):
-    """How many rows of a model may be computed in one pass; see docs/engine.md."""
+    """The ways to compute the rows of a model in passes; see docs/engine.md."""
 
     TOGETHER = "together"
     """Prompts of several rows share passes, and so do the tokens of answers."""
@@ -143,7 +141,7 @@ class Batching(StrEnum):
 
 
 class LoadPhase(StrEnum):
-    """What a load is doing."""
+    """The phases of a load."""
 
     SPAWN = "spawn"
     IMPORT = "import"
@@ -153,7 +151,7 @@ class LoadPhase(StrEnum):
 
 
 class WorkerPhase(StrEnum):
-    """What the owner thread of a worker is doing, as its heartbeat says.
+    """The phases of a worker's owner thread, as its heartbeat says them.
 
     IDLE means that it waits for something to do; ROWS is everything it does between two steps:
     taking rows in and out, replaying answers, freeing memory. WAITING means that it can do nothing
@@ -170,7 +168,7 @@ class WorkerPhase(StrEnum):
 
 
 class ExitReason(StrEnum):
-    """How a worker's life ended, as the supervisor judged it at the exit."""
+    """The end of a worker's life, as the supervisor judged it at the exit."""
 
     ASKED = "asked"
     CRASH = "crash"
@@ -181,8 +179,21 @@ class ExitReason(StrEnum):
     INTERNAL = "internal"
 
 
+class DeathCause(StrEnum):
+    """The class of a death: what people would look for first."""
+
+    OUT_OF_MEMORY = "out of memory"
+    GPU_TIMEOUT = "GPU time-out"
+    GPU_FAULT_ELSEWHERE = "GPU fault of another process"
+    NO_DEVICE = "no usable device"
+    MODEL_MISSING = "model missing"
+    BAD_MODEL = "bad model"
+    STREAM_ERROR = "stream error"
+    UNKNOWN = "unknown"
+
+
 class FinishReason(StrEnum):
-    """How a stream ended without an error."""
+    """The end of a stream that has no error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -191,7 +202,7 @@ class FinishReason(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a request is waiting for, or what has happened to its stream."""
+    """The kinds of news of a request that waits, or of its stream."""
 
     QUEUED = "queued"
     LOADING = "loading"
@@ -216,7 +227,7 @@ class AnswerForm(StrEnum):
 
 
 class Channel(StrEnum):
-    """Which part of an answer a piece of text belongs to."""
+    """The part of an answer that a piece of text belongs to."""
 
     CONTENT = "content"
     REASONING = "reasoning"

@@ -22,7 +22,7 @@ REQUIRED = frozenset({"key", "tokens", "body"})
 
 @dataclass(slots=True, kw_only=True)
 class Row(ABC):
-    """What the supervisor reads of what one step did for one row in one channel.
+    """The part that the supervisor reads of one step's work for one row in one channel.
 
     Attributes:
         key: the request this belongs to.

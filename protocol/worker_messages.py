@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from .cache_layers import CacheLayers
-from .codec import Size
+from .codec import ErrorMap, Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
@@ -30,7 +30,7 @@ from .version import PROTOCOL_VERSION
 
 @record
 class Acceptance(Record):
-    """What a worker made of a request: enough to continue it in another life.
+    """The form that a worker gave a request: enough to continue it in another life.
 
     Attributes:
         prompt_tokens: the prompt's ids, packed as `ids.pack_tokens` does.
@@ -52,7 +52,7 @@ class Acceptance(Record):
 
 @record
 class Resume(Record):
-    """How far an answer had got when its worker died, or when its row was paused.
+    """The progress of an answer whose worker died, or whose row was paused.
 
     Attributes:
         acceptance: what the worker that first took the request had made of it.
@@ -297,21 +297,16 @@ class Accepted(Message):
 
 @record
 class Rejected(Message):
-    """Worker → supervisor: something is wrong with the request itself; it held no row.
-
-    Attributes:
-        key: the request this belongs to.
-        error: what `RemoteError.to_wire` makes.
-    """
+    """Worker → supervisor: something is wrong with the request itself; it held no row."""
 
     TYPE: ClassVar[str] = "rejected"
     key: RequestKey
-    error: dict[str, Any]
+    error: ErrorMap
 
 
 @dataclass(slots=True, kw_only=True)
 class RowDelta(Row):
-    """What one step did for one row in one channel; not frozen: one is made for every token.
+    """The work of one step for one row in one channel; not frozen: one is made for every token.
 
     It arrives as a `PackedRow`. On the channel `tool_call` the text is one complete call, as a line
     of JSON.
@@ -356,7 +351,7 @@ class RowDelta(Row):
 
 @record
 class PrefillProgress(Record):
-    """How far a row's prompt, and what was delivered of its answer, have been read.
+    """The progress of reading a row's prompt, and what was delivered of its answer.
 
     Attributes:
         key: the request this belongs to.
@@ -373,7 +368,7 @@ class PrefillProgress(Record):
 
 @record
 class RowDrafts(Record):
-    """What a step has made of a row's guesses.
+    """The outcome of a row's guesses in a step.
 
     Attributes:
         key: the request this belongs to.

@@ -18,6 +18,7 @@ from mlxsup.protocol.clock import PULSE_S, Clock
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.flight import Entry
+from mlxsup.protocol.ids import Caller
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
 from mlxsup.store.references import RefusedModelError, find_source, servable
@@ -61,7 +62,6 @@ from .core.core import Core
 from .core.errors import bad_configuration
 from .core.events import (
     Appraised,
-    Caller,
     Event,
     Reloaded,
     ReloadRefused,

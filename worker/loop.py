@@ -329,7 +329,7 @@ class StepLoop:
         """Answers a request that has something wrong with it: it fails alone (C7)."""
         self._engine.drop_kept(key)
         logger.info(log_line("request rejected", key=key, code=error.code))
-        self._link.send(Rejected(key=key, error=error.to_wire()))
+        self._link.send(Rejected(key=key, error=error))
 
     def _keep_to_budget(self) -> None:
         """Makes rows leave that there is no memory for; the supervisor sends them again."""

@@ -1,4 +1,4 @@
-"""What the core tells the shell to do. The shell does it, in order, and decides nothing."""
+"""The core's orders to the shell, which carries them out in order and decides nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .events import Caller, ConnectionId, LaunchAppraised
+from .events import LaunchAppraised
 from .memory.budget import Budget
 from .memory.need import Need
 
@@ -218,7 +218,7 @@ class AppraiseLaunch:
     caller: Caller
 
     def answered(self, need: Need | None, *, now: float) -> LaunchAppraised:
-        """The event that says what it needs; None if its files cannot be read."""
+        """Return the event that says what it needs; None if its files cannot be read."""
         return LaunchAppraised(
             now=now, model=self.model, launch=self.launch, caller=self.caller, need=need
         )

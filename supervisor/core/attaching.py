@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Done, Failed
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import Caller, ConnectionId, ModelName, RequestKey
 from mlxsup.protocol.states import SERVES, FinishReason
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Render, Rendered
 
 from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
-from .events import Caller, ConnectionId
 from .model import Model
 from .outbox import Outbox
 from .requests.ledger import Request
@@ -70,7 +69,7 @@ class Attaching:
         self._last_number = 0
 
     def attach(self, model: Model, request: Request, caller: Caller) -> None:
-        """A client joins an open request.
+        """Let a client join an open request.
 
         Raises:
             RemoteError: `invalid_request`; too many have joined it, or what was delivered cannot be
@@ -92,7 +91,7 @@ class Attaching:
         return caller in self._readers
 
     def heard(self, rows: Sequence[Row]) -> None:
-        """A step has made these pieces, before anything else is done about them; those of a prompt
+        """Pass on the pieces of a step, before anything else is done about them; those of a prompt
         are for the one who asked, because a newcomer would get the rest of them."""
         if not self._of:
             return
@@ -102,7 +101,7 @@ class Attaching:
                     self._pass_on(reader, row.tokens, row.body)
 
     def rendered(self, model: Model, message: Rendered) -> None:
-        """The worker has rendered what was delivered before a client joined."""
+        """Send what was delivered before a client joined, which the worker has rendered."""
         reader = self._asking.get(message.number)
         if reader is None or reader.request.model != model.name:
             return  # who asked has left since
@@ -119,7 +118,7 @@ class Attaching:
             self._finish(reader, reader.end)
 
     def ended(self, request: Request, end: End) -> None:
-        """A request has got this end."""
+        """Pass on the end of a request."""
         for reader in self._of.pop(request.key, ()):
             if reader.asked is None:
                 self._finish(reader, end)
@@ -127,13 +126,13 @@ class Attaching:
                 reader.end = end
 
     def worker_lost(self, name: ModelName) -> None:
-        """The process of a model is gone, and what it was asked will not be answered."""
+        """Fail those whose question no worker will answer: the process of a model is gone."""
         for reader in list(self._asking.values()):
             if reader.request.model == name:
                 self._fail(reader, renderer_lost(name, reader.request.id))
 
     def detach(self, caller: Caller) -> bool:
-        """A client listens no longer; the request continues. Returns whether it did listen."""
+        """End the listening of a client; the request continues. Return whether it did listen."""
         reader = self._readers.get(caller)
         if reader is None:
             return False
@@ -141,8 +140,8 @@ class Attaching:
         return True
 
     def forget(self, connection: ConnectionId) -> list[Caller]:
-        """A connection is gone, or does not read: it listens to nothing any longer. Returns what
-        it listened to."""
+        """End all listening of a connection that is gone, or does not read; return what it listened
+        to."""
         callers = [caller for caller in self._readers if caller.connection == connection]
         for caller in callers:
             self._remove(self._readers[caller])
@@ -180,7 +179,7 @@ class Attaching:
             fingerprint=acceptance.fingerprint,
             delivered=reader.delivered,
         )
-        self._outbox.tell(model.life, question)
+        self._outbox.tell(model, question)
 
     def _pass_on(self, reader: _Reader, tokens: bytes, body: bytes) -> None:
         if reader.asked is None:

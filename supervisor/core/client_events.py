@@ -31,7 +31,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import RemoteError, unfit
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import Caller, ConnectionId, ModelName
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import State, Wanted, Why
@@ -51,14 +51,7 @@ from .errors import (
     superseded,
     superseded_subscription,
 )
-from .events import (
-    Caller,
-    ClientGone,
-    ClientSaid,
-    ClientTooSlow,
-    ConnectionId,
-    LaunchAppraised,
-)
+from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
 from .fleet import Fleet
 from .forecasts import check_launch, forecast
 from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
@@ -96,7 +89,7 @@ class ClientEvents:
                 self._outbox.add(RequestRefused(id=said.id, model=said.model, outcome=code))
 
     def gone(self, event: ClientGone) -> None:
-        """A connection is closed: its commands are forgotten, its requests cancelled.
+        """Forget the commands of a closed connection, and cancel its requests.
 
         In this order, because it may listen to a request of its own.
         """
@@ -105,7 +98,7 @@ class ClientEvents:
             self._fleet.leaving.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
-        """A client has not read what it was sent: all that it has open fails."""
+        """Fail all that a client has open who has not read what it was sent."""
         error = slow_consumer()
         for request in self._fleet.ledger.of_connection(event.connection):
             self._fleet.leaving.fail(self._fleet.touched_by(request), request, error, event.now)
@@ -241,7 +234,7 @@ class ClientEvents:
             self._load(caller, model, now)
 
     def launch_appraised(self, event: LaunchAppraised) -> None:
-        """A load with another launch is asked for, and what the model needs then is known."""
+        """Load a model with another launch, now that it is known what it needs then."""
         if not self.has_read_for(event.caller):
             return
         try:
@@ -318,7 +311,7 @@ class ClientEvents:
     # ------------------------------------------------------------ inside
 
     def _model(self, name: ModelName) -> Model:
-        """A model that can still be asked for something.
+        """Return a model that can still be asked for something.
 
         Raises:
             RemoteError: `shutting_down`, `unknown_model`.
@@ -328,8 +321,8 @@ class ClientEvents:
         return self._fleet.find(name)
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
-        """Ends the subscription of a connection, what it listens to and its waiting commands; the
-        latter two are returned."""
+        """End the subscription of a connection, what it listens to and its waiting commands; return
+        the latter two."""
         self._outbox.subscriptions.pop(connection, None)
         forgotten = self._fleet.attaching.forget(connection)
         for model in self._fleet:
@@ -340,7 +333,7 @@ class ClientEvents:
 
 
 def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:
-    """The launch of the configuration, or another one if the load asks for that.
+    """Return the launch of the configuration, or another one if the load asks for that.
 
     Raises:
         RemoteError: `invalid_request`.

@@ -44,11 +44,9 @@ from .events import (
 from .fleet import Fleet
 from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
-from .kv_budget import was_measured
 from .lifecycle.states import Pending, Phase
-from .lifecycle.triggers import FilesDoubted
 from .memory.budget import Pressure, Reading
-from .memory_view import may_have_been_restored, overshoot_bytes
+from .memory_view import overshoot_bytes
 from .outbox import Outbox
 from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
@@ -138,7 +136,7 @@ class Core:
         Raises:
             ImpossibleTransitionError: a bug in the transitions, only if the core is strict.
         """
-        self.outbox.take()  # what was left by an event that raised an error
+        self.outbox.begin(event.now)
         self._take(event)
         if isinstance(event, POOL_EVENTS):
             self.fleet.warm_pool.settle(
@@ -176,7 +174,7 @@ class Core:
         )
 
     def stories(self) -> dict[str, tuple[str, ...]]:
-        """The latest events of each model's life and what they led to."""
+        """Return the latest events of each model's life and what they led to."""
         return {model.name: tuple(model.life.story) for model in self.fleet}
 
     def check_invariants(self) -> None:
@@ -184,8 +182,6 @@ class Core:
         self.ledger.check_invariants()
         self.fleet.check_invariants()
         self.fleet.attaching.check_invariants([request.key for request in self.ledger])
-        for request in self.ledger:
-            assert self._deadlines.of(request.key) == request.next_deadline
 
     # ------------------------------------------------------------ events
 
@@ -257,20 +253,7 @@ class Core:
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes
-        for model in self.fleet:
-            pid = model.life.pid
-            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-            model.process.machine_bytes = event.machine_bytes
-            if model.process.watch is not None:
-                model.process.watch.measured(model.life.footprint_bytes)
-                if model.process.watch.grows_silently(event.now):
-                    self.fleet.look_after(model, event.now)
-            model.process.rates.append((event.now, model.totals.tokens))
-            if may_have_been_restored(model, event.now):
-                self.fleet.trigger(model, FilesDoubted(), event.now)
-            if was_measured(model, event.now):
-                self.fleet.touch(model)
-        self.fleet.memory_changed(is_measured=True)
+        self.fleet.measured(event)
         self._squeeze(event.reading, event.now)
         if self.fleet.warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()

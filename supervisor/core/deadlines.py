@@ -10,7 +10,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 
 
 class Housekeeping(Enum):
-    """What is due of itself, for no model and no request."""
+    """The subjects that are no model and no request."""
 
     WARM_POOL = auto()
     """The next attempt to start a prewarmed worker."""
@@ -41,11 +41,11 @@ class Deadlines:
 
     @property
     def held(self) -> int:
-        """Times that it keeps, with those that were replaced and not yet forgotten."""
+        """Return how many times it keeps, with those that were replaced and not yet forgotten."""
         return len(self._heap)
 
     def of(self, subject: Subject) -> float | None:
-        """The subject's time; None for none."""
+        """Return the subject's time; None for none."""
         return self._when.get(subject)
 
     def set(self, subject: Subject, when: float | None) -> None:
@@ -61,7 +61,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def earliest(self) -> float | None:
-        """The next time at which something may be due."""
+        """Return the next time at which something may be due."""
         while self._heap and not self._is_current(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0].when if self._heap else None

@@ -1,4 +1,4 @@
-"""Which downloads run: of what wanted models lack, each repository once for all that wait for it.
+"""The downloads of what wanted models lack, each repository once for all that wait for it.
 
 Downloads follow from who waits after each change of a state, and no command starts or ends one, so
 that no path can forget to. A network that is away is no crash: the model waits in BACKOFF for as

@@ -13,7 +13,7 @@ from mlxsup.protocol.text import size_text
 
 
 def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
-    """A name that is not in the configuration (H10)."""
+    """Return the error of a name that is not in the configuration (H10)."""
     names = sorted(known)
     close = close_names(name, names)
     message = f"there is no model {name!r}; configured: {', '.join(names) or 'none'}"
@@ -21,7 +21,7 @@ def unknown_model(name: str, known: Iterable[ModelName]) -> RemoteError:
 
 
 def model_failed(name: ModelName, cause: str) -> RemoteError:
-    """A request for a model that had failed before."""
+    """Return the error of a request for a model that had failed before."""
     return RemoteError(
         ErrorCode.MODEL_FAILED,
         f"{name} has failed: {cause}",
@@ -30,7 +30,7 @@ def model_failed(name: ModelName, cause: str) -> RemoteError:
 
 
 def load_failed(name: ModelName, cause: str, *, is_retryable: bool) -> RemoteError:
-    """Requests and commands that waited for a load that failed."""
+    """Return the error of requests and commands that waited for a load that failed."""
     return RemoteError(
         ErrorCode.LOAD_FAILED,
         f"{name} could not be loaded: {cause}",
@@ -40,7 +40,8 @@ def load_failed(name: ModelName, cause: str, *, is_retryable: bool) -> RemoteErr
 
 
 def cut_off(name: ModelName, why: Why) -> RemoteError:
-    """Requests that an unload, an eviction or a shutdown cuts off or refuses."""
+    """Return the error of requests that an unload, an eviction or a shutdown cuts off or
+    refuses."""
     if why is Why.SHUTDOWN:
         return shutting_down()
     return RemoteError(
@@ -51,12 +52,12 @@ def cut_off(name: ModelName, why: Why) -> RemoteError:
 
 
 def shutting_down() -> RemoteError:
-    """Requests that a shutdown cuts off or refuses (E4)."""
+    """Return the error of requests that a shutdown cuts off or refuses (E4)."""
     return RemoteError(ErrorCode.SHUTTING_DOWN, "the daemon is shutting down")
 
 
 def superseded(name: ModelName, by: str) -> RemoteError:
-    """A command that was overtaken by its opposite."""
+    """Return the error of a command that was overtaken by its opposite."""
     return RemoteError(
         ErrorCode.SUPERSEDED,
         f"{by} of {name} was requested meanwhile",
@@ -65,7 +66,7 @@ def superseded(name: ModelName, by: str) -> RemoteError:
 
 
 def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
-    """A request whose worker died while running it."""
+    """Return the error of a request whose worker died while running it."""
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
         f"the worker of {name} died ({text}) after {tokens_sent} tokens of this answer",
@@ -74,7 +75,7 @@ def worker_crashed(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
 
 
 def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> RemoteError:
-    """A request that kills its engine."""
+    """Return the error of a request that kills its engine."""
     return RemoteError(
         ErrorCode.QUARANTINED,
         f"this request crashed {name} each time it ran, so it is refused for "
@@ -84,8 +85,8 @@ def quarantined(name: ModelName, tokens_sent: int, lifted_in_s: float) -> Remote
 
 
 def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteError:
-    """A request that has run out of memory alone, and did so again when others had been asked to
-    give back what they could."""
+    """Return the error of a request that has run out of memory alone, and did so again when others
+    had been asked to give back what they could."""
     return RemoteError(
         ErrorCode.INSUFFICIENT_MEMORY,
         f"{name} ran out of memory twice while it ran only this request ({text}); shorten the "
@@ -97,7 +98,8 @@ def insufficient_memory(name: ModelName, text: str, tokens_sent: int) -> RemoteE
 def row_does_not_fit(
     name: ModelName, *, needed_bytes: int, available_bytes: int, tokens_sent: int
 ) -> RemoteError:
-    """A request whose row needs more memory than there is for it, even if it runs alone.
+    """Return the error of a request whose row needs more memory than there is for it, even if it
+    runs alone.
 
     Args:
         needed_bytes: what the row needs, with what there is of its answer.
@@ -126,7 +128,7 @@ def does_not_fit(
     budget_bytes: int,
     blockers: Iterable[ModelName],
 ) -> RemoteError:
-    """A load for which there is no memory, even if all others are evicted (I4).
+    """Return the error of a load for which there is no memory, even if all others are evicted (I4).
 
     Args:
         reason: what it needs and what is in the way, a phrase that follows its name.
@@ -147,7 +149,7 @@ def does_not_fit(
 
 
 def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> RemoteError:
-    """The same error for a request whose answer had begun, with how far it had got."""
+    """Return the same error for a request whose answer had begun, with how far it had got."""
     if error.code is ErrorCode.LOAD_FAILED:
         return worker_crashed(name, str(error.detail.get("cause", "")), tokens_sent)
     detail = {**error.detail, "tokens_sent": tokens_sent}
@@ -157,7 +159,8 @@ def for_interrupted(error: RemoteError, name: ModelName, tokens_sent: int) -> Re
 
 
 def with_engine_s(error: RemoteError, engine_s: float) -> RemoteError:
-    """The same error for a request that has run, with the engine seconds that it was charged."""
+    """Return the same error for a request that has run, with the engine seconds that it was
+    charged."""
     detail = {**error.detail, "engine_s": engine_s}
     return RemoteError(error.code, error.message, retryable=error.retryable, detail=detail)
 
@@ -187,7 +190,7 @@ def overloaded(
 
 
 def priority_too_high(priority: Priority, highest: Priority, table: str) -> RemoteError:
-    """A request of a class that its client must not use."""
+    """Return the error of a request of a class that its client must not use."""
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
         f"this client may not use priority {priority}; use {highest} or a lower one, or raise "
@@ -197,7 +200,7 @@ def priority_too_high(priority: Priority, highest: Priority, table: str) -> Remo
 
 
 def bad_configuration(problems: Iterable[str]) -> RemoteError:
-    """A reload that was not carried out."""
+    """Return the error of a reload that was not carried out."""
     found = list(problems)
     return RemoteError(
         ErrorCode.INVALID_REQUEST,
@@ -208,7 +211,8 @@ def bad_configuration(problems: Iterable[str]) -> RemoteError:
 
 
 def duplicate_id(id: RequestId) -> RemoteError:
-    """An id that this connection uses for another open request, which continues."""
+    """Return the error of an id that this connection uses for another open request, which
+    continues."""
     return RemoteError(
         ErrorCode.DUPLICATE_ID,
         f"this connection already has an open request {id!r}",
@@ -217,7 +221,7 @@ def duplicate_id(id: RequestId) -> RemoteError:
 
 
 def superseded_subscription() -> RemoteError:
-    """The end of a subscription whose connection has subscribed again."""
+    """Return the error that ends a subscription whose connection has subscribed again."""
     return RemoteError(
         ErrorCode.SUPERSEDED,
         "a newer subscription of this connection replaced this one",
@@ -225,35 +229,36 @@ def superseded_subscription() -> RemoteError:
 
 
 def already_paused(name: ModelName, id: RequestId) -> RemoteError:
-    """A second pause."""
+    """Return the error of a second pause."""
     return _unsuitable(name, id, f"request {id!r} is already paused; resume or cancel it")
 
 
 def not_paused(name: ModelName, id: RequestId) -> RemoteError:
-    """A resume of a request that is not paused."""
+    """Return the error of a resume of a request that is not paused."""
     return _unsuitable(name, id, f"request {id!r} is not paused; it is running or waiting")
 
 
 def may_not_be_paused(name: ModelName, id: RequestId, why: str) -> RemoteError:
-    """A pause of a request that must not leave its batch and come back."""
+    """Return the error of a pause of a request that must not leave its batch and come back."""
     return _unsuitable(name, id, f"request {id!r} cannot be paused: {why}")
 
 
 def too_many_readers(name: ModelName, id: RequestId, most: int) -> RemoteError:
-    """One more who wants to join a stream."""
+    """Return the error of one reader too many of a stream."""
     return _unsuitable(
         name, id, f"request {id!r} already has {most} other readers, which is the limit"
     )
 
 
 def nothing_rendered(name: ModelName, id: RequestId) -> RemoteError:
-    """A client joins a stream when no worker can show what was delivered of it."""
+    """Return the error of a client that joins a stream while no worker can show its beginning."""
     sentence = f"the answer to request {id!r} can be shown once {name} is READY again"
     return _unsuitable(name, id, sentence)
 
 
 def renderer_lost(name: ModelName, id: RequestId) -> RemoteError:
-    """The worker has not shown what was delivered of a stream that a client has joined."""
+    """Return the error of a reader to whom the worker has not shown the beginning of a stream that
+    it has joined."""
     return RemoteError(
         ErrorCode.WORKER_CRASHED,
         (
@@ -269,7 +274,7 @@ def _unsuitable(name: ModelName, id: RequestId, sentence: str) -> RemoteError:
 
 
 def queue_timeout(name: ModelName, waited_s: float, cause: str = "") -> RemoteError:
-    """A request that waited too long to be dispatched.
+    """Return the error of a request that waited too long to be dispatched.
 
     Args:
         cause: what kept the model from being loaded; empty if nothing is known of that.
@@ -283,7 +288,7 @@ def queue_timeout(name: ModelName, waited_s: float, cause: str = "") -> RemoteEr
 
 
 def deadline_exceeded(name: ModelName, what: str, tokens_sent: int) -> RemoteError:
-    """A request whose first token or whose end came too late."""
+    """Return the error of a request whose first token or whose end came too late."""
     return RemoteError(
         ErrorCode.DEADLINE_EXCEEDED,
         f"{what} of {name} did not arrive within the request's time limit",
@@ -292,7 +297,7 @@ def deadline_exceeded(name: ModelName, what: str, tokens_sent: int) -> RemoteErr
 
 
 def slow_consumer() -> RemoteError:
-    """A client that does not read the answers that it asked for (H7)."""
+    """Return the error of a client that does not read the answers that it asked for (H7)."""
     return RemoteError(
         ErrorCode.SLOW_CONSUMER, "the client did not read its answers, so they were dropped"
     )

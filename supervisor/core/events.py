@@ -1,33 +1,22 @@
-"""What the shell tells the core. Every event carries `now`, monotonic seconds."""
+"""The shell's reports to the core. Every event carries `now`, monotonic seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any
 
 from mlxsup.protocol.client_messages import ClientMessage
 from mlxsup.protocol.download import DownloadReport
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
 from .memory.budget import Reading
 from .memory.need import Need
 from .settings import CoreSettings, ModelSettings
-
-ConnectionId = NewType("ConnectionId", bytes)
-"""The routing id that the client socket gave a connection."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """A client that waits for a command to complete."""
-
-    connection: ConnectionId
-    id: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +148,12 @@ class Exited(OfWorker):
 
     Attributes:
         exit_code: what it exited with; None if a signal ended it.
-        signal: the number of that signal; None if it exited.
-        signal_name: its name, `SIGKILL`; empty if it exited.
+        signal_name: `SIGKILL`; empty if it exited.
         last_lines: the end of its output, oldest first.
         at: wall-clock seconds since the epoch, for people.
     """
 
     exit_code: int | None
-    signal: int | None
     signal_name: str = ""
     last_lines: tuple[str, ...] = ()
     at: float = 0.0
@@ -236,7 +223,7 @@ class GatewayEnded(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(_Event):
-    """What the monitor measured.
+    """The monitor has measured memory.
 
     Attributes:
         footprint_bytes: resident bytes of each worker's process, by pid; some may be gone by now.
@@ -250,7 +237,7 @@ class Sampled(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraised(_Event):
-    """What models need in memory: before they are loaded from their files, then as measured.
+    """The memory that models need: before they are loaded from their files, then as measured.
 
     Attributes:
         needs: of every model that could be appraised, by name; it replaces what was known.

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import Caller, ModelName
+from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
@@ -29,12 +30,12 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .events import Caller
+from .events import Sampled
 from .forecasts import reload_trigger
 from .health.death_cause import evidence_of
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
-from .kv_budget import adopt, longest_stream, planned_bytes
+from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
 from .leaving import Leaving
 from .lifecycle.life import Life
 from .lifecycle.states import StopCause, Stopping
@@ -47,6 +48,7 @@ from .lifecycle.triggers import (
     Due,
     Erased,
     Faulted,
+    FilesDoubted,
     GivenUp,
     Hurry,
     Outcome,
@@ -63,7 +65,7 @@ from .lifecycle.triggers import (
 )
 from .memory.need import Need, bounded, raised
 from .memory_plan import Plan, plan
-from .memory_view import at_rest, view_of
+from .memory_view import at_rest, may_have_been_restored, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
 from .prefill_slots import PrefillSlots
@@ -72,7 +74,7 @@ from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .sharing.accounting import Meter
-from .sharing.accounts import Counters, Terms
+from .sharing.accounts import Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
 
@@ -114,11 +116,11 @@ class Fleet:
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        meter = Meter()
-        self.ledger = Ledger(Terms(settings))
+        self._meter = meter = Meter()
+        self.ledger = Ledger(Terms(settings), deadlines)
         self.attaching = Attaching(outbox)
-        self.leaving = Leaving(self.ledger, deadlines, outbox, self.attaching)
-        self.serving = Serving(self.ledger, self.leaving, deadlines, outbox, meter)
+        self.leaving = Leaving(self.ledger, outbox, self.attaching)
+        self.serving = Serving(self.ledger, self.leaving, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
@@ -178,7 +180,8 @@ class Fleet:
         self._touched[model.name] = None
 
     def touched_by(self, request: Request) -> Model:
-        """The model of a request that something is done about; `run_policies` looks at it."""
+        """Return the model of a request that something is done about; `run_policies`
+        looks at it."""
         model = self.by_name[request.model]
         self.touch(model)
         return model
@@ -210,13 +213,13 @@ class Fleet:
     # ------------------------------------------------------------ all models at once
 
     def preload(self, now: float) -> None:
-        """The supervisor is up: loads what the configuration wants loaded."""
+        """Load what the configuration wants loaded, once the supervisor is up."""
         for model in self:
             if model.life.settings.preload:
                 self.trigger(model, WantUp(why=Why.PRELOAD), now)
 
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
-        """The configuration was read again: removes, adds and changes models."""
+        """Remove, add and change models: the configuration was read again."""
         self.settings = settings
         self.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
@@ -286,7 +289,7 @@ class Fleet:
         self.trigger(model, Faulted(cause=cause, detail=detail), now)
 
     def due(self, name: ModelName, now: float) -> None:
-        """A deadline of this model may have come."""
+        """Act on a deadline of this model, if it has come."""
         model = self.by_name.get(name)
         if model is None:
             return
@@ -324,9 +327,29 @@ class Fleet:
         else:  # nothing can start: a beat moves the deadline, and nothing else
             self._deadlines.set(model.name, self.prefill_slots.deadline(model))
 
+    def measured(self, event: Sampled) -> None:
+        """Note what the processes were measured at, and act on what that says."""
+        for model in self:
+            pid = model.life.pid
+            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
+            model.process.machine_bytes = event.machine_bytes
+            if model.process.watch is not None:
+                model.process.watch.measured(model.life.footprint_bytes)
+                if model.process.watch.grows_silently(event.now):
+                    self.look_after(model, event.now)
+            model.process.rates.append((event.now, model.totals.tokens))
+            if may_have_been_restored(model, event.now):
+                self.trigger(model, FilesDoubted(), event.now)
+            if was_measured(model, event.now):
+                self.touch(model)
+        self.memory_changed(is_measured=True)
+
     def handle_exit(self, model: Model, died: Died, now: float) -> None:
         """Judge what the end of a process says about its requests, and apply it; the story, the
         journal and the watchers get what was decided and why (F10)."""
+        model.life.stream_tokens = longest_stream(model)
+        if died.exit_code == ExitCode.OUT_OF_MEMORY:
+            self._raise_need(model, now)
         evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
         moments, running = last_moments(model, died, now), list(model.batch.running.values())
         verdict = model.blame.judge(evidence, model.batch.held, now)
@@ -335,7 +358,7 @@ class Fleet:
         self.trigger(model, replace(died, verdict=verdict), now)
         entry = worker_died(model, died, verdict, moments, running, self._outbox, now)
         if entry is not None:
-            self._outbox.record(entry, now)
+            self._outbox.record(entry)
         if verdict.is_tried_again:
             self._ran_out = model
         if verdict.story and model.name in self.by_name:
@@ -344,19 +367,31 @@ class Fleet:
     # ------------------------------------------------------------ what models need
 
     def appraised(self, needs: Mapping[ModelName, Need]) -> None:
-        """The shell has appraised the models of the configuration; this replaces what was known."""
+        """Replace what was known of the needs of models: the shell has appraised them."""
         self.needs = needs
         self._appraise()
 
     def relaunched(self, name: ModelName, need: Need | None) -> None:
-        """One model was appraised for another launch than that of the configuration."""
+        """Plan with what one model needs with another launch than that of the configuration."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
         self._appraise()
 
-    def raise_need(self, model: Model, now: float) -> None:
-        """The process of a model has ended because it ran out of memory, and what was known of it
-        is not forgotten yet: the next one has more."""
+    def _appraise(self) -> None:
+        """Plan anew, because the needs, the budget, or who is pinned has changed."""
+        needs, budget = self.needs, self.settings.budget
+        if budget is not None:
+            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
+            pinned = {model.name for model in staying if model.life.settings.pinned}
+            needs = bounded(needs, pinned, budget.whole_bytes)
+        self.memory_changed()
+        for model in self:
+            model.life.appraise(needs.get(model.name))
+            self.touch(model)
+
+    def _raise_need(self, model: Model, now: float) -> None:
+        """Reserve more for the next process of a model: this one has run out of memory. What it
+        held must still be known, and what stays reserved follows from the need."""
         need = model.life.need
         if need is None or model.life.is_outdated or model.name not in self.needs:
             return  # or its files cannot be read, or a reload has removed it
@@ -377,22 +412,10 @@ class Fleet:
         model.life.story.append(f"{now:.3f} {note}")
         self._outbox.announce(change_map(model, model.life.state, note))
 
-    def _appraise(self) -> None:
-        """The needs, the budget, or who is pinned has changed."""
-        needs, budget = self.needs, self.settings.budget
-        if budget is not None:
-            staying = [model for model in self if model.life.wanted is not Wanted.GONE]
-            pinned = {model.name for model in staying if model.life.settings.pinned}
-            needs = bounded(needs, pinned, budget.whole_bytes)
-        self.memory_changed()
-        for model in self:
-            model.life.appraise(needs.get(model.name))
-            self.touch(model)
-
     # ------------------------------------------------------------ how much workers log
 
     def change_log_level(self, level: str) -> None:
-        """From now on, the daemon and the workers log from this level on.
+        """Have the daemon and the workers log from this level on.
 
         Raises:
             RemoteError: `invalid_request`; there is no such level.
@@ -406,9 +429,9 @@ class Fleet:
             self.tell_log_level(model)
 
     def tell_log_level(self, model: Model) -> None:
-        """The worker of a model may have become READY: it may have been started before."""
+        """Tell a worker that may have become READY the level: it may have been started before."""
         if self._log_level is not None and model.life.state in SERVES:
-            self._outbox.tell(model.life, LogLevel(level=self._log_level))
+            self._outbox.tell(model, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 
@@ -434,7 +457,6 @@ class Fleet:
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
-        self._note_what_workers_are_sent(now)
 
     def _plan_memory(self, now: float) -> None:
         """Have models load, and go, whose turn it is, download what is lacking, and divide what is
@@ -460,7 +482,6 @@ class Fleet:
                 models,
                 self.warm_pool,
                 self.settings,
-                self.ledger.may_run,
                 now,
                 is_measured=self._is_measured,
                 ran_out=self._ran_out,
@@ -479,7 +500,7 @@ class Fleet:
         for name, note in found.reclaimed:
             model = self.by_name[name]
             model.process.asked_back_at = now
-            self._outbox.tell(model.life, GiveBack())
+            self._outbox.tell(model, GiveBack())
             if note:
                 self._outbox.announce(change_map(model, model.life.state, note))
         self.warm_pool.end(found.ended, now)
@@ -497,7 +518,7 @@ class Fleet:
             model = self.by_name[part.name]
             message = adopt(model, part)
             if message is not None:
-                self._outbox.tell(model.life, message)
+                self._outbox.tell(model, message)
             if model.queue:  # its rows may take more, or could
                 self.touch(model)
 
@@ -505,14 +526,6 @@ class Fleet:
         for model in [self.by_name[name] for name in self._touched if name in self.by_name]:
             if model.life.state is State.DRAINING and model.has_drained:
                 self.trigger(model, Drained(), now)
-
-    def _note_what_workers_are_sent(self, now: float) -> None:
-        """Count the messages sent to each worker, because its heartbeats count them, too."""
-        for action in self._outbox:
-            if isinstance(action, SendToWorker):
-                model = self.by_name.get(action.model)
-                if model is not None and model.process.watch is not None:
-                    model.process.watch.was_told(now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the models contradict themselves or each other."""
@@ -535,7 +548,7 @@ class Fleet:
 
     def _check_waiting(self, model: Model) -> None:
         """Raise AssertionError if a request waits without need."""
-        waiting = [one for one in model.queue if self.ledger.may_run(one.account)]
+        waiting = model.queue.startable
         if model.life.state is not State.READY or not waiting or not model.has_room:
             return
         if model.batch.held_back is not None:
@@ -547,17 +560,16 @@ class Fleet:
         assert any(model.blame.is_due(one) for one in held), "no turn is due"
 
     def _add(self, entry: ModelSettings) -> Model:
-        """A model that was never started."""
+        """Add a model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
-        queue = Queue(Counters(self.ledger.terms))
-        return self.by_name.setdefault(entry.name, Model(life=life, queue=queue))
+        return self.by_name.setdefault(entry.name, Model(life=life, queue=Queue(self.ledger)))
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:
             case Changed(note=note):
                 if before is not model.life.state:
-                    self._outbox.record(model_changed(model, before, note), now)
+                    self._outbox.record(model_changed(model, before, note))
                 self._outbox.announce(change_map(model, before, note))
             case QueueEnds(error=error):
                 self.leaving.fail_queue(model, error, now)
@@ -567,7 +579,7 @@ class Fleet:
                 self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
                 self.leaving.lose_running(model, text, verdict, now)
-                self.serving.process_gone(model, now)
+                self._meter.rests(model, now)
                 model.forget_process()
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
@@ -577,7 +589,9 @@ class Fleet:
                 self._outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
                 self._deadlines.set(model.name, None)
-            case Spawn() | LookAtFiles() | SendToWorker() | SignalWorker() | Abandon():
+            case SendToWorker(message=message):
+                self._outbox.tell(model, message)
+            case Spawn() | LookAtFiles() | SignalWorker() | Abandon():
                 self._outbox.add(outcome)
             case _:
                 assert_never(outcome)

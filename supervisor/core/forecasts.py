@@ -24,9 +24,8 @@ from .lifecycle.life import Life
 from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
 from .lifecycle.transitions import apply
 from .lifecycle.triggers import Erased, Outcome, Reconfigured, Removed
-from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, Wait, needs, verdict_on
 from .memory.need import Need, bounded
-from .memory_plan import idle_to_evict
+from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
@@ -87,8 +86,8 @@ def _unraised(one: LoadedModel, model: Model) -> LoadedModel:
 def forecast(
     model: Model, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> dict[str, Any]:
-    """The answer: `model`, `outcome`, `needed_bytes`, `evicts` and `swaps` (names), and `reason`, a
-    phrase.
+    """Return the answer: `model`, `outcome`, `needed_bytes`, `evicts` and `swaps` (names), and
+    `reason`, a phrase.
 
     `outcome` is `loaded` (nothing to do), `downloads` (what it needs is not known before), `fits`,
     `evicts`, `swaps` or `waits`.
@@ -163,7 +162,8 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
 
 
 def changed_settings(old: CoreSettings, new: CoreSettings) -> list[str]:
-    """The settings, by their keys, that a reload changes at once and that are about no model."""
+    """Return the settings, by their keys, that a reload changes at once and that are about no
+    model."""
     names = [
         one.name for one in fields(CoreSettings) if one.name not in ("budget", "prewarmed_bytes")
     ]
@@ -177,7 +177,7 @@ def _size_of(settings: CoreSettings) -> int | None:
 
 
 def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> dict[str, list[str]]:
-    """The names of the models that a reload adds, changes and removes."""
+    """Return the names of the models that a reload adds, changes and removes."""
     old = {m.name: m.life.settings for m in models if m.life.wanted is not Wanted.GONE}
     new = {entry.name: entry for entry in entries}
     return {

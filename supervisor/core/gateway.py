@@ -1,4 +1,4 @@
-"""When the gateway is started, and started again after it has ended.
+"""The start of the gateway, and its restart after it has ended.
 
 It serves no request of the core's: to the core it is one more client. So it has no part in memory,
 in turns or in drains, and it ends last, when the shell does.
@@ -39,7 +39,7 @@ START_LIMIT_S = 60.0
 
 
 class GatewayState(StrEnum):
-    """What the gateway does."""
+    """The states of the gateway."""
 
     STARTING = "starting"
     LISTENING = "listening"
@@ -72,7 +72,7 @@ class Gateway:
         self._retry_at: float | None = None
 
     def start(self, now: float) -> None:
-        """The supervisor is up, or the time of the next attempt has come."""
+        """Start it: the supervisor is up, or the time of the next attempt has come."""
         if self._address is None:
             return
         self._number += 1
@@ -83,7 +83,7 @@ class Gateway:
         self._outbox.add(StartGateway(number=self._number, address=self._address))
 
     def listening(self, number: int, pid: int, address: Address, now: float) -> None:
-        """Its process accepts connections.
+        """Note that its process accepts connections.
 
         Args:
             number: of the attempt.
@@ -96,12 +96,12 @@ class Gateway:
             self.beat(number, now)
 
     def beat(self, number: int, now: float) -> None:
-        """Its event loop runs; `number` is that of the attempt."""
+        """Note that its event loop runs; `number` is that of the attempt."""
         if number == self._number and self._state is GatewayState.LISTENING:
             self._deadlines.set(Housekeeping.GATEWAY, now + FROZEN_S)
 
     def due(self, now: float) -> None:
-        """The time of the next attempt has come, or a sign of life has not."""
+        """Act on the time of the next attempt, or on a sign of life that has not come."""
         match self._state:
             case GatewayState.STARTING:
                 self._kill(f"it did not listen within {START_LIMIT_S:g} s", now)
@@ -120,7 +120,7 @@ class Gateway:
     def ended(
         self, number: int, cause: str, now: float, *, is_crash: bool, is_ending: bool
     ) -> None:
-        """Its process has ended, or could not be started.
+        """Handle the end of its process, or that it could not be started.
 
         Args:
             number: of the attempt.

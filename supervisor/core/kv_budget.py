@@ -81,7 +81,7 @@ class RowBudget:
     _gave_back_at: float | None = None
 
     def tell(self, size_bytes: int, *, gives_back: bool = False) -> SetBudget:
-        """The message that sets another budget."""
+        """Return the message that sets another budget."""
         self.number += 1
         self.size_bytes = size_bytes
         self.most_bytes = max(self.most_bytes, size_bytes)
@@ -90,7 +90,7 @@ class RowBudget:
         return SetBudget(number=self.number, rows_bytes=size_bytes, gives_back=gives_back)
 
     def keeps_to(self, number: int) -> bool:
-        """The worker keeps to this budget; returns whether that changes anything."""
+        """Note that the worker keeps to this budget; return whether that changes anything."""
         if number != self.number:
             return False
         is_news = self.most_bytes != self.size_bytes or self._stage is _GivingBack.ASKED
@@ -100,8 +100,8 @@ class RowBudget:
         return is_news
 
     def was_measured(self, now: float) -> bool:
-        """Its process was measured: if it has given back, that shows from now on; returns whether
-        this is so."""
+        """Note that its process was measured: if it has given back, that shows from now on; return
+        whether this is so."""
         if self._stage is not _GivingBack.CONFIRMED:
             return False
         self._stage, self._gave_back_at = _GivingBack.NOT_ASKED, now
@@ -194,7 +194,7 @@ def rows_bytes(model: Model, claim: Claim) -> int:
 
 
 def longest_stream(model: Model) -> int:
-    """Tokens of its longest answer that has begun, with a step of growth; 0 if none has."""
+    """Return the tokens of its longest answer that has begun, and a step of growth; 0: none has."""
     begun = [length(one) for one in open_requests(model) if one.acceptance is not None]
     return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
 
@@ -282,8 +282,8 @@ def is_leaving_short(request: Request) -> bool:
 
 
 def why_never(model: Model, request: Request) -> RemoteError | None:
-    """The error of a request that had to leave and cannot return: it needs more than there is for
-    it alone, or it must run through once it has begun."""
+    """Return the error of a request that had to leave and cannot return: it needs more than
+    there is for it alone, or it must run through once it has begun."""
     budget = model.batch.budget
     if request.run.left_short_at is None or budget is None or not has_row_budget(model):
         return None
@@ -310,7 +310,7 @@ def may_leave(model: Model, request: Request) -> bool:
 
 
 def length(request: Request) -> int:
-    """Tokens of its prompt and of what was sent; the prompt counts once it was accepted."""
+    """Return the tokens of its prompt, which counts once it was accepted, and of what was sent."""
     prompt = len(request.acceptance.prompt_tokens) // 4 if request.acceptance else 0
     return prompt + request.tokens_sent
 
@@ -319,7 +319,7 @@ def length(request: Request) -> int:
 
 
 def open_requests(model: Model) -> Iterable[Request]:
-    """Those that run, wait to continue, or are paused."""
+    """Return those that run, wait to continue, or are paused."""
     return [*model.batch.running.values(), *model.queue.again, *model.paused.values()]
 
 
@@ -332,7 +332,7 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
 
 
 def keeps_to(model: Model, number: int) -> bool:
-    """A worker keeps to this budget; return whether that changes what is reserved."""
+    """Note that a worker keeps to this budget; return whether that changes what is reserved."""
     if model.batch.budget is None or not model.batch.budget.keeps_to(number):
         return False
     if has_row_budget(model):
@@ -341,8 +341,8 @@ def keeps_to(model: Model, number: int) -> bool:
 
 
 def was_measured(model: Model, now: float) -> bool:
-    """The process of a model was measured; return whether that changes what it holds, or what it
-    may give back."""
+    """Note that the process of a model was measured; return whether that changes what it holds, or
+    what it may give back."""
     if model.batch.budget is None or not has_row_budget(model):
         return model.life.holds(model.measured_bytes, may_shrink=model.may_shrink(now))
     before = model.life.reserved_bytes

@@ -1,4 +1,4 @@
-"""How requests leave their rows and the line: paused, interrupted, ended.
+"""The leaving of requests from their rows and the line: paused, interrupted, ended.
 
 Each request gets exactly one terminal message (P1), and `end` is the only place that sends it.
 
@@ -19,7 +19,6 @@ from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import CancelRow, DropKept, PauseRow
 
 from .attaching import Attaching
-from .deadlines import Deadlines
 from .errors import (
     already_paused,
     deadline_exceeded,
@@ -57,33 +56,26 @@ WHY = {
 class Leaving:
     """Takes requests out of the batch or the line, lets them return, and ends them."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        deadlines: Deadlines,
-        outbox: Outbox,
-        attaching: Attaching,
-    ) -> None:
+    def __init__(self, ledger: Ledger, outbox: Outbox, attaching: Attaching) -> None:
         self._ledger = ledger
-        self._deadlines = deadlines
         self._outbox = outbox
         self._attaching = attaching
 
     # ------------------------------------------------------------ one request ends
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
-        """The client cancelled: it is answered at once, and its row leaves later (D4, D13)."""
+        """Answer a client that cancelled at once; its row leaves later (D4, D13)."""
         self._withdraw(model, request, now)
         self.end(request, finish=FinishReason.CANCELLED, now=now)
 
     def drop(self, model: Model, request: Request, now: float) -> None:
-        """The client is gone: no answer is sent (D12)."""
+        """End a request whose client is gone without an answer (D12)."""
         self._withdraw(model, request, now)
         ended = self._forget(request, GONE, now)
         self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
-        """The request ends with an error, at any stage."""
+        """End a request with an error, at any stage."""
         self._withdraw(model, request, now)
         self.end(request, error=error, now=now)
 
@@ -117,7 +109,7 @@ class Leaving:
         if error is not None:
             if request.cost.engine_s:
                 error = with_engine_s(error, request.cost.engine_s)
-            message: Done | Failed = Failed(id=request.id, error=error.to_wire())
+            message: Done | Failed = Failed(id=request.id, error=error)
         else:
             assert finish is not None
             message = _done(request, finish, ended)
@@ -127,7 +119,7 @@ class Leaving:
     # ------------------------------------------------------------ what people ask
 
     def pause(self, model: Model, request: Request, now: float) -> None:
-        """A person pauses a request, at any stage.
+        """Pause a request for a person, at any stage.
 
         Raises:
             RemoteError: `invalid_request`; it is paused already, or may not be paused.
@@ -147,7 +139,8 @@ class Leaving:
             self.ask_to_leave(model, request, PauseReason.USER, keep=True)
 
     def resume(self, model: Model, request: Request, now: float) -> None:
-        """A person lets a paused request continue; once accepted, it queues ahead of new ones.
+        """Let a request continue that a person has paused; once accepted, it queues ahead of new
+        ones.
 
         Raises:
             RemoteError: `invalid_request`; it is not paused.
@@ -174,12 +167,12 @@ class Leaving:
         request.pauses.reason = reason
         self._ledger.move(request, Stage.PAUSING if is_by_person else Stage.YIELDING)
         if model.life.state in (State.READY, State.DRAINING):
-            self._outbox.tell(model.life, PauseRow(key=request.key, keep=keep))
+            self._outbox.tell(model, PauseRow(key=request.key, keep=keep))
 
     def row_left(self, model: Model, request: Request, row: Row, now: float) -> None:
-        """The worker has confirmed that the row left the batch, or says that there is no memory for
-        it; what it delivered is kept. If its model is going down, a request that the worker had not
-        accepted yet may not return."""
+        """Queue or put aside a request whose row has left the batch, as the worker has confirmed,
+        or for which the worker has no memory; what it delivered is kept. If its model is going
+        down, a request that the worker had not accepted yet may not return."""
         is_wanted = model.life.wanted is Wanted.UP
         if not is_wanted and request.acceptance is None:
             error = for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
@@ -203,7 +196,6 @@ class Leaving:
         self._begin_pause(request, now)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up_again(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
         expects_s = None
         if request.pauses.reason is PauseReason.CLASS:
             model.batch.freed += 1
@@ -215,18 +207,17 @@ class Leaving:
             self._announce_paused(model, request)
 
     def _put_aside(self, model: Model, request: Request, now: float) -> None:
-        """A request that is neither queued nor running any longer is PAUSED."""
+        """Make a request PAUSED that is neither queued nor running any longer."""
         self._begin_pause(request, now)
         if request.pauses.since is None:
             request.pauses.since = now
         self._ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
-        self._deadlines.set(request.key, request.next_deadline)
         self._notify_paused(request, now)
         self._announce_paused(model, request)
 
     def _let_queue(self, model: Model, request: Request, now: float) -> None:
-        """A PAUSED request waits for a row again."""
+        """Let a PAUSED request wait for a row again."""
         del model.paused[request.key]
         if not request.has_begun:  # what limits the wait for its start did not run
             if request.limits.queue_deadline is not None and request.pauses.since is not None:
@@ -234,16 +225,15 @@ class Leaving:
             request.pauses.end(now)
         self._ledger.move(request, Stage.QUEUED)
         model.line_up(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
         note = f"request {request.id} is no longer paused"
         self._outbox.announce(change_map(model, model.life.state, note))
 
     def _forget_state(self, model: Model, key: RequestKey) -> None:
-        """A request that had been paused has ended: the worker need not keep its state."""
+        """Let the worker drop the state of a request that had been paused and has ended."""
         if key in model.batch.kept:
             model.batch.kept.remove(key)
             if model.life.state in (State.READY, State.DRAINING):
-                self._outbox.tell(model.life, DropKept(key=key))
+                self._outbox.tell(model, DropKept(key=key))
 
     # ------------------------------------------------------------ all requests of a model
 
@@ -271,7 +261,7 @@ class Leaving:
                 self.fail(model, request, begun, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
-        """The process is gone with its rows, which queue again, ahead of all others.
+        """Queue the rows of a process that is gone again, ahead of all others.
 
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
@@ -305,7 +295,8 @@ class Leaving:
     # ------------------------------------------------------------ inside
 
     def _begin_pause(self, request: Request, now: float) -> None:
-        """One that the worker has not accepted, or had no memory for, waits as if it were new."""
+        """Begin a pause. One that the worker has not accepted, or had no memory for, waits as if it
+        were new."""
         request.sent.notices.clear()
         if not request.has_begun:
             request.run.started_at = None
@@ -316,7 +307,7 @@ class Leaving:
         request.limits.queue_deadline = None  # it limits the wait for the start, and it was started
 
     def _notify_paused(self, request: Request, now: float, expects_s: float | None = None) -> None:
-        self._outbox.record(request_paused(request), now)
+        self._outbox.record(request_paused(request))
         detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
         self._outbox.notify(
@@ -328,18 +319,17 @@ class Leaving:
         self._outbox.announce(change_map(model, model.life.state, note))
 
     def _interrupt(self, request: Request, text: str) -> None:
+        has_started = request.acceptance is not None
+        if has_started:  # what limits the wait for the start counts no longer
+            request.limits.queue_deadline = None
         self._ledger.move(request, Stage.QUEUED)
         request.sent.notices.clear()
-        if request.acceptance is None:
+        if not has_started:
             request.run.started_at = None
-        else:
-            request.crashes.is_interrupted = True
-            request.limits.queue_deadline = (
-                None  # it limits the wait for the start, and the request was started
-            )
-            detail = {"cause": text, "tokens_sent": request.tokens_sent}
-            self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
-        self._deadlines.set(request.key, request.next_deadline)
+            return
+        request.crashes.is_interrupted = True
+        detail = {"cause": text, "tokens_sent": request.tokens_sent}
+        self._outbox.notify(request, NoticeKind.INTERRUPTED, detail)
 
     def _withdraw(self, model: Model, request: Request, now: float) -> None:
         """Take a request out of wherever it is; a row keeps its place until it has left."""
@@ -355,13 +345,12 @@ class Leaving:
         del model.batch.running[request.key]
         model.batch.leaving[request.key] = request.held
         if model.life.state in (State.READY, State.DRAINING):
-            self._outbox.tell(model.life, CancelRow(key=request.key))
+            self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
         self._ledger.remove(request)
-        self._deadlines.set(request.key, None)
         ended = request_ended(request, outcome, request.usage(), request.timings(now))
-        self._outbox.record(ended, now)
+        self._outbox.record(ended)
         return ended
 
 
@@ -380,12 +369,12 @@ def _done(request: Request, finish: FinishReason, ended: RequestEnded) -> Done:
 
 
 def _waiting(model: Model) -> list[Request]:
-    """Those in the queue, and those that are paused."""
+    """Return those in the queue, and those that are paused."""
     return [*model.queue, *model.paused.values()]
 
 
 def _loss(model: Model, request: Request, text: str, verdict: Verdict) -> RemoteError | None:
-    """The error of a request that does not outlive its worker; None if it does."""
+    """Return the error of a request that does not outlive its worker; None if it does."""
     name, sent = model.name, request.tokens_sent
     if verdict.culprit == request.digest:
         return quarantined(name, sent, QUARANTINE_S)
@@ -418,7 +407,7 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 
 def _left_short(model: Model, request: Request) -> None:
-    """It waits until there is memory for its row again, whoever found that there is none."""
+    """Let it wait until there is memory for its row again, whoever found that there is none."""
     request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pauses.reason = PauseReason.MEMORY

@@ -48,11 +48,8 @@ from .lifecycle.states import (
 from .memory.budget import Budget
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .requests.ledger import Request, Stage
-from .requests.queue import MayRun
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
-
-CLASSES = tuple(Priority)
 
 LOWEST = Priority.BATCH
 """The class whose rows leave when memory is short."""
@@ -63,7 +60,7 @@ its requests has aged to the highest class by then, and clients' counters must n
 
 
 class Standing(Enum):
-    """What can be done about a model that holds memory."""
+    """The standing of a model that holds memory: what can be done about it."""
 
     PINNED = auto()
     """Its entry says that it never goes."""
@@ -95,7 +92,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What the rows of a model take.
+    """The memory of a model's rows.
 
     Attributes:
         layers: what each layer keeps for a row.
@@ -256,7 +253,7 @@ class LoadRequest:
 
 
 class Cache(NamedTuple):
-    """What the worker of a model that is READY keeps for reuse.
+    """The memory that the worker of a model that is READY keeps for reuse.
 
     Attributes:
         size_bytes: how much it could give back.
@@ -327,7 +324,6 @@ def view_of(
     models: Iterable[Model],
     warm_pool: WarmPool,
     settings: CoreSettings,
-    may_run: MayRun,
     now: float,
     *,
     is_measured: bool,
@@ -337,7 +333,6 @@ def view_of(
     """Return the memory of these models now.
 
     Args:
-        may_run: whether an account may have one more request running.
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory; None: there is none.
         is_division_due: whether anything has changed that the division depends on.
@@ -350,7 +345,7 @@ def view_of(
         now=now,
         loaded={one.name: one for one in loaded_models(everybody, settings, now)},
         waiting=tuple(
-            _load_request(model, everybody, settings, may_run, now)
+            _load_request(model, everybody, settings, now)
             for model in everybody
             if waits_for_load(model)
         ),
@@ -519,12 +514,11 @@ def _load_request(
     model: Model,
     models: Iterable[Model],
     settings: CoreSettings,
-    may_run: MayRun,
     now: float,
 ) -> LoadRequest:
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
-    wants = _wanted_class(model, may_run)
+    wants = _wanted_class(model)
     is_unasked = model.urgency is Urgency.NONE and not model.paused
     return LoadRequest(
         name=model.name,
@@ -536,7 +530,7 @@ def _load_request(
         reserved_bytes=life.reserved_bytes,
         pinned_bytes=life.pinned_bytes if life.settings.pinned else None,
         lack=phase.lack,
-        place=_place_in_line(model, models, settings, may_run, now) if settings.swap else None,
+        place=_place_in_line(model, models, settings, now) if settings.swap else None,
         is_after_crash=phase.is_after_crash,
         is_unwanted=life.why is Why.SWAP and is_unasked,
         takes_prewarmed=life.settings.launch.engine == ENGINE,
@@ -544,7 +538,7 @@ def _load_request(
 
 
 def _place_in_line(
-    model: Model, models: Iterable[Model], settings: CoreSettings, may_run: MayRun, now: float
+    model: Model, models: Iterable[Model], settings: CoreSettings, now: float
 ) -> Place | None:
     """Return its place among those that wait for a turn; None if it does not, or not for long
     enough.
@@ -555,18 +549,18 @@ def _place_in_line(
     phase, swaps_from = model.life.phase, _swaps_from(model, settings)
     if swaps_from is None or now < swaps_from:
         return None
-    request = model.queue.first(may_run)
+    request = model.queue.first()
     if request is None and not model.up_callers:
         return None
     longest_s = PASSED_OVER_AGINGS * settings.aging_s
     if settings.aging_s > 0 and now >= phase.since + longest_s:
-        rank = 0 if request is None else CLASSES.index(request.waiting.standing)
+        rank = 0 if request is None else request.waiting.standing.rank
         return Place(rank, False, False, 0.0, phase.since, 0.0)
     if request is None:
         return Place(0, True, True, 0.0, phase.since, phase.since)
     has_begun = request.acceptance is not None and model.life.why is not Why.SWAP
     return Place(
-        rank=CLASSES.index(request.waiting.standing),
+        rank=request.waiting.standing.rank,
         has_patience=True,
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),
@@ -583,13 +577,13 @@ def _swaps_from(model: Model, settings: CoreSettings) -> float | None:
     return lack.asked_since + settings.swap_after_s
 
 
-def _wanted_class(model: Model, may_run: MayRun) -> Priority | None:
+def _wanted_class(model: Model) -> Priority | None:
     """Return the class of the request that waits first, as it was asked for: otherwise a stream
     that has once waited long would never make room again. A load command counts as interactive.
     None: no request waits that may run."""
     if model.up_callers:
         return Priority.INTERACTIVE
-    request = model.queue.first(may_run)
+    request = model.queue.first()
     return None if request is None else request.priority
 
 
@@ -637,5 +631,5 @@ def _has_begun(model: Model) -> bool:
 
 def _highest_class(model: Model) -> Priority | None:
     """Return the highest class of what it runs, as it was asked for; None if it runs nothing."""
-    ranks = [CLASSES.index(request.priority) for request in model.batch.running.values()]
-    return CLASSES[min(ranks)] if ranks else None
+    classes = (request.priority for request in model.batch.running.values())
+    return min(classes, key=lambda one: one.rank, default=None)

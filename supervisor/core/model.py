@@ -1,4 +1,4 @@
-"""What the core knows about one model besides its life: requests, callers, what it reported.
+"""The core's record of one model besides its life: requests, callers, what it reported.
 
 How long it stays loaded while idle belongs to the model and not to the request, so the last request
 that says so decides. It does not outlive an unload: a model that went because of a 0 would go again
@@ -13,21 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mlxsup.protocol.errors import unfit
-from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .events import Caller
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
 from .kv_budget import RowBudget
 from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .requests.ledger import Request, Stage
-from .requests.queue import MayRun, Queue
+from .requests.queue import Queue
 from .sharing.accounting import AlikeSteps
-from .sharing.accounts import UNKNOWN_COST_S, Account
+from .sharing.accounts import UNKNOWN_COST_S
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
@@ -99,7 +98,7 @@ class Residency:
     _awaited: dict[RequestKey, int] = field(default_factory=dict)
 
     def look(self, running: Mapping[RequestKey, Request], tokens: int, now: float) -> bool:
-        """Rows were dispatched, have gained tokens or have ended.
+        """Look at rows that were dispatched, have gained tokens or have ended.
 
         Args:
             tokens: how many tokens the model has delivered, in all of its turns.
@@ -127,7 +126,7 @@ class Residency:
         return True
 
     def ends_at(self, *, load_s: float, min_residency_s: float) -> float:
-        """From when on a swap may end the turn; infinite while its time has not begun.
+        """Return from when on a swap may end the turn; infinite while its time has not begun.
 
         Args:
             min_residency_s: how long every turn may last.
@@ -140,7 +139,7 @@ class Residency:
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """What the live process of a model has said, and how it was measured.
+    """The live process of a model: what it has said, and how it was measured.
 
     Attributes:
         ready: what it announced with READY; None before.
@@ -169,8 +168,8 @@ class Process:
 
     @property
     def doing(self) -> Heartbeat | None:
-        """The latest beat, if it describes what the owner thread is doing: one from the load says
-        nothing about a worker that has said READY since."""
+        """Return the latest beat, if it describes what the owner thread is doing: one from the load
+        says nothing about a worker that has said READY since."""
         beat = self.heartbeat
         if beat and beat.phase is WorkerPhase.LOADING and self.ready:
             return None
@@ -193,7 +192,7 @@ class Process:
         return now < self.asked_back_at + GIVING_BACK_S
 
     def tokens_per_s(self, now: float) -> float:
-        """Tokens per second over the last seconds."""
+        """Return its tokens per second over the last seconds."""
         samples = [s for s in self.rates if s[0] >= now - RATE_WINDOW_S]
         if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return 0.0
@@ -234,7 +233,7 @@ class Batch:
 
     @property
     def held(self) -> list[Held]:
-        """The requests that the worker holds: dispatched, and not ended there."""
+        """Return the requests that the worker holds: dispatched, and not ended there."""
         return [*(request.held for request in self.running.values()), *self.leaving.values()]
 
     @property
@@ -245,7 +244,7 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What a model has done since the supervisor's start.
+    """The sums of a model since the supervisor's start.
 
     Attributes:
         engine_s: engine seconds charged to requests.
@@ -293,7 +292,7 @@ class Model:
 
     @property
     def name(self) -> ModelName:
-        """Its name."""
+        """Return its name."""
         return self.life.name
 
     @property
@@ -302,7 +301,7 @@ class Model:
         return not self.process.is_unlinked and self.batch.rows < self.row_limit
 
     def line_up(self, request: Request, now: float) -> None:
-        """A request comes that neither waits nor runs: a new one, or one that was paused.
+        """Queue a request that neither waits nor runs: a new one, or one that was paused.
 
         What the worker has accepted goes before new ones; everything else is as new. Its account
         may have had nothing here for a while.
@@ -315,8 +314,8 @@ class Model:
         self.line_up_again(request, now)
 
     def line_up_again(self, request: Request, now: float) -> None:
-        """The row of a request has left, and it waits: as new, if it had not been accepted; what
-        was accepted has had its turn, and stands before new ones even if it has not begun."""
+        """Queue a request whose row has left: as new, if it had not been accepted; what was
+        accepted has had its turn, and stands before new ones even if it has not begun."""
         if request.acceptance is None:
             self.queue.join(request, now)
         else:
@@ -335,12 +334,13 @@ class Model:
         """True if nothing is left to finish before its process ends."""
         return not (self.batch.running or self.batch.leaving or (self.queue and self.serves_queue))
 
-    def can_start(self, account: Account, may_run: MayRun) -> bool:
-        """True if a request of this account that comes now would be dispatched at once, unless it
-        is a suspect."""
-        if self.life.state is not State.READY or not self.has_room or not may_run(account):
+    @property
+    def can_start(self) -> bool:
+        """True if a request that comes now, of an account that may run it, would be dispatched at
+        once, unless it is a suspect."""
+        if self.life.state is not State.READY or not self.has_room:
             return False
-        if self.queue.first(may_run) is not None:
+        if self.queue.first() is not None:
             return False
         return not any(self.blame.is_due(one) for one in self.batch.held)
 
@@ -352,13 +352,13 @@ class Model:
 
     @property
     def lack(self) -> Lack | None:
-        """The memory that it waits for; None if it does not."""
+        """Return the memory that it waits for; None if it does not."""
         phase = self.life.phase
         return phase.lack if isinstance(phase, Pending) else None
 
     @property
     def on_turn(self) -> Request | None:
-        """The suspect that runs alone because its turn is due; None if none does."""
+        """Return the suspect that runs alone because its turn is due; None if none does."""
         if len(self.batch.held) > 1:
             return None
         is_due = self.blame.is_due
@@ -371,22 +371,24 @@ class Model:
 
     @property
     def urgency(self) -> Urgency:
-        """Who waits for it to be loaded."""
+        """Return who waits for it to be loaded."""
         if self.up_callers:
             return Urgency.COMMAND
         return Urgency.REQUEST if self.queue else Urgency.NONE
 
     @property
     def measured_bytes(self) -> int:
-        """What its process holds of the memory that the budget is for: with CUDA, the device's."""
+        """Return what its process holds of the memory that the budget is for: with CUDA, the
+        device's."""
         if self.process.ready is not None and self.process.ready.backend == "cuda":
             return self.process.reported_bytes
         return max(self.life.footprint_bytes, self.process.reported_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What its process holds of the machine's memory. One that was not measured yet, and one
-        whose memory is being freed, counts with all that is reserved for it until it is gone."""
+        """Return what its process holds of the machine's memory. One that was not measured yet, and
+        one whose memory is being freed, counts with all that is reserved for it until
+        it is gone."""
         if not self.life.has_process:
             return 0
         is_measured = self.life.footprint_bytes > 0 and self.life.state is not State.STOPPING
@@ -406,7 +408,8 @@ class Model:
         return limit < max(self.life.footprint_bytes, self.process.reported_bytes)
 
     def deadline(self) -> float | None:
-        """When something is due for this model or its queue, or its process should be checked."""
+        """Return when something is due for this model or its queue, or its process should be
+        checked."""
         times = [self.state_deadline(), self.queue.ages_at, self.batch.yields_at]
         if self.process.watch is not None and self.life.state in WATCHED:
             times.append(self.process.watch.deadline(self.step_timeout_s))
@@ -414,12 +417,12 @@ class Model:
 
     @property
     def step_timeout_s(self) -> float | None:
-        """The limit of a step; None while no step can be under way."""
+        """Return the limit of a step; None while no step can be under way."""
         is_serving = self.life.state in SERVES
         return self.life.launch.step_timeout_s if is_serving else None
 
     def state_deadline(self) -> float | None:
-        """The deadline of its state, or its idle unload."""
+        """Return the deadline of its state, or its idle unload."""
         if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
             return self.idle_since + self.idle_limit_s
         return self.life.phase.deadline
@@ -432,22 +435,23 @@ class Model:
         return None if self.keep_alive_s == FOR_EVER else self.keep_alive_s
 
     def unloads_in_s(self, now: float) -> float | None:
-        """In how many seconds it goes as idle, if nothing is asked of it; None: it does not."""
+        """Return in how many seconds it goes as idle, if nothing is asked of it; None:
+        it does not."""
         if not isinstance(self.life.phase, Ready) or self.idle_limit_s is None:
             return None
         since = self.idle_since if self.is_idle else now
         return max(0.0, since + self.idle_limit_s - now)
 
     def has_settled_in(self, now: float) -> bool:
-        """Rows have come, gained tokens or gone; whether the time that it may stay has begun with
-        that (`Residency`)."""
+        """Look at rows that have come, gained tokens or gone; return whether the time that it may
+        stay has begun with that (`Residency`)."""
         residency = self.process.residency
         if residency is None:
             return False
         return residency.look(self.batch.running, self.totals.tokens, now)
 
     def learn(self, ready: ReadyMessage) -> None:
-        """The worker has become READY."""
+        """Take what a worker says at READY."""
         self.process.ready = ready
         if self.life.launch.max_concurrency > 1:  # with one row there is nothing to find out
             self.life.known_batching = {
@@ -457,8 +461,8 @@ class Model:
             }
 
     def next_free_s(self) -> float:
-        """How long until a row should be free: what requests cost the engine on average, because
-        those that run at the same time share its seconds."""
+        """Return how long until a row should be free: what requests cost the engine on average,
+        because those that run at the same time share its seconds."""
         cost_s = self.queue.counters.cost_s
         return UNKNOWN_COST_S if cost_s is None else max(cost_s, SHORTEST_FREE_S)
 
@@ -470,18 +474,18 @@ class Model:
             self.totals.engine_s += alike.charge(self.name, self.pay)
 
     def pay(self, request: Request, engine_s: float) -> None:
-        """A request, and its account, have received this much of the engine's time."""
+        """Charge a request, and its account, so much of the engine's time."""
         request.cost.engine_s += engine_s
         self.queue.counters.charge(request.account, engine_s)
 
     def has_left(self, before: State) -> None:
-        """A trigger was applied in this state. If it is STOPPED now, what requests and loads have
-        said of how long it stays is over."""
+        """Forget what requests and loads have said of how long it stays, once a trigger has made it
+        STOPPED."""
         if self.life.state is State.STOPPED and before is not State.STOPPED:
             self.keep_alive_s = None
 
     def forget_process(self) -> None:
-        """The process is gone: forgets what was only true of it."""
+        """Forget what was only true of the process, which is gone."""
         self.process = Process(machine_bytes=self.process.machine_bytes)
         self.batch = Batch()
         for request in (*self.queue, *self.paused.values()):

@@ -9,14 +9,13 @@ from mlxsup.protocol.client_messages import Event as EventMessage
 from mlxsup.protocol.client_messages import Failed, MessageToClient, Notice, Reply
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import Entry
-from mlxsup.protocol.ids import RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, RequestId
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .actions import Action, Announce, SendToClient, SendToWorker
-from .events import Caller, ConnectionId
 from .journal import Journal
-from .lifecycle.life import Life
+from .model import Model
 from .requests.ledger import Request
 
 
@@ -33,17 +32,22 @@ class Outbox:
         self.subscriptions: dict[ConnectionId, RequestId] = {}
         self.journal = Journal()
         self._actions: list[Action] = []
+        self._now = 0.0
 
     def __iter__(self) -> Iterator[Action]:
         return iter(self._actions)
+
+    def begin(self, now: float) -> None:
+        """Begin the actions of an event; drop what one that raised an error has left."""
+        self._actions, self._now = [], now
 
     def add(self, action: Action) -> None:
         """Add an action after all others."""
         self._actions.append(action)
 
-    def record(self, entry: Entry, now: float) -> None:
+    def record(self, entry: Entry) -> None:
         """Keep a fact in the journal, and have the shell write it."""
-        self.journal.keep(entry, now)
+        self.journal.keep(entry, self._now)
         self._actions.append(entry)
 
     def take(self) -> list[Action]:
@@ -61,13 +65,15 @@ class Outbox:
 
     def fail(self, caller: Caller, error: RemoteError) -> None:
         """Answer a command that failed."""
-        self.send(caller.connection, Failed(id=caller.id, error=error.to_wire()))
+        self.send(caller.connection, Failed(id=caller.id, error=error))
 
-    def tell(self, life: Life, message: MessageToWorker) -> None:
-        """Send a message to the process of a model."""
-        self._actions.append(
-            SendToWorker(model=life.name, generation=life.generation, message=message)
-        )
+    def tell(self, model: Model, message: MessageToWorker) -> None:
+        """Send a message to the process of a model, and count it: its heartbeats count, too."""
+        if model.process.watch is not None:
+            model.process.watch.was_told(self._now)
+        generation = model.life.generation
+        action = SendToWorker(model=model.name, generation=generation, message=message)
+        self._actions.append(action)
 
     def notify(
         self,

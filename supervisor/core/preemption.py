@@ -24,7 +24,7 @@ from mlxsup.protocol.states import Priority, State
 from .kv_budget import has_memory_beside
 from .memory.fit import fewest
 from .model import Model
-from .requests.ledger import Ledger, Request, Stage
+from .requests.ledger import Request, Stage
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""
@@ -32,7 +32,7 @@ GIVES_WAY = Priority.BATCH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yields:
-    """Who gives way.
+    """The rows that give way.
 
     Attributes:
         rows: the running requests that must leave the batch now.
@@ -50,37 +50,37 @@ class Yields:
 NOBODY = Yields()
 
 
-def next_for_row(model: Model, ledger: Ledger) -> Request | None:
-    """The waiting request that gets a free row; None if none may start.
+def next_for_row(model: Model) -> Request | None:
+    """Return the waiting request that gets a free row; None if none may start.
 
     A row that was freed for a higher class goes to a request of that class, even if others that
     have waited long stand before it; all other rows go to the first in line.
     """
-    if model.batch.freed and not are_turns_due(model, ledger):
+    if model.batch.freed and not are_turns_due(model):
         model.batch.freed -= 1
-        request = model.queue.urgent.first(ledger.may_run)
+        request = model.queue.urgent.first()
         if request is not None:
             return request
-    return next_in_line(model, ledger)
+    return next_in_line(model)
 
 
-def who_yields(model: Model, ledger: Ledger, now: float) -> Yields:
+def who_yields(model: Model, now: float) -> Yields:
     """Decide whose rows are freed, once those that are free have been given away.
 
     Looks at the rows only while a request of the highest class waits.
     """
     urgent = model.queue.urgent
-    if not urgent or not _may_free_rows(model, ledger):
+    if not urgent or not _may_free_rows(model):
         return NOBODY
     if model.has_room:
-        return _who_makes_room(model, ledger, now)
+        return _who_makes_room(model, now)
     rows = model.batch.running.values()
     leaving = len(model.batch.leaving) + sum(one.stage is not Stage.RUNNING for one in rows)
-    missing = urgent.count_startable(ledger.may_run_more, len(rows) + leaving) - leaving
+    missing = urgent.count_startable(len(rows) + leaving) - leaving
     if missing <= 0:
         return NOBODY
     latest_first = _latest_first(
-        rows, ledger.terms.min_run_s, keeps_states=model.batch.keeps_states
+        rows, model.queue.counters.terms.min_run_s, keeps_states=model.batch.keeps_states
     )
     ripe = [one for when, one in latest_first if when <= now][:missing]
     if len(ripe) == missing:
@@ -89,7 +89,7 @@ def who_yields(model: Model, ledger: Ledger, now: float) -> Yields:
     return Yields(rows=tuple(ripe), at=min(later, default=None))
 
 
-def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
+def _who_makes_room(model: Model, now: float) -> Yields:
     """Return whose rows are freed because there is no memory for one more: those served last, and
     none without which the others would be enough.
 
@@ -97,16 +97,14 @@ def _who_makes_room(model: Model, ledger: Ledger, now: float) -> Yields:
     at least one row is freed for that one then, because what becomes free by itself goes to
     whoever is first.
     """
-    request = (
-        model.queue.urgent.first(ledger.may_run) if model.batch.held_back is not None else None
-    )
+    request = model.queue.urgent.first() if model.batch.held_back is not None else None
     if request is None:
         return NOBODY
     staying = [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
     is_next = request.key == model.batch.held_back or len(staying) < len(model.batch.held)
     if is_next and has_memory_beside(model, request, staying):
         return NOBODY
-    latest_first = _latest_first(staying, ledger.terms.min_run_s, keeps_states=False)
+    latest_first = _latest_first(staying, model.queue.counters.terms.min_run_s, keeps_states=False)
     leaving = [one for when, one in latest_first if when <= now]
     later = Yields(at=min((when for when, _ in latest_first if when > now), default=None))
     if not leaving or not _is_enough(model, request, staying, leaving):
@@ -129,7 +127,7 @@ def _is_enough(
 def _latest_first(
     rows: Iterable[Request], min_run_s: float, *, keeps_states: bool
 ) -> list[tuple[float, Request]]:
-    """The rows that may be freed at some time, and when; the one dispatched last first."""
+    """Return the rows that may be freed at some time, and when; the one dispatched last first."""
     return sorted(
         (
             (_yields_at(one, min_run_s, keeps_states=keeps_states), one)
@@ -141,12 +139,12 @@ def _latest_first(
     )
 
 
-def _may_free_rows(model: Model, ledger: Ledger) -> bool:
+def _may_free_rows(model: Model) -> bool:
     """True if rows of this model may be freed: not next to turns of suspects, and not of one whose
     prompts are read in fixed chunks from the beginning."""
     life = model.life
     is_serving = life.state is State.READY and not model.process.is_unlinked
-    return is_serving and not life.launch.deterministic and not are_turns_due(model, ledger)
+    return is_serving and not life.launch.deterministic and not are_turns_due(model)
 
 
 def _may_yield(request: Request) -> bool:
@@ -183,10 +181,10 @@ class Turns:
     is_held_up: bool
 
     @classmethod
-    def of(cls, model: Model, ledger: Ledger) -> Turns:
-        """The current state; only worth computing while a request is on probation."""
+    def of(cls, model: Model) -> Turns:
+        """Return the current state; only worth computing while a request is on probation."""
         is_due = model.blame.is_due
-        waiting = [request for request in model.queue if ledger.may_run(request.account)]
+        waiting = model.queue.startable
         return cls(
             waiting=waiting,
             due=[request for request in waiting if is_due(request.held)],
@@ -202,21 +200,22 @@ class Turns:
         return self.is_taken or (bool(self.due) and not self.is_held_up)
 
 
-def are_turns_due(model: Model, ledger: Ledger) -> bool:
+def are_turns_due(model: Model) -> bool:
     """True if the turn of any request that waits or runs is due."""
     if not model.blame.is_anyone_on_probation:
         return False
-    turns = Turns.of(model, ledger)
+    turns = Turns.of(model)
     return turns.is_taken or bool(turns.due)
 
 
-def next_in_line(model: Model, ledger: Ledger) -> Request | None:
-    """The waiting request that may start now, next to what runs already; None if none may."""
+def next_in_line(model: Model) -> Request | None:
+    """Return the waiting request that may start now, next to what runs already; None if
+    none may."""
     if not model.queue:
         return None
     if not model.blame.is_anyone_on_probation:
-        return model.queue.first(ledger.may_run)
-    turns = Turns.of(model, ledger)
+        return model.queue.first()
+    turns = Turns.of(model)
     if turns.is_taken:
         return None
     if not turns.are_on:
@@ -229,7 +228,7 @@ def next_in_line(model: Model, ledger: Ledger) -> Request | None:
     return None if model.batch.held else turns.due[0]
 
 
-def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]:
+def end_intake(model: Model, *, had_room: bool) -> list[Request]:
     """Begin the next turn: newcomers have had their chance if there was room for them, and get
     another one after it.
 
@@ -241,7 +240,7 @@ def end_intake(model: Model, ledger: Ledger, *, had_room: bool) -> list[Request]
     """
     if not model.blame.is_anyone_on_probation:
         return []
-    turns = Turns.of(model, ledger)
+    turns = Turns.of(model)
     model.batch.lets_newcomers_in = turns.is_taken or (
         model.batch.lets_newcomers_in and not had_room
     )

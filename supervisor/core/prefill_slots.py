@@ -1,4 +1,4 @@
-"""Which models read long prompts now: prefill slots that go round, one chunk each.
+"""The turns of models that read long prompts: prefill slots that go round, one chunk each.
 
 Models whose prompts take several chunks share one device: that of their backend. While there are
 more of them than may read at the same time, each chunk takes a lease. A model that has given its
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES, Priority
+from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
 from .model import Model
@@ -32,7 +32,7 @@ worker/engines/mlx/prefill.py). A chunk that takes longer ends, too, but no mode
 
 
 class Stage(Enum):
-    """What a model that takes part does."""
+    """The stages of a model that takes part."""
 
     READS = auto()
     """It has a long prompt to read, and has asked for nothing."""
@@ -46,7 +46,7 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class _Part:
-    """How one model takes part.
+    """The part of one model.
 
     Attributes:
         stage: what it does.
@@ -58,8 +58,6 @@ class _Part:
     order: int = 0
     until: float = 0.0
 
-
-CLASSES = tuple(Priority)
 
 GPUS = frozenset({"cuda", "metal"})
 """Backends on which, unless the configuration says otherwise, one model reads at a time."""
@@ -81,7 +79,7 @@ class Device:
         self._asked = 0
 
     def leave(self, name: ModelName) -> None:
-        """A model takes no part any longer: its process ends."""
+        """Let a model take no part any longer: its process ends."""
         del self.members[name]
         self._parts.pop(name, None)
 
@@ -106,7 +104,8 @@ class Device:
         return limit is not None and len(self._parts) > limit
 
     def reads(self, name: ModelName, *, is_reading: bool) -> bool:
-        """A model has a long prompt left to read, or none; returns whether that changes anything.
+        """Note that a model has a long prompt left to read, or none; return whether that changes
+        anything.
 
         One that has asked takes part until it has given its lease back.
         """
@@ -120,7 +119,7 @@ class Device:
         return True
 
     def ask(self, name: ModelName) -> bool:
-        """A model asks for a lease; returns whether it may."""
+        """Let a model ask for a lease; return whether it may."""
         part = self._parts.get(name)
         if part is not None and part.stage is not Stage.READS:
             return False
@@ -129,7 +128,7 @@ class Device:
         return True
 
     def give_back(self, name: ModelName) -> bool:
-        """A model gives its lease back; returns whether it had one."""
+        """Let a model give its lease back; return whether it had one."""
         part = self._parts.get(name)
         if part is None or part.stage not in (Stage.HOLDS, Stage.OUTLASTS):
             return False
@@ -189,7 +188,7 @@ class PrefillSlots:
     # ------------------------------------------------------------ what workers say
 
     def stepped(self, model: Model, message: Step) -> str:
-        """A worker has made a step; returns what is wrong with that, or nothing."""
+        """Take a step that a worker has made; return what is wrong with it, or nothing."""
         device = self._device_of.get(model.name)
         if device is None:
             return ""  # its process is about to end
@@ -280,11 +279,11 @@ class PrefillSlots:
         for name, was_told in device.members.items():
             if was_told != are_needed:
                 device.members[name] = are_needed
-                self._outbox.tell(models[name].life, Leases(are_needed=are_needed))
+                self._outbox.tell(models[name], Leases(are_needed=are_needed))
         granted = device.grant(limit, lambda name: turn_rank(models[name]), now)
         for name in granted:
             model = models[name]
-            self._outbox.tell(model.life, Lease())
+            self._outbox.tell(model, Lease())
             if model.batch.only_waits:
                 model.batch.only_waits = False
                 self._meter.works(model, now)
@@ -311,14 +310,14 @@ class PrefillSlots:
 
 
 def turn_rank(model: Model) -> int:
-    """The class of a model's turn, lower ones first: the highest of its requests that wait for a
-    first token, or for one since an interruption or a pause; if none does, the highest of all."""
+    """Return the class of a model's turn, lower ones first: the highest of its requests that wait
+    for a first token, or for one since an interruption or a pause; if none does, the highest of
+    all."""
     running = model.batch.running.values()
     reading = [
         one
         for one in running
         if one.cost.first_token_at is None or one.crashes.is_interrupted or one.pauses.is_paused
     ]
-    return min(
-        (CLASSES.index(one.waiting.standing) for one in reading or running), default=len(CLASSES)
-    )
+    ranks = (one.waiting.standing.rank for one in reading or running)
+    return min(ranks, default=len(CLASSES))

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.client_messages import ClientDelta, Deltas, Generate
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ConnectionId, RequestKey
 from mlxsup.protocol.states import (
     SERVES,
     FinishReason,
@@ -27,7 +27,6 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
-from .deadlines import Deadlines
 from .errors import (
     cut_off,
     duplicate_id,
@@ -37,7 +36,6 @@ from .errors import (
     priority_too_high,
     quarantined,
 )
-from .events import ConnectionId
 from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
@@ -55,17 +53,9 @@ from .status import expected_s, load_progress, wait_reason, waiting_news
 class Serving:
     """Moves requests between the ledger, the queues and the workers."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        leaving: Leaving,
-        deadlines: Deadlines,
-        outbox: Outbox,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, ledger: Ledger, leaving: Leaving, outbox: Outbox, meter: Meter) -> None:
         self.ledger = ledger
         self._leaving = leaving
-        self._deadlines = deadlines
         self._outbox = outbox
         self._meter = meter
 
@@ -117,7 +107,6 @@ class Serving:
         )
         self.ledger.add(request)
         model.line_up(request, now)
-        self._deadlines.set(request.key, request.next_deadline)
 
     def _check(
         self,
@@ -169,7 +158,7 @@ class Serving:
         if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
             sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
             return "max_queue_bytes", sentence
-        if model.can_start(account, ledger.may_run):
+        if ledger.may_run(account) and model.can_start:
             return None
         if ledger.waiting >= settings.max_queue and queued >= max(1, settings.max_queue // models):
             waiting = f"{ledger.waiting} requests are waiting, {queued} of them for this model"
@@ -203,7 +192,7 @@ class Serving:
             model.batch.freed, model.batch.yields_at = 0, None
             return
         had_room = model.has_room
-        while model.has_room and (request := next_for_row(model, self.ledger)) is not None:
+        while model.has_room and (request := next_for_row(model)) is not None:
             error = why_never(model, request)
             if error is not None:
                 self._leaving.fail(model, request, error, now)
@@ -220,14 +209,13 @@ class Serving:
             request.pauses.end(now)
             model.batch.kept.discard(request.key)
             model.batch.running[request.key] = request
-            self._deadlines.set(request.key, request.next_deadline)
             if not request.has_begun:
-                self._outbox.record(request_started(model, request, now), now)
-            self._outbox.tell(model.life, _dispatch_of(model, request, now))
-        for request in end_intake(model, self.ledger, had_room=had_room):
+                self._outbox.record(request_started(model, request, now))
+            self._outbox.tell(model, _dispatch_of(model, request, now))
+        for request in end_intake(model, had_room=had_room):
             self._leaving.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.batch.freed = 0
-        yields = who_yields(model, self.ledger, now)
+        yields = who_yields(model, now)
         for request in yields.rows:
             self._leaving.ask_to_leave(model, request, PauseReason.CLASS, keep=True)
             request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
@@ -237,7 +225,7 @@ class Serving:
     def ask_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
     ) -> None:
-        """These rows, or all if None, are asked to leave. Those that leave already, do."""
+        """Ask these rows to leave, or all if None. Those that leave already, do."""
         for key, request in model.batch.running.items():
             if request.stage is Stage.RUNNING and (keys is None or key in keys):
                 self._leaving.ask_to_leave(model, request, reason, keep=False)
@@ -278,7 +266,7 @@ class Serving:
     # ------------------------------------------------------------ what the worker says
 
     def accepted(self, model: Model, message: Accepted, now: float) -> None:
-        """The worker accepted the request: its body is no longer needed."""
+        """Take what the worker made of a request: its body is no longer needed."""
         request = model.batch.running.get(message.key)
         if (
             request is not None and request.acceptance is None
@@ -303,10 +291,6 @@ class Serving:
             self._leaving.end(request, error=error, now=now)
         model.idle_since = now
         self._rest_if_idle(model, now)
-
-    def process_gone(self, model: Model, now: float) -> None:
-        """The process has ended: it does no more steps."""
-        self._meter.rests(model, now)
 
     def step(self, model: Model, message: Step, now: float) -> bool:
         """Handle one engine step: each connection's deltas in one message, then what has ended.
@@ -382,31 +366,30 @@ class Serving:
         if row.is_prompt:
             request.sent.shown += 1
         elif request.cost.first_token_at is None:
-            request.cost.first_token_at = now
+            self.ledger.speaks(request, now)
             request.cost.prefill_s = row.prefill_s or 0.0
             request.cost.cached_tokens = row.cached_tokens
-            self._deadlines.set(request.key, request.next_deadline)
         delta = ClientDelta(request.id, request.sent.seq, tokens, row.body)
         request.sent.seq += 1
         return delta
 
     def _row_is_gone(self, model: Model, row: Row) -> None:
-        """The row of a request that has been answered has left the batch."""
+        """Forget the row of a request that was answered before: it has left the batch."""
         model.batch.ended += 1
         model.batch.leaving.pop(row.key, None)
         # Its pause had been asked for before its end came.
         if row.paused is RowState.KEPT and model.life.state in SERVES:
-            self._outbox.tell(model.life, DropKept(key=row.key))
+            self._outbox.tell(model, DropKept(key=row.key))
 
     def _begin_to_gain(self, model: Model, request: Request, row: Row, now: float) -> None:
-        """The row of a request says something for the first time since it was dispatched: perhaps
-        a stream continues after a crash, a pause, or both."""
+        """Note that the row of a request says something for the first time since it was dispatched:
+        perhaps a stream continues after a crash, a pause, or both."""
         if row.paused is not None and not row.tokens:
             return  # it has left again before it said anything
         request.run.gains_since = now
         if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
-        self._outbox.record(request_continued(model, request), now)
+        self._outbox.record(request_continued(model, request))
         if request.crashes.is_interrupted:
             request.crashes.resumed += 1
             detail = {"times": request.crashes.resumed, "after": "crash"}

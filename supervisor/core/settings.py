@@ -1,4 +1,4 @@
-"""What the core knows about the configuration: plain frozen values, already checked.
+"""The core's part of the configuration: plain frozen values, already checked.
 
 `supervisor/config/load.py` reads the file, has it checked, and makes these. A key has the name of
 its field, and `supervisor/config/tables.py` says what it does; here is only what differs from that.
@@ -25,7 +25,7 @@ ANYONE = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartSettings:
-    """How often and how soon a crashed worker is started again: `[models.*.restart]`."""
+    """The limits and delays of restarts after crashes: `[models.*.restart]`."""
 
     max_restarts: int = 8
     window_s: float = 1800.0

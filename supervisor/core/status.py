@@ -36,7 +36,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(slots=True, kw_only=True)
 class Daemon:
-    """What the status says about the daemon itself.
+    """The part of the status that is about the daemon itself.
 
     Attributes:
         facts: version, pid, endpoint and the like, as the shell found them.
@@ -52,7 +52,7 @@ class Daemon:
 
 
 def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
-    """Everything `status --json` shows; seconds and bytes are plain numbers."""
+    """Return everything `status --json` shows; seconds and bytes are plain numbers."""
     budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.totals.engine_s for model in fleet)
@@ -89,7 +89,8 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
 
 
 def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
-    """How many requests still run while the daemon ends, and how long they may take at most."""
+    """Return how many requests still run while the daemon ends, and how long they may take
+    at most."""
     ends = [model.life.phase.ends_at for model in models if isinstance(model.life.phase, Draining)]
     return {
         "running": sum(len(model.batch.running) for model in models),
@@ -98,7 +99,7 @@ def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
 
 
 def model_row(model: Model, now: float) -> dict[str, Any]:
-    """One model's part of the status."""
+    """Return one model's part of the status."""
     model.blame.expire(now)  # nothing else may have happened since an hour was over
     model.queue.age(now)
     model.settle()
@@ -229,7 +230,7 @@ def _drafts_map(model: Model) -> dict[str, Any] | None:
 
 
 def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
-    """One change of a model's state, as watchers see it."""
+    """Return one change of a model's state, as watchers see it."""
     life = model.life
     is_loaded = before is State.LOADING and life.state is State.READY
     return {
@@ -255,7 +256,7 @@ def batching_map(model: Model) -> dict[str, str] | None:
 
 
 def warnings_of(model: Model) -> list[str]:
-    """The warnings that its worker gave at READY."""
+    """Return the warnings that its worker gave at READY."""
     return list(model.process.ready.warnings) if model.process.ready else []
 
 
@@ -290,8 +291,8 @@ def _download_progress(fetching: Fetching) -> dict[str, Any]:
 
 
 def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
-    """For how long the model has been waiting for memory, and what is in the way; None if it does
-    not wait for memory."""
+    """Return for how long the model has been waiting for memory, and what is in the way; None if it
+    does not wait for memory."""
     phase = model.life.phase
     if not isinstance(phase, Pending) or phase.lack is None:
         return None
@@ -299,7 +300,8 @@ def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
-    """What all who wait for this model are notified of: the reason, and the load in tenths."""
+    """Return what all who wait for this model are notified of: the reason, and the load in
+    tenths."""
     load = load_progress(model) or {"phase": "", "fraction": 0.0}
     return wait_reason(model), load["phase"], int(load["fraction"] * 10 + 1e-9)
 
@@ -334,7 +336,7 @@ def find_named(ledger: Ledger, name: str) -> Request:
 
 
 def number_of(request: Request) -> str:
-    """The supervisor's number for a request, as people write it: `#12`."""
+    """Return the supervisor's number for a request, as people write it: `#12`."""
     return f"#{request.key}"
 
 
@@ -397,7 +399,7 @@ def per_class_map(model: Model) -> dict[str, int]:
 
 
 def paused_map(request: Request) -> dict[str, Any]:
-    """The answer to a pause or a resume.
+    """Return the answer to a pause or a resume.
 
     Its `stage` is `pausing` until the row has left the batch, then `paused`; `queued` if it waits
     for a row, or will as soon as its own has left.
@@ -423,10 +425,10 @@ def cancelled_map(request: Request) -> dict[str, Any]:
 
 
 def request_map(request: Request, now: float) -> dict[str, Any]:
-    """One open request: how people name it, on whose behalf it is, and its class; `paused` is the
-    reason why its row has left, until it has continued, `resumed` how many crashes it outlived, and
-    `read_tokens` how many of its `prompt_tokens` have been read, which are None until a worker has
-    accepted it."""
+    """Return one open request: how people name it, on whose behalf it is, and its class; `paused`
+    is the reason why its row has left, until it has continued, `resumed` how many crashes it
+    outlived, and `read_tokens` how many of its `prompt_tokens` have been read, which are None until
+    a worker has accepted it."""
     acceptance = request.acceptance
     waits_s = now - request.waiting.since if request.stage is Stage.QUEUED else 0.0
     return {
@@ -470,7 +472,7 @@ def wait_reason(model: Model) -> WaitReason:
 
 
 def expected_s(model: Model, request: Request, place: int, now: float) -> float | None:
-    """Seconds until a waiting request should get a row; None if that is not known.
+    """Return the seconds until a waiting request should get a row; None if that is not known.
 
     Rows share the seconds of one engine, so one becomes free each time as many have passed as a
     request costs on average. For a request of the highest class a row may be freed earlier.
@@ -502,8 +504,8 @@ LEAST_READ = 0.02
 def requests_map(
     models: Iterable[Model], ledger: Ledger, client: str | None, now: float
 ) -> dict[str, Any]:
-    """The answer: `requests`, model by model what runs, what is paused, and what waits in the order
-    of the line; and `more`, how many were left out.
+    """Return the answer: `requests`, model by model what runs, what is paused, and what waits in
+    the order of the line; and `more`, how many were left out.
 
     Args:
         client: only those of this account, or of the process or terminal with this number; None
@@ -525,7 +527,7 @@ def requests_map(
 
 
 def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
-    """The requests of a model; those in its line with their place, from 1."""
+    """Return the requests of a model; those in its line with their place, from 1."""
     for request in (*model.batch.running.values(), *model.paused.values()):
         yield request, None
     for place, request in enumerate(model.queue, start=1):

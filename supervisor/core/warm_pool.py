@@ -42,7 +42,7 @@ STABLE_S = 60.0
 
 
 class PrewarmedState(StrEnum):
-    """What a prewarmed worker does."""
+    """The states of a prewarmed worker."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -100,7 +100,7 @@ class WarmPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids that are known."""
+        """Return the process ids that are known."""
         return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     def claimed_bytes(self, models: Iterable[Model], settings: CoreSettings) -> int:

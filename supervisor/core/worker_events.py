@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
-from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
@@ -36,7 +34,7 @@ from .events import (
 from .fleet import Fleet
 from .health.death_cause import classify
 from .health.watchdog import Watch
-from .kv_budget import keeps_to, longest_stream
+from .kv_budget import keeps_to
 from .lifecycle.states import Abandoned, Loading, StopCause
 from .lifecycle.triggers import BecameReady, Died, FilesCompared, Greeted, HasPid, Progressed
 from .memory.need import loaded_problem
@@ -116,15 +114,12 @@ def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
             is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
         ),
     )
-    model.life.stream_tokens = longest_stream(model)
-    if event.exit_code == ExitCode.OUT_OF_MEMORY:
-        fleet.raise_need(model, event.now)
     fleet.handle_exit(model, died, event.now)
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The line of a worker's output that may be a cause: a fault handler's name for it, or the
-    last line that is neither a routine log nor the end of such a report."""
+    """Return the line of a worker's output that may be a cause: a fault handler's name for it, or
+    the last line that is neither a routine log nor the end of such a report."""
     for line in reversed(lines):
         if line.startswith("Fatal Python error:"):
             return line.strip()[:MAX_LAST_WORDS]
@@ -151,12 +146,7 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
                 fleet.look_after(model, now)
         case Accepted():
             fleet.serving.accepted(model, message, now)
-        case Rejected(key=key):
-            try:
-                error = RemoteError.from_wire(message.error)
-            except ValueError as wrong:
-                _broke(fleet, model, f"rejected a request wrongly: {wrong}", now)
-                return
+        case Rejected(key=key, error=error):
             fleet.serving.rejected(model, key, error, now)
             fleet.touch(model)
         case Rendered():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 
-from ..core.memory.fit import Fits, FitsWithout, equal_shares, find_room
+from ..core.memory.fit import equal_shares, find_room
 from ..core.memory.need import Need
 
 
@@ -81,7 +81,7 @@ def make_plan(candidates: Sequence[Candidate], budget_bytes: int) -> Plan:
         if one.is_resident or one.is_pinned:
             size = one.need.needed_bytes
             room = find_room(size, budget_bytes=budget_bytes, reserved=reserved, may_go=())
-            if isinstance(room, Fits):
+            if room is not None:
                 reserved[one.model] = size
     taken = [one for one in candidates if one.is_resident and one.model in reserved]
     shares = equal_shares(
@@ -126,12 +126,13 @@ def _displacing(
     size = need.needed_bytes
     others = {name: held for name, held in reserved.items() if name != candidate.model}
     room = find_room(size, budget_bytes=budget_bytes, reserved=others, may_go=may_go)
-    if not isinstance(room, Fits | FitsWithout):
+    if room is None:
+        staying_bytes = sum(held for name, held in others.items() if name not in may_go)
         tokens = need.tokens_in(min(size, budget_bytes))
         return Placement(
             model=candidate.model,
             is_placed=False,
-            missing_bytes=room.missing_bytes,
+            missing_bytes=staying_bytes + size - budget_bytes,
             context_tokens=tokens,
             rows=1 if tokens else 0,
             memory_bytes=0,
@@ -141,7 +142,7 @@ def _displacing(
     return Placement(
         model=candidate.model,
         is_placed=False,
-        goes=room.models if isinstance(room, FitsWithout) else (),
+        goes=room.models,
         context_tokens=tokens,
         rows=need.rows_in(memory_bytes, longest=tokens),
         memory_bytes=memory_bytes,

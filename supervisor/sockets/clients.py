@@ -25,10 +25,11 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.codec import DecodeError, Decoder, encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.message import Command, Message
 
 from ..core.errors import duplicate_id, slow_consumer
-from ..core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from ..core.events import ClientGone, ClientSaid, ClientTooSlow
 from ..core.events import Event as CoreEvent
 from .connection import Connection, Owner, Turns
 from .limits import KEPT_FILES, ConnectionLimits
@@ -321,7 +322,7 @@ class Clients(Owner[Client]):
     def _refuse(self, client: Client, request_id: str, error: RemoteError) -> None:
         """Answer a refused message; a connection that is not served is owed nothing."""
         if not (client.refusal and client.outbox):
-            client.send(Failed(id=request_id, error=error.to_wire()))
+            client.send(Failed(id=request_id, error=error))
 
     def was_read(self, connection: Client) -> None:
         """Read on in a large message, or wait until others leave room for it."""
@@ -375,7 +376,7 @@ class Clients(Owner[Client]):
         client.outbox.keep_only_ends()
         client.progressed_at = now
         if client.subscription is not None:
-            failed = Failed(id=client.subscription, error=slow_consumer().to_wire())
+            failed = Failed(id=client.subscription, error=slow_consumer())
             client.outbox.add(failed)
             client.subscription = None
         self._post(ClientTooSlow(now=now, connection=client.id))

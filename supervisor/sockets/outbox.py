@@ -118,7 +118,7 @@ class Outbox:
         self._count(len(self._begun) - self.size_bytes)
         for unsent in kept:
             if isinstance(unsent.message, Done):
-                self.add(Failed(id=unsent.message.id, error=slow_consumer().to_wire()))
+                self.add(Failed(id=unsent.message.id, error=slow_consumer()))
             elif isinstance(unsent.message, Failed | Reply):
                 self.add(unsent.message)
 

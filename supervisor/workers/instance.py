@@ -246,7 +246,6 @@ class WorkerUnit:
                 model=self.model,
                 generation=self.generation,
                 exit_code=end.code,
-                signal=end.signal,
                 signal_name=end.signal_name,
                 last_lines=self._model_log.last_lines,
                 at=time.time(),

@@ -137,8 +137,8 @@ def test_a_changed_model_is_told_with_the_tokens_sent_F10(worker: LoopDriver) ->
     other = replace(resume.acceptance, fingerprint="another")
     error = worker.answer(replace(resume, acceptance=other)).error
     assert error is not None
-    assert (error["code"], error["detail"]) == ("worker_crashed", {"tokens_sent": 3})
-    assert "the model changed" in error["message"]
+    assert (error.code, error.detail) == ("worker_crashed", {"tokens_sent": 3})
+    assert "the model changed" in error.message
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -141,7 +141,7 @@ def test_ids_that_the_model_does_not_have_fail_alone_C7(
     answers = worker.finish(good, bad)
     assert len(answers[0].tokens) == 3
     assert answers[1].error is not None
-    assert answers[1].error["detail"]["parameter"] == parameter
+    assert answers[1].error.detail["parameter"] == parameter
 
 
 def around(border: int, answer: Answer) -> list[int]:
@@ -247,8 +247,8 @@ def test_a_row_with_ends_of_its_own_changes_no_other_row(worker: LoopDriver) -> 
 def test_min_tokens_that_do_not_fit_into_the_context_are_refused(worker: LoopDriver) -> None:
     refused = worker.answer(prompt_tokens=[40] * 4000, min_tokens=97)
     assert refused.error is not None
-    assert refused.error["code"] == "context_length_exceeded"
-    assert refused.error["detail"]["min_tokens"] == 97
+    assert refused.error.code == "context_length_exceeded"
+    assert refused.error.detail["min_tokens"] == 97
 
 
 def test_a_message_without_content_is_a_message(worker: LoopDriver) -> None:

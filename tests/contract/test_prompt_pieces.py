@@ -168,7 +168,7 @@ def test_a_text_that_is_too_long_for_one_piece_is_refused_alone(
         worker.dispatch(prompt=LONG, **ASKED), worker.dispatch(prompt=LONG[1:], **ASKED)
     )
     assert got.error is not None
-    assert got.error["detail"]["parameter"] == "echo"
+    assert got.error.detail["parameter"] == "echo"
     assert beside.text_of(Channel.PROMPT) == LONG[1:]
 
 
@@ -230,5 +230,5 @@ def test_too_many_ids_are_refused_alone(
         worker.dispatch(prompt=LONG, tokenize={"ids": False}),
     )
     assert got.error is not None
-    assert "at most 2 tokens" in got.error["message"]
+    assert "at most 2 tokens" in got.error.message
     assert counted.finish is FinishReason.LENGTH

@@ -105,7 +105,7 @@ def test_a_restart_that_is_not_waited_for_ends_with_its_acceptance_or_refusal(pa
         match message:
             case Restart(model="bad"):
                 error = RemoteError(ErrorCode.UNKNOWN_MODEL, "there is no model 'bad'")
-                peer.send(Failed(id=message.id, error=error.to_wire()))
+                peer.send(Failed(id=message.id, error=error))
             case Ping():
                 peer.send(Reply(id=message.id, value={}))
             case _:  # the other restart takes its time

@@ -22,9 +22,10 @@ from mlxsup.protocol.client_messages import (
     Subscribe,
 )
 from mlxsup.protocol.client_messages import Event as EventMessage
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId
 from mlxsup.protocol.message import Message
-from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow, ConnectionId
+from mlxsup.supervisor.core.errors import slow_consumer
+from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ClientTooSlow
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import limits as limits_module
 from mlxsup.supervisor.sockets.clients import MAX_UNSENT_BYTES, Client
@@ -107,7 +108,7 @@ def test_garbage_is_answered_and_affects_no_other_client_P17() -> None:
             bad.socket.send_multipart(frames)
             answer = await bad.hear()
             assert isinstance(answer, Failed)
-            assert answer.error["code"] in ("invalid_request", "unsupported_version")
+            assert answer.error.code in ("invalid_request", "unsupported_version")
         bad.say(Ping(id=RequestId("p")))
         await bench.said(2)
         bench.clients.send(heard.connection, done("a", 0))
@@ -220,8 +221,8 @@ def test_a_routing_id_of_a_client_s_own_is_refused_and_takes_no_place_D12(
             named.say(generate(f"n{number}"))
             answer = await named.hear()
             assert isinstance(answer, Failed)
-            assert (answer.id, answer.error["code"]) == (f"n{number}", "invalid_request")
-            assert "routing id" in answer.error["message"]
+            assert (answer.id, answer.error.code) == (f"n{number}", "invalid_request")
+            assert "routing id" in answer.error.message
             named.close()
             await eventually_async(lambda: bench.clients.admitted == 1)
         assert len(bench.events) == 1
@@ -275,8 +276,8 @@ def test_a_second_use_of_an_open_id_is_refused_by_name_and_harms_not_the_first_P
             peer.say(message)
             refused = await peer.hear()
             assert isinstance(refused, Failed)
-            assert refused.error["code"] == "duplicate_id"
-            assert refused.error["detail"] == {"id": "a", "refused": "second use"}
+            assert refused.error.code == "duplicate_id"
+            assert refused.error.detail == {"id": "a", "refused": "second use"}
         assert len(bench.events) == 1
         bench.clients.send(heard.connection, deltas("a", 0))
         assert await peer.hear() == deltas("a", 0)
@@ -297,7 +298,7 @@ def test_a_connection_has_so_many_requests_open_and_no_more(
             peer.say(generate(id))
         refused = await peer.hear()
         assert isinstance(refused, Failed)
-        assert (refused.id, refused.error["code"]) == ("d", "overloaded")
+        assert (refused.id, refused.error.code) == ("d", "overloaded")
         (first, *_) = await bench.said(3)
         bench.clients.send(first.connection, done("a", 0))
         assert await peer.hear() == done("a", 0)
@@ -345,7 +346,7 @@ def test_a_client_that_never_reads_is_bounded_in_bytes_P15() -> None:
         assert [e.connection for e in bench.of_kind(ClientTooSlow)] == [heard.connection]
         (connection,) = [c for c in bench.connections.values() if c.id == heard.connection]
         assert connection.outbox.size_bytes < MAX_UNSENT_BYTES // 100
-        failed = Failed(id="open", error={"code": "slow_consumer"})
+        failed = Failed(id="open", error=slow_consumer())
         bench.clients.send(heard.connection, failed)
         bench.clients.send(others, done("b", 0))
         assert await other.hear() == done("b", 0)
@@ -356,7 +357,7 @@ def test_a_client_that_never_reads_is_bounded_in_bytes_P15() -> None:
         ):
             messages.append(await peer.hear())
         ends = [m for m in messages if not isinstance(m, Deltas)]
-        assert [(m.id, m.error["code"]) for m in ends if isinstance(m, Failed)] == [
+        assert [(m.id, m.error.code) for m in ends if isinstance(m, Failed)] == [
             ("ended", "slow_consumer"),
             ("open", "slow_consumer"),
         ]
@@ -380,7 +381,7 @@ def test_a_client_that_never_reads_is_bounded_in_time() -> None:
         bench.moment += 2.0
         bench.clients.pulse()
         assert len(bench.of_kind(ClientTooSlow)) == 1
-        bench.clients.send(heard.connection, Failed(id="a", error={"code": "slow_consumer"}))
+        bench.clients.send(heard.connection, Failed(id="a", error=slow_consumer()))
         bench.moment += 11.0
         bench.clients.pulse()  # it still does not read
         assert bench.clients.admitted == 0

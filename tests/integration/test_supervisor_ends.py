@@ -263,7 +263,7 @@ async def reload(stage: Stage) -> Any:
     if isinstance(message, Reply):
         return message.value
     assert isinstance(message, Failed)
-    return message.error["message"]
+    return message.error.message
 
 
 # ---------------------------------------------------------------- reloads
@@ -336,8 +336,8 @@ def test_more_models_leave_fewer_files_to_connections_P24(
             silent[-1].setblocking(False)
             silent[-1].connect(stage.endpoint.removeprefix("ipc://"))
         refused = await stage.peer().ask(Ping(id=RequestId("p")), Failed)
-        assert refused.error["code"] == "overloaded"
-        assert "which is the limit" in refused.error["message"]
+        assert refused.error.code == "overloaded"
+        assert "which is the limit" in refused.error.message
         for socket in silent:
             socket.close()
         # As soon as their ends are seen.

@@ -144,7 +144,7 @@ async def ask_reload(peer: Peer, id: str = "reload") -> dict[str, Any]:
 
 async def refused_reload(peer: Peer) -> str:
     failed = await peer.ask(Reload(id=RequestId("reload")), Failed)
-    (problem,) = failed.error["detail"]["problems"]
+    (problem,) = failed.error.detail["problems"]
     return str(problem)
 
 
@@ -438,7 +438,7 @@ def test_the_end_does_not_wait_for_a_file_and_answers_the_reload(
         await peer.say(Reload(id=RequestId("reload")))
         await peer.ask(StatusQuery(id=RequestId("s")), Reply)
         os.kill(os.getpid(), signal.SIGTERM)
-        told.append((await peer.hear(Failed)).error["code"])
+        told.append((await peer.hear(Failed)).error.code)
 
     assert play(body) == 0
     assert told == ["shutting_down"]

@@ -317,8 +317,8 @@ def test_a_connection_over_the_limit_is_refused_and_ended_P24(
             beyond.say(generate(id))
             answer = await beyond.hear()
             assert isinstance(answer, Failed)
-            assert (answer.id, answer.error["code"]) == (id, "overloaded")
-            assert f"process {os.getpid()} has 3 connections" in answer.error["message"]
+            assert (answer.id, answer.error.code) == (id, "overloaded")
+            assert f"process {os.getpid()} has 3 connections" in answer.error.message
         assert len(bench.events) == 3
         monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         bench.moment += clients_module.REFUSAL_S

@@ -163,7 +163,7 @@ def test_a_life_is_reported_in_order_from_spawn_to_exit(monkeypatch: pytest.Monk
         ("remove", pid),
         ("ended", 1.0),
         ("log", "info", "worker exited", {**facts, "code": 3}),
-        ("post", Exited(now=5.0, model=M, generation=FOURTH, exit_code=3, signal=None,
+        ("post", Exited(now=5.0, model=M, generation=FOURTH, exit_code=3,
                         signal_name="", last_lines=("l",), at=77.0)),
     ]  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_a_life_is_reported_in_order_from_spawn_to_exit(monkeypatch: pytest.Monk
 def test_a_life_that_is_ended_before_it_began_ends_at_once_by_its_signal() -> None:
     *_, log, (_, exited) = live_of("/bin/sh", "-c", "read -r line; read -r never", is_killed=True)
     assert (log[:3], log[3]["signal"]) == (("log", "info", "worker exited"), "SIGKILL")
-    assert (exited.exit_code, exited.signal, exited.signal_name) == (None, 9, "SIGKILL")
+    assert (exited.exit_code, exited.signal_name) == (None, "SIGKILL")
 
 
 def test_a_record_that_cannot_be_written_stops_no_life() -> None:
@@ -272,7 +272,7 @@ def test_workers_are_known_by_model_and_generation_until_they_are_gone() -> None
         assert workers.pids == pids[1:]
         assert workers.get(A, FIRST) is None
         [exited] = await eventually_async(lambda: everyone.of(Exited))
-        assert exited.signal == signal.SIGTERM
+        assert exited.signal_name == "SIGTERM"
         await workers.end()
         assert (workers.models, workers.pids, workers.leave()) == (set(), [], 0)
         assert not any(map(psutil.pid_exists, pids))

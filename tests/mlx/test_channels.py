@@ -491,8 +491,8 @@ def test_an_answer_that_a_request_ends_before_its_form_is_an_error(
     script(monkeypatch, driver, "<|channel|>analysis<|message|>hm raX")
     got = driver.answer(messages=ASK, response_format=FORM, stop_token_ids=[stop])
     assert got.error is not None
-    assert "ended in its reasoning" in got.error["message"]
-    assert got.error["detail"]["parameter"] == "response_format"
+    assert "ended in its reasoning" in got.error.message
+    assert got.error.detail["parameter"] == "response_format"
 
 
 def test_a_raw_prompt_is_plain_text(driver: LoopDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,9 +168,9 @@ def test_schema_that_no_call_can_match_is_refused_by_the_name_of_its_function(
 ) -> None:
     got = worker.answer(**asked("required", tools=[*TOOLS, tool]))
     assert got.error is not None
-    assert words in got.error["message"]
-    assert "call0" not in got.error["message"], "no grammar of ours"
-    assert got.error["detail"]["parameter"] == "tools"
+    assert words in got.error.message
+    assert "call0" not in got.error.message, "no grammar of ours"
+    assert got.error.detail["parameter"] == "tools"
 
 
 @pytest.mark.parametrize(

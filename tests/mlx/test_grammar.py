@@ -138,10 +138,10 @@ def test_an_impossible_form_is_the_requests_own_error_C7(
     answers = worker.finish(good, bad)
     assert len(answers[0].tokens) == 4
     assert answers[1].error is not None
-    assert answers[1].error["code"] == "invalid_request"
-    assert answers[1].error["detail"]["parameter"] == "response_format"
+    assert answers[1].error.code == "invalid_request"
+    assert answers[1].error.detail["parameter"] == "response_format"
     assert answers[1].tokens == []
-    assert "<state>" not in answers[1].error["message"]
+    assert "<state>" not in answers[1].error.message
 
 
 def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) -> None:
@@ -322,8 +322,8 @@ def test_an_answer_that_cannot_go_on_in_its_form_is_an_error_and_no_good_end(
     broken, kept = worker.finish(key, beside)
     assert broken.finish is None
     assert broken.error is not None
-    assert broken.error["code"] == "invalid_request"
-    assert broken.error["detail"]["parameter"] == "response_format"
+    assert broken.error.code == "invalid_request"
+    assert broken.error.detail["parameter"] == "response_format"
     assert kept.tokens == alone
     assert not worker.engine.has_rows()
 

@@ -55,7 +55,7 @@ def test_a_model_of_text_says_that_it_takes_none(tmp_path: Path) -> None:
         assert not driver.facts.takes_pictures
         error = driver.answer(messages=ASK, max_tokens=2).error
         assert error is not None
-        assert error["message"].endswith("this model does not take images; send text")
+        assert error.message.endswith("this model does not take images; send text")
 
 
 def test_without_the_extra_a_vision_model_serves_text_and_names_the_extra(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_without_the_extra_a_vision_model_serves_text_and_names_the_extra(tmp_pa
         assert len(driver.answer(prompt="a story", max_tokens=4).tokens) == 4
         error = driver.answer(messages=ASK, max_tokens=2).error
         assert error is not None
-        assert "pip install 'mlxsup[vision]'" in error["message"]
+        assert "pip install 'mlxsup[vision]'" in error.message
         earlier = [*ASK, {"role": "assistant", "content": "a"}]
         later = driver.answer(messages=[*earlier, {"role": "user", "content": "b"}], max_tokens=2)
         assert later.error is None

@@ -170,7 +170,7 @@ def test_a_long_prompt_that_is_tokenised_holds_up_no_step_and_no_short_prompt_G1
         may_end.set()
         [refused] = driver.finish(long)
         assert refused.error is not None
-        assert refused.error["code"] == "context_length_exceeded"
+        assert refused.error.code == "context_length_exceeded"
     finally:
         may_end.set()
         driver.close()

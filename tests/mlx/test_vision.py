@@ -238,8 +238,8 @@ def test_an_answer_does_not_continue_over_other_pictures(driver: LoopDriver) -> 
     other = [asked("what is it", picture(1), picture(2))]
     again = driver.answer(whole.resume_after(2), messages=other)
     assert again.error is not None
-    assert again.error["code"] == "worker_crashed"
-    assert "pictures" in again.error["message"]
+    assert again.error.code == "worker_crashed"
+    assert "pictures" in again.error.message
 
 
 @ONE_OF_EACH_KIND

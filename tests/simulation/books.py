@@ -245,7 +245,7 @@ class Ask:
     @property
     def code(self) -> str:
         """What it failed with; empty if it did not."""
-        return str(self.end.error["code"]) if isinstance(self.end, Failed) else ""
+        return str(self.end.error.code) if isinstance(self.end, Failed) else ""
 
     @property
     def is_waiting(self) -> bool:
@@ -344,7 +344,7 @@ class Stream:
         self.check_done(end)
 
     def check_failed(self, failed: Failed) -> None:
-        sent = failed.error["detail"].get("tokens_sent")
+        sent = failed.error.detail.get("tokens_sent")
         check("tokens_sent", sent in (None, self.tokens), f"{self}: {sent}")
 
     def check_done(self, done: Done) -> None:

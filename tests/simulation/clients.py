@@ -19,7 +19,7 @@ from mlxsup.protocol.client_messages import (
     PauseRequest,
     ResumeRequest,
 )
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import Priority
 from mlxsup.supervisor.core import events
@@ -94,7 +94,7 @@ class Client:
             case Deltas(deltas=deltas):
                 for delta in deltas:
                     self.streams[delta.id].take(delta)
-            case Failed(error=error) if error["code"] == "duplicate_id":
+            case Failed(error=error) if error.code == "duplicate_id":
                 self.twins -= 1
             case Done(id=id) | Failed(id=id) if id in self.streams:
                 self.streams[id].ends(message, is_slow=self.is_slow)
@@ -165,7 +165,7 @@ class People:
                 world.handle(
                     events.ClientSaid(
                         now=world.time.now,
-                        connection=events.ConnectionId(client.name),
+                        connection=ConnectionId(client.name),
                         message=message,
                         process=client.process,
                     )
@@ -450,7 +450,7 @@ class People:
 
     def _gone(self, client: Client) -> None:
         client.is_gone = True
-        connection = events.ConnectionId(client.name)
+        connection = ConnectionId(client.name)
         self._world.handle(events.ClientGone(now=self._world.time.now, connection=connection))
 
     def _slow(self) -> None:
@@ -522,7 +522,7 @@ class People:
         else:
             self.command(say.Reload)
 
-    def read_configuration(self, caller: events.Caller | None) -> None:
+    def read_configuration(self, caller: Caller | None) -> None:
         """Have the file read in a moment; what it says then counts."""
         dice, world = self._dice, self._world
 

@@ -101,7 +101,7 @@ def end_costs(ask: Ask, message: Done | Failed) -> None:
     if isinstance(message, Done):
         said_s = message.usage.engine_s
     else:
-        said_s = message.error["detail"].get("engine_s", 0.0)
+        said_s = message.error.detail.get("engine_s", 0.0)
     check("engine seconds", abs(said_s - ask.engine_s) < EPSILON_S, f"{ask}: {said_s}")
 
 

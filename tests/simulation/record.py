@@ -346,7 +346,7 @@ class Record:
                 ask = life.given.pop(key, None)
                 life.rows_ended += 1
                 if ask is not None and ask.is_open:
-                    self.must[ask] = {error["code"]}
+                    self.must[ask] = {error.code}
                 elif ask is not None:
                     self.count("cancel met rejection")
                 engine.rests(life)
@@ -491,7 +491,7 @@ class Record:
             case Done(id=id, finish_reason=reason):
                 self._request_ends(self.asks[connection, id], message, f"done:{reason}")
             case Failed(id=id, error=error):
-                self._fails(connection, id, message, error["code"])
+                self._fails(connection, id, message, error.code)
             case client.Reply(id=id, value=value):
                 self._reply(connection, id, value)
             case client.Notice(id=id, kind=kind, detail=detail):
@@ -551,7 +551,7 @@ class Record:
         ask.end = message
         engine.end_costs(ask, message)
         if isinstance(message, Failed):
-            sent = message.error["detail"].get("tokens_sent", ask.tokens)
+            sent = message.error.detail.get("tokens_sent", ask.tokens)
             check("tokens_sent", sent == ask.tokens, f"{ask}: {sent}")
         self._close(ask)
         self.count("ended: " + code)

@@ -545,7 +545,7 @@ def _codes(record: Record, listener: Listener) -> set[str]:
 
 
 def _end_of(end: Done | Failed) -> str:
-    return f"done:{end.finish_reason}" if isinstance(end, Done) else str(end.error["code"])
+    return f"done:{end.finish_reason}" if isinstance(end, Done) else str(end.error.code)
 
 
 def _renderer(record: Record, ask: Ask) -> Life | None:

@@ -51,7 +51,6 @@ from .plan import (
 if TYPE_CHECKING:
     from .world import World
 
-SIGNAL_NUMBERS = {"SIGKILL": 9, "SIGTERM": 15, "SIGSEGV": 11, "SIGABRT": 6, "SIGBUS": 7}
 ACCUSING = ("SIGSEGV", "SIGABRT", "SIGBUS")
 HANGS = ("stall", "gil", "blocked", "waits_on", "stop", "load_stalls", "load_stops")
 MUTE = ("gil", "stop", "load_stops", "mute")
@@ -253,7 +252,7 @@ class Batch:
             if row.prompt.is_refused:
                 del self.rows[key]
                 error = RemoteError(ErrorCode.INVALID_REQUEST, f"no {key}")
-                self.say(messages.Rejected(key=key, error=error.to_wire()))
+                self.say(messages.Rejected(key=key, error=error))
                 continue
             others = self.running
             row.acceptance = row.resumes or accept(row.prompt, self.generation)
@@ -777,8 +776,7 @@ class PlayedWorker:
 
         def seen() -> None:
             self._forget()
-            number = SIGNAL_NUMBERS.get(signal)
-            self._report(events.Exited, exit_code=code, signal=number, signal_name=signal)
+            self._report(events.Exited, exit_code=code, signal_name=signal)
 
         # The kernel may take some time from an exit to its being seen.
         self._up.send(seen, more_s=self._dice.choice((0.0, 0.0, 0.01, 0.3, 3.0)))

@@ -13,7 +13,7 @@ from typing import Any
 from mlxsup.protocol import download
 from mlxsup.protocol.download import DownloadProblem, Repository
 from mlxsup.protocol.flight import Entry
-from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.ids import ConnectionId, Generation, ModelName
 from mlxsup.supervisor.core import actions, events
 from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.memory.budget import Reading, Strain
@@ -256,9 +256,7 @@ class World:
     def too_slow(self, client: Client) -> None:
         """Give a client up: what waits for it is dropped, ends excepted."""
         client.is_slow = True
-        self.handle(
-            events.ClientTooSlow(now=self.time.now, connection=events.ConnectionId(client.name))
-        )
+        self.handle(events.ClientTooSlow(now=self.time.now, connection=ConnectionId(client.name)))
 
 
 # ---------------------------------------------------------------- hub

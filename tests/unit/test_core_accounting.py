@@ -112,6 +112,21 @@ def test_a_request_pays_from_its_prompt_to_the_step_that_ends_it() -> None:
     assert seconds(driver) == (4.0, 0.0)
 
 
+def test_each_account_pays_for_its_own_rows() -> None:
+    settings = CoreSettings(clients={"a": ClientSettings(), "b": ClientSettings()})
+    driver = Driver([entry()], settings)
+    driver.load()
+    driver.come_up()
+    for key, account in enumerate("ab", start=1):
+        driver.ask(account, client=account)
+        driver.accept(key)
+    spend(driver, 1.0, token(1), token(2))
+    spend(driver, 1.0, token(1), token(2, FinishReason.STOP))
+    spend(driver, 1.0, token(1, FinishReason.STOP))
+    received = driver.model().queue.counters
+    assert (received.of(Account("a")), received.of(Account("b"))) == (2.0, 1.0)
+
+
 def test_cancelled_request_reports_its_cost_and_pays_no_later_step() -> None:
     driver = running("a", "b")
     spend(driver, 1.0, token(1), token(2))
@@ -240,8 +255,8 @@ def test_an_error_after_some_steps_says_them_all(is_crash: bool) -> None:
         driver.exit(generation=1)
     else:
         error = RemoteError(ErrorCode.INVALID_REQUEST, "its form is too complex")
-        driver.worker(Rejected(key=key, error=error.to_wire()), generation=1)
-    assert driver.failure_of("a").error["detail"]["engine_s"] == 4.0
+        driver.worker(Rejected(key=key, error=error), generation=1)
+    assert driver.failure_of("a").error.detail["engine_s"] == 4.0
 
 
 def test_steps_are_no_longer_alike_when_another_row_reads_joins_or_ends() -> None:

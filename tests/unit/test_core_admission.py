@@ -11,8 +11,9 @@ import pytest
 from mlxsup.protocol.client_messages import Failed, Notice, Reply
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.states import FinishReason, Priority, State
-from mlxsup.supervisor.core.events import ConnectionId, Reloaded
+from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
 from mlxsup.supervisor.core.sharing.accounts import Account, Terms, process_name
 
@@ -31,7 +32,7 @@ def connection(number: int) -> ConnectionId:
     return ConnectionId(b"c%d" % number)
 
 
-def refusal(driver: Driver, connection: ConnectionId = ALICE) -> dict[str, Any]:
+def refusal(driver: Driver, connection: ConnectionId = ALICE) -> RemoteError:
     [failed] = driver.sent(Failed, connection)
     return failed.error
 
@@ -98,8 +99,8 @@ def test_limit_of_a_client_spans_names_and_connections_of_a_process_H5(driver: D
     for number in range(LIMITS.max_queue_per_client):
         driver.ask("r", "slow", connection(number), "process 7@1", client=f"name {number}")
     driver.ask("more", "slow", process="process 7@1", client="another name")
-    assert refusal(driver)["code"] == ErrorCode.OVERLOADED
-    assert "4 requests of this client are waiting" in refusal(driver)["message"]
+    assert refusal(driver).code == ErrorCode.OVERLOADED
+    assert "4 requests of this client are waiting" in refusal(driver).message
     driver.ask("mine", "slow", process="process 7@2", client="name 0")
     assert driver.errors() == {}, "another process with the same pid"
 
@@ -123,7 +124,7 @@ def test_bytes_are_limited_even_with_free_rows() -> None:
     driver.ask("a", body=b"123456789")
     assert driver.errors() == {}, "up to the limit"
     driver.ask("b", body=b"1")
-    assert refusal(driver)["detail"]["limit"] == "max_queue_bytes"
+    assert refusal(driver).detail["limit"] == "max_queue_bytes"
     driver.token(1, finish=FinishReason.STOP)
     driver.ask("b", body=b"1")
     assert driver.errors() == {}
@@ -137,15 +138,15 @@ def test_an_overload_names_its_limit_and_has_its_numbers_H3(limit: str) -> None:
     driver.ask("waits")
     driver.ask("more")
     error = refusal(driver)
-    assert f"({limit})" in error["message"]
-    assert error["detail"] == {
+    assert f"({limit})" in error.message
+    assert error.detail == {
         "model": "m",
         "limit": limit,
         "queue_depth": 1,
         "running": [],
         "retry_after_s": 1.0,
     }
-    assert error["retryable"] is True
+    assert error.retryable is True
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_an_overload_says_when_a_row_should_be_free(cost_s: list[float], expecte
         driver.token(number, finish=FinishReason.STOP)
     for number in range(4):
         driver.ask(f"r{number}")
-    assert refusal(driver)["detail"]["retry_after_s"] == pytest.approx(expected)
+    assert refusal(driver).detail["retry_after_s"] == pytest.approx(expected)
 
 
 # Refusals
@@ -203,7 +204,7 @@ def test_a_refusal_travels_with_its_facts_and_their_types(code: str) -> None:
     driver = make()
     driver.ask("r", **asked)
     [failed] = driver.sent(Failed)
-    error = RemoteError.from_wire(failed.error)
+    error = failed.error
     assert (failed.id, error.code) == ("r", code)
     assert {name: type(value) for name, value in error.detail.items()} == types
     assert encode(failed), "nothing that does not travel"
@@ -310,16 +311,16 @@ def test_class_above_max_priority_is_refused_with_the_fix() -> None:
     driver = driver_of(nightly=limit, others=ClientSettings(priority=BATCH, max_priority=BATCH))
     driver.ask("no", client="nightly", priority=INTERACTIVE)
     error = refusal(driver)
-    assert error["code"] == "invalid_request"
-    assert error["message"] == (
+    assert error.code == "invalid_request"
+    assert error.message == (
         "this client may not use priority interactive; use normal or a lower one, or"
         " raise max_priority in [clients.nightly] and reload"
     )
-    assert error["detail"] == {"parameter": "priority", "max_priority": "normal"}
+    assert error.detail == {"parameter": "priority", "max_priority": "normal"}
     driver.ask("yes", client="nightly", priority=NORMAL)
     assert driver.row()["running"] == ["yes"]
     driver.ask("no", client="nobody", priority=NORMAL)
-    assert 'in [clients."*"]' in refusal(driver)["message"]
+    assert 'in [clients."*"]' in refusal(driver).message
 
 
 def test_reload_changes_grants_and_keeps_the_line() -> None:
@@ -348,7 +349,7 @@ def test_a_client_s_own_number_of_places_counts_before_the_general_one() -> None
             driver.ask(f"{client}{number}", client=client)
             refused += [*driver.errors()]
     assert refused == ["big6", "small1"]
-    assert refusal(driver)["detail"]["limit"] == "clients.small max_queue"
+    assert refusal(driver).detail["limit"] == "clients.small max_queue"
 
 
 def test_max_running_holds_a_client_back_and_no_other() -> None:

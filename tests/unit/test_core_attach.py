@@ -185,13 +185,13 @@ def test_a_worker_that_dies_over_a_question_is_an_error_and_asking_waits_for_the
     driver, key, _ = behind()
     driver.exit()
     [failed] = driver.sent(Failed, BOB)
-    assert failed.error["code"] == "worker_crashed"
-    assert failed.error["detail"] == {
+    assert failed.error.code == "worker_crashed"
+    assert failed.error.detail == {
         "model": "m",
         "request": "one",
         "cause": "its worker has ended or is too slow",
     }
-    assert failed.error["retryable"]
+    assert failed.error.retryable
     attach(driver, id="again")
     assert driver.errors(BOB) == {"again": "invalid_request"}, "no worker can render it now"
     driver.come_up()

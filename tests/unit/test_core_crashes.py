@@ -10,10 +10,10 @@ import pytest
 
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import State
+from mlxsup.protocol.states import DeathCause, State
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.health.death_cause import Cause, classify, evidence_of
+from mlxsup.supervisor.core.health.death_cause import classify, evidence_of
 from mlxsup.supervisor.core.health.poison import Evidence
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.lifecycle.triggers import Died
@@ -260,8 +260,8 @@ def test_a_load_that_is_tried_again_fails_as_retryable() -> None:
     driver = in_state(State.LOADING)
     driver.exit(last_lines=("one",))
     failed = driver.failure_of("c1")
-    assert failed.error["message"] == "m could not be loaded: SIGKILL: one"
-    assert failed.error["retryable"] is True
+    assert failed.error.message == "m could not be loaded: SIGKILL: one"
+    assert failed.error.retryable is True
 
 
 def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue_P9() -> None:
@@ -282,8 +282,8 @@ def test_failed_model_names_its_crashes_and_the_last_cause_and_answers_its_queue
     assert driver.row()["last_exit"]["cause"] == "GPU time-out"
     assert driver.errors() == dict.fromkeys((load, "r1", "r2"), ErrorCode.LOAD_FAILED)
     failed = driver.failure_of(load)
-    assert failed.error["message"] == f"m could not be loaded: {cause}"
-    assert failed.error["retryable"] is False
+    assert failed.error.message == f"m could not be loaded: {cause}"
+    assert failed.error.retryable is False
 
 
 def test_every_end_is_counted_by_its_reason_and_the_class_of_its_cause() -> None:
@@ -425,44 +425,48 @@ def test_a_load_that_was_ended_is_not_the_first_of_two() -> None:
 @pytest.mark.parametrize(
     ("code", "line", "cause"),
     [
-        (75, "gpu hang", Cause.OUT_OF_MEMORY),
-        (72, "", Cause.GPU_FAULT_ELSEWHERE),
-        (69, "", Cause.NO_DEVICE),
-        (66, "", Cause.MODEL_MISSING),
-        (65, "", Cause.BAD_MODEL),
-        (70, "RuntimeError: There is no Stream(gpu, 3) in current thread.", Cause.STREAM_ERROR),
-        (70, "GPU Timeout", Cause.GPU_TIMEOUT),
-        (70, "gpu time-out", Cause.GPU_TIMEOUT),
-        (70, "GPU Hang", Cause.GPU_TIMEOUT),
-        (None, "kIOGPUCommandBufferCallbackErrorTimeout", Cause.GPU_TIMEOUT),
-        (70, "cudaErrorLaunchTimeout", Cause.GPU_TIMEOUT),
-        (70, "Innocent Victim of a fault", Cause.GPU_FAULT_ELSEWHERE),
-        (70, "ErrorInnocentVictim", Cause.GPU_FAULT_ELSEWHERE),
-        (70, "Out Of Memory", Cause.OUT_OF_MEMORY),
-        (None, "Insufficient Memory (00000008:kIOGPU…ErrorOutOfMemory)", Cause.OUT_OF_MEMORY),
-        (70, "insufficient memory", Cause.OUT_OF_MEMORY),
-        (70, "MemoryError: x", Cause.OUT_OF_MEMORY),
-        (None, "terminate called after throwing 'std::bad_alloc'", Cause.OUT_OF_MEMORY),
-        (70, "Cannot allocate memory", Cause.OUT_OF_MEMORY),
-        (70, "Unable to allocate 4 bytes", Cause.OUT_OF_MEMORY),
-        (70, "Attempting to allocate 4 bytes", Cause.OUT_OF_MEMORY),
-        (70, "cudaErrorMemoryAllocation", Cause.OUT_OF_MEMORY),
-        (70, "FileNotFoundError: [Errno 2] tokenizer.json", Cause.MODEL_MISSING),
-        (70, "No such file or directory", Cause.MODEL_MISSING),
-        (70, "ValueError: something else", Cause.UNKNOWN),
-        (None, "", Cause.UNKNOWN),
+        (75, "gpu hang", DeathCause.OUT_OF_MEMORY),
+        (72, "", DeathCause.GPU_FAULT_ELSEWHERE),
+        (69, "", DeathCause.NO_DEVICE),
+        (66, "", DeathCause.MODEL_MISSING),
+        (65, "", DeathCause.BAD_MODEL),
+        (
+            70,
+            "RuntimeError: There is no Stream(gpu, 3) in current thread.",
+            DeathCause.STREAM_ERROR,
+        ),
+        (70, "GPU Timeout", DeathCause.GPU_TIMEOUT),
+        (70, "gpu time-out", DeathCause.GPU_TIMEOUT),
+        (70, "GPU Hang", DeathCause.GPU_TIMEOUT),
+        (None, "kIOGPUCommandBufferCallbackErrorTimeout", DeathCause.GPU_TIMEOUT),
+        (70, "cudaErrorLaunchTimeout", DeathCause.GPU_TIMEOUT),
+        (70, "Innocent Victim of a fault", DeathCause.GPU_FAULT_ELSEWHERE),
+        (70, "ErrorInnocentVictim", DeathCause.GPU_FAULT_ELSEWHERE),
+        (70, "Out Of Memory", DeathCause.OUT_OF_MEMORY),
+        (None, "Insufficient Memory (00000008:kIOGPU…ErrorOutOfMemory)", DeathCause.OUT_OF_MEMORY),
+        (70, "insufficient memory", DeathCause.OUT_OF_MEMORY),
+        (70, "MemoryError: x", DeathCause.OUT_OF_MEMORY),
+        (None, "terminate called after throwing 'std::bad_alloc'", DeathCause.OUT_OF_MEMORY),
+        (70, "Cannot allocate memory", DeathCause.OUT_OF_MEMORY),
+        (70, "Unable to allocate 4 bytes", DeathCause.OUT_OF_MEMORY),
+        (70, "Attempting to allocate 4 bytes", DeathCause.OUT_OF_MEMORY),
+        (70, "cudaErrorMemoryAllocation", DeathCause.OUT_OF_MEMORY),
+        (70, "FileNotFoundError: [Errno 2] tokenizer.json", DeathCause.MODEL_MISSING),
+        (70, "No such file or directory", DeathCause.MODEL_MISSING),
+        (70, "ValueError: something else", DeathCause.UNKNOWN),
+        (None, "", DeathCause.UNKNOWN),
     ],
 )
 def test_causes_are_classified_by_exit_and_last_lines(
-    code: int | None, line: str, cause: Cause
+    code: int | None, line: str, cause: DeathCause
 ) -> None:
     assert classify(code, ["started", f"… {line} …", "worker exits"]) is cause
 
 
 def test_the_latest_line_counts_more_than_earlier_ones_and_than_the_memory() -> None:
-    assert classify(70, ["gpu hang", "bad_alloc"]) is Cause.OUT_OF_MEMORY
-    assert classify(None, ["bad_alloc", "gpu hang"], is_over_memory=True) is Cause.GPU_TIMEOUT
-    assert classify(None, ["?"], is_over_memory=True) is Cause.OUT_OF_MEMORY
+    assert classify(70, ["gpu hang", "bad_alloc"]) is DeathCause.OUT_OF_MEMORY
+    assert classify(None, ["bad_alloc", "gpu hang"], is_over_memory=True) is DeathCause.GPU_TIMEOUT
+    assert classify(None, ["?"], is_over_memory=True) is DeathCause.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,9 @@ def test_another_word_is_refused_and_changes_nothing() -> None:
     driver = Driver()
     assert change(driver, "loud") == {}
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"] == (
-        "level must be one of debug, info, warning, error, not 'loud'"
-    )
-    assert failed.error["detail"]["parameter"] == "level"
+    assert failed.error.code == "invalid_request"
+    assert failed.error.message == ("level must be one of debug, info, warning, error, not 'loud'")
+    assert failed.error.detail["parameter"] == "level"
     assert driver.of(SetLogLevel) == []
 
 

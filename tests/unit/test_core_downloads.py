@@ -134,8 +134,8 @@ def test_gated_repository_fails_the_model_and_its_waiters() -> None:
     assert driver.row()["cause"] == "not downloaded: org/tiny is gated; accept"
     for id in ("r1", load):
         failed = driver.failure_of(id)
-        assert failed.error["code"] == ErrorCode.LOAD_FAILED
-        assert not failed.error["retryable"]
+        assert failed.error.code == ErrorCode.LOAD_FAILED
+        assert not failed.error.retryable
     driver.restart()
     assert starts(driver) == [(2, "org/tiny")]
     say(driver, done(), number=2)
@@ -223,7 +223,7 @@ def test_files_that_are_missing_are_downloaded_once_and_only_of_a_repository(
         driver.spawned()
         driver.exit(code=ExitCode.MODEL_MISSING)
     assert (driver.state(), starts(driver)) == (State.FAILED, [])
-    assert not driver.failure_of(load).error["retryable"]
+    assert not driver.failure_of(load).error.retryable
 
 
 # Outages of the hub
@@ -295,8 +295,8 @@ def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
     hub.driver.pass_time(limit_s)
     assert hub.driver.state() is state
     failed = hub.driver.failure_of("r1")
-    assert failed.error["code"] == "queue_timeout"
-    assert failed.error["message"].endswith(f"and was not started: m {CAUSE}")
+    assert failed.error.code == "queue_timeout"
+    assert failed.error.message.endswith(f"and was not started: m {CAUSE}")
 
 
 def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:

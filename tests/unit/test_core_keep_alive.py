@@ -132,8 +132,8 @@ def test_invalid_keep_alive_is_refused() -> None:
     for value in (-2.0, float("inf"), float("nan")):
         driver.ask("wrong", keep_alive=value)
         [failed] = driver.sent(Failed)
-        assert failed.error["code"] == "invalid_request"
-        assert failed.error["detail"] == {"parameter": "keep_alive"}
+        assert failed.error.code == "invalid_request"
+        assert failed.error.detail == {"parameter": "keep_alive"}
     assert stays_s(driver) == CONFIGURED_S
 
 

@@ -186,7 +186,7 @@ def test_outgrown_pinned_process_blocks_for_good() -> None:
     driver.now += 1.0
     driver.measure(p=held)
     error = driver.failure_of("r1").error
-    assert f"p is pinned and holds {size_text(held)}" in error["message"]
+    assert f"p is pinned and holds {size_text(held)}" in error.message
 
 
 def test_measurement_under_load_does_not_block_for_good() -> None:

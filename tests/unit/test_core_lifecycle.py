@@ -564,4 +564,4 @@ def test_answers_of_a_removed_stuck_model_end_as_unknown() -> None:
     reload(driver, entry("other"))
     driver.broke()
     driver.pass_time(KILL_LIMIT_S + 0.1)
-    assert driver.failure_of().error["code"] == ErrorCode.UNKNOWN_MODEL
+    assert driver.failure_of().error.code == ErrorCode.UNKNOWN_MODEL

@@ -192,8 +192,8 @@ def test_a_dry_run_without_a_budget_or_of_a_stuck_process_answers_as_the_load_wo
     driver.pass_time(100.0)
     driver.foresees("a")
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == ErrorCode.LOAD_FAILED
-    assert not failed.error["retryable"], "the same command fails again until the process is gone"
+    assert failed.error.code == ErrorCode.LOAD_FAILED
+    assert not failed.error.retryable, "the same command fails again until the process is gone"
 
 
 @pytest.mark.parametrize(("most", "first"), [(1, "a"), (2, "ab"), (9, "abcd")])
@@ -226,11 +226,11 @@ def test_model_larger_than_the_budget_is_refused_I4(is_command: bool) -> None:
         id = RequestId("r1")
         driver.ask("r1", "big")
     error = driver.failure_of(id).error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["message"] == (
+    assert error.code == ErrorCode.INSUFFICIENT_MEMORY
+    assert error.message == (
         "big cannot be loaded: it needs 9.00 GiB, but the memory budget is 8.00 GiB"
     )
-    detail = error["detail"]
+    detail = error.detail
     assert (detail["needed_bytes"], detail["budget_bytes"]) == (9 * GIB, 8 * GIB)
     assert detail["blocked_by"] == []
     assert states(driver) == [UP, UP, DOWN], "none went"
@@ -265,8 +265,8 @@ def test_a_refusal_leaves_a_model_to_preload_as_it_was_I4(asks: str, was_unloade
     else:
         id = driver.load("a") if asks == "load" else driver.restart("a")
     error = driver.failure_of(id).error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["detail"]["blocked_by"] == ["p"]
+    assert error.code == ErrorCode.INSUFFICIENT_MEMORY
+    assert error.detail["blocked_by"] == ["p"]
     if was_unloaded:
         assert driver.state("a") is DOWN
         reload(driver, 20)
@@ -287,8 +287,8 @@ def test_a_process_that_cannot_be_ended_keeps_its_memory_and_is_named_P26_I2() -
     reload(driver, 8, *models, sized("d", 5 * GIB))
     driver.ask("r1", "d")
     error = driver.failure_of().error
-    assert error["detail"]["blocked_by"] == ["a"]
-    assert "a has a process that cannot be ended and holds 4.00 GiB" in error["message"]
+    assert error.detail["blocked_by"] == ["a"]
+    assert "a has a process that cannot be ended and holds 4.00 GiB" in error.message
     driver.exit("a")
     assert driver.row("a")["reserved_bytes"] == 0
 

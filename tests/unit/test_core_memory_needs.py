@@ -51,9 +51,9 @@ def test_less_than_that_fails_and_never_reserves_more(given_bytes: int) -> None:
     play(driver, f"ask r1 a; {given}; up a -> a=STOPPING; {given}; exit a 143 -> a=FAILED")
     assert (driver.budgets["a"], driver.reserved()) == ([], 0)
     error = driver.failure_of("r1").error
-    assert error["code"] == "load_failed"
-    assert "but it needs at least" in error["message"]
-    assert parse_size(hinted(error["message"])) >= ENOUGH
+    assert error.code == "load_failed"
+    assert "but it needs at least" in error.message
+    assert parse_size(hinted(error.message)) >= ENOUGH
 
 
 def hinted(problem: str) -> str:
@@ -372,11 +372,11 @@ def test_invalid_context_length_is_refused() -> None:
     driver.say(Load(id=LOAD, model=A, context_length=-1))
     assert driver.of(AppraiseLaunch) == []
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"] == (
+    assert failed.error.code == "invalid_request"
+    assert failed.error.message == (
         f"context_length must be an integer from 0 to {MAX_CONTEXT_LENGTH}, not -1"
     )
-    assert failed.error["detail"]["parameter"] == "context_length"
+    assert failed.error.detail["parameter"] == "context_length"
     assert driver.state("a") is State.STOPPED
 
 
@@ -386,7 +386,7 @@ def test_a_context_that_the_model_does_not_have_is_refused_before_its_process_en
     driver.come_up("a")
     driver.do(load(driver, 8193).answered(need_gib(4), now=driver.now))
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == "a has a context of 8192 tokens, not of 8193"
+    assert failed.error.message == "a has a context of 8192 tokens, not of 8193"
     assert driver.state("a") is State.READY
     assert driver.of(AdoptLaunch) == []
 
@@ -397,9 +397,9 @@ def test_a_dry_run_of_another_load_than_the_configured_one_is_refused(name: str)
     changes: dict[str, Any] = {name: 5}
     driver.say(Load(id=LOAD, model=A, dry_run=True, **changes))
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "invalid_request"
-    assert failed.error["message"].endswith(f"uses the configured settings; remove {name}")
-    assert failed.error["detail"] == {"parameter": name}
+    assert failed.error.code == "invalid_request"
+    assert failed.error.message.endswith(f"uses the configured settings; remove {name}")
+    assert failed.error.detail == {"parameter": name}
     assert driver.state("a") is State.STOPPED
 
 
@@ -422,8 +422,8 @@ def test_load_that_cannot_fit_changes_nothing(pinned: str, gib: int, why: str) -
     [key] = driver.serve("r1", model="a")
     load_longer(driver, gib)
     error = driver.failure_of(LOAD).error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["message"] == f"a cannot be loaded: {why}"
+    assert error.code == ErrorCode.INSUFFICIENT_MEMORY
+    assert error.message == f"a cannot be loaded: {why}"
     assert (context(driver), driver.row("a")["needed_bytes"]) == (0, 4 * GIB)
     assert driver.of(AdoptLaunch) == []
     assert states(driver) == [State.READY] * 3

@@ -17,9 +17,8 @@ from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim
 from mlxsup.supervisor.core.lifecycle.states import Urgency
 from mlxsup.supervisor.core.lifecycle.triggers import LacksMemory
-from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, Wait, verdict_on
-from mlxsup.supervisor.core.memory.fit import Fits, FitsWithout, NoRoom, find_room, pins_problem
-from mlxsup.supervisor.core.memory_plan import plan
+from mlxsup.supervisor.core.memory.fit import find_room, pins_problem
+from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
     LoadRequest,
@@ -389,17 +388,11 @@ def test_find_room_is_minimal(sizes: dict[ModelName, int], needed: int, budget: 
     may_go = sorted(sizes)[: len(sizes) // 2 + 1]
     found = find_room(needed, budget_bytes=budget, reserved=sizes, may_go=may_go)
     used = sum(sizes.values())
-    match found:
-        case Fits(spare_bytes=spare):
-            assert used + needed + spare == budget
-        case FitsWithout(models=models, spare_bytes=spare):
-            assert used + needed > budget
-            assert set(models) <= set(may_go)
-            left = used - sum(sizes[model] for model in models)
-            assert left + needed + spare == budget
-            assert spare >= 0
-            assert all(left + sizes[model] + needed > budget for model in models)
-        case NoRoom(missing_bytes=missing):
-            kept = used - sum(sizes[model] for model in may_go)
-            assert kept + needed - missing == budget
-            assert missing > 0
+    if found is None:
+        assert used - sum(sizes[model] for model in may_go) + needed > budget
+        return
+    left = used - sum(sizes[model] for model in found.models)
+    assert set(found.models) <= set(may_go)
+    assert left + needed + found.spare_bytes == budget
+    assert found.spare_bytes >= 0
+    assert all(left + sizes[model] + needed > budget for model in found.models)

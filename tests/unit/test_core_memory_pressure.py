@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Failed, Reply, Subscribe
-from mlxsup.protocol.ids import Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, Generation, ModelName, RequestId
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
-from mlxsup.supervisor.core.events import Caller, FilesSeen, Reloaded, Sampled
-from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S
+from mlxsup.supervisor.core.events import FilesSeen, Reloaded, Sampled
+from mlxsup.supervisor.core.lifecycle.life import FILES_COUNT_FOR_S, Files
 from mlxsup.supervisor.core.memory.budget import CALM_S, STEPS, Pressure, Reading
 
 from support.core.looks import ALICE
@@ -238,8 +238,8 @@ def test_model_within_the_whole_budget_waits_for_the_rest() -> None:
     assert driver.sent(Failed) == []
     driver.ask("r2", "big")
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == "insufficient_memory"
-    assert failed.error["detail"]["budget_bytes"] == 8 * GIB
+    assert failed.error.code == "insufficient_memory"
+    assert failed.error.detail["budget_bytes"] == 8 * GIB
 
 
 def test_ending_process_does_not_lower_the_budget() -> None:
@@ -546,5 +546,6 @@ def test_an_answer_about_an_earlier_process_says_nothing_of_this_one() -> None:
     old = driver.generation("a")
     play(driver, "exit a code=70; turn a")
     late = FilesSeen(now=driver.now, model=ModelName("a"), generation=Generation(old), change="x")
+    assert driver.model("a").life.files == Files(), "nor that it is being looked at"
     driver.do(late)
     assert driver.model("a").life.files.change == ""

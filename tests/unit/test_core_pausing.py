@@ -208,9 +208,9 @@ def test_a_model_with_paused_requests_is_not_idle() -> None:
 def refusal(driver: Driver) -> str:
     """The message of the only error; it is one of a wrong request."""
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == ErrorCode.INVALID_REQUEST
+    assert failed.error.code == ErrorCode.INVALID_REQUEST
     assert driver.told(PauseRow) == []
-    return str(failed.error["message"])
+    return str(failed.error.message)
 
 
 def is_removed(driver: Driver) -> None:
@@ -244,7 +244,7 @@ def test_a_pause_or_resume_is_refused(script: str) -> None:
     driver = play(in_state(State.READY), script, is_removed)
     assert refusal(driver) == REFUSED[script]
     if "nobody" in script:
-        detail = driver.sent(Failed)[0].error["detail"]
+        detail = driver.sent(Failed)[0].error.detail
         assert detail == {"parameter": "request", "known": ["r1"], "numbers": ["#1"]}
 
 
@@ -294,7 +294,7 @@ def test_a_paused_request_gives_its_place_to_another_and_may_always_return() -> 
     assert waiting(play(driver, "ask r2")) == 1
     assert waiting(play(driver, "resume -> queued=2")) == 2
     driver.ask("r3")
-    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue"
+    assert driver.failure_of("r3").error.detail["limit"] == "max_queue"
 
 
 def test_an_answer_that_has_begun_takes_no_place_either_paused_or_resumed() -> None:
@@ -312,7 +312,7 @@ def test_pausing_is_no_way_to_have_any_number_of_requests_open() -> None:
         driver.ask(id, body=b"")
         driver.pause(id)
     driver.ask("r3", body=b"1")
-    assert driver.failure_of("r3").error["detail"]["limit"] == "max_queue_bytes"
+    assert driver.failure_of("r3").error.detail["limit"] == "max_queue_bytes"
     driver.resume()
     assert driver.core.ledger.held_bytes == PAUSED_BYTES
     driver.cancel("r2")

@@ -65,7 +65,7 @@ def test_poison_costs_three_crashes_and_no_other_request_P10(signal: str) -> Non
     assert (crashes, driver.row()["suspects"], driver.row()["quarantined"]) == (3, 0, 1)
     failed = {id for (_, id), [end] in driver.terminals.items() if isinstance(end, Failed)}
     assert {id for id in failed if len(id) == 1} == {"e"}
-    assert driver.failure_of("e").error["code"] == ErrorCode.QUARANTINED
+    assert driver.failure_of("e").error.code == ErrorCode.QUARANTINED
 
 
 @pytest.mark.parametrize("death", ["signal=SIGKILL", "signal=SIGTERM", "signal= code=72"])
@@ -104,8 +104,8 @@ def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
     assert driver.dispatched() == [3]
     driver.ask("three", body=b"poison")
     [failed] = driver.sent(Failed)
-    assert failed.error["code"] == ErrorCode.QUARANTINED
-    assert failed.error["detail"] == {"model": "m", "tokens_sent": 0, "lifted_in_s": HOUR_S}
+    assert failed.error.code == ErrorCode.QUARANTINED
+    assert failed.error.detail == {"model": "m", "tokens_sent": 0, "lifted_in_s": HOUR_S}
     driver.now += HOUR_S - 1.0
     assert driver.row()["quarantined"] == 1
     driver.now += 1.0
@@ -159,7 +159,7 @@ def test_a_third_quarantine_in_a_row_means_that_the_engine_is_broken(between: st
     assert driver.state() is State.FAILED
     assert "the engine is broken" in driver.row()["cause"]
     assert driver.row()["quarantined"] == 0
-    assert driver.failure_of("p3").error["code"] == ErrorCode.WORKER_CRASHED
+    assert driver.failure_of("p3").error.code == ErrorCode.WORKER_CRASHED
     driver.load()
     driver.come_up()
     assert driver.serve("p1") != [], "all three are lifted"

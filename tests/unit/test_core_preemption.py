@@ -118,6 +118,11 @@ PREEMPTIONS: dict[str, tuple[int, str]] = {
         "urgent now1; row_left 1; accept 2; token 2 finish=stop -> dispatched=[1]; wait 9;"
         " urgent now2 -> pauses=[]; token 1; wait 1.99 -> pauses=[]; wait 0.02 -> pauses=[1]",
     ),
+    "a request that gets a lower class by hand frees no row": (
+        1,
+        "urgent now1; row_left 1; accept 2; token 2 finish=stop; urgent now2;"
+        " prioritize now2 normal; token 1; wait 2.1 -> pauses=[]",
+    ),
     "another class by hand frees a row or keeps one": (
         2, "ask now; prioritize r2 interactive; prioritize now interactive -> pauses=[1]",
     ),
@@ -457,14 +462,14 @@ def test_row_that_does_not_fit_alone_is_refused() -> None:
     driver.gain("a", key, 7)
     driver.short("a", key)
     error = driver.failure_of("r1").error
-    assert error["code"] == ErrorCode.INSUFFICIENT_MEMORY
-    assert error["detail"] == {
+    assert error.code == ErrorCode.INSUFFICIENT_MEMORY
+    assert error.detail == {
         "model": "a",
         "needed_bytes": bytes_for(1, LEAST + 7),
         "available_bytes": ONE_ROW,
         "tokens_sent": 7,
     }
-    assert "raise" in error["message"]
+    assert "raise" in error.message
     assert driver.row("a")["queued"] == 0
 
 

@@ -21,10 +21,10 @@ from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.health.poison import Digest
-from mlxsup.supervisor.core.requests.ledger import Request
+from mlxsup.supervisor.core.requests.ledger import Ledger, Request
 from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Account, Counters, Terms
+from mlxsup.supervisor.core.sharing.accounts import Account, Terms
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import ALICE, BOB
@@ -44,7 +44,7 @@ def request(key: int, account: str = "a", priority: Priority = NORMAL) -> Reques
 
 
 def queue(aging_s: float = AGING_S, **clients: ClientSettings) -> Queue:
-    return Queue(Counters(Terms(CoreSettings(aging_s=aging_s, clients=clients))))
+    return Queue(Ledger(Terms(CoreSettings(aging_s=aging_s, clients=clients)), Deadlines()))
 
 
 def joined(line: Queue, *requests: Request, now: float = 0.0) -> Queue:
@@ -57,15 +57,11 @@ def order(line: Queue) -> list[int]:
     return [one.key for one in line]
 
 
-def any_account(account: Account) -> bool:
-    return True
-
-
 def test_classes_come_one_after_the_other() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2), request(3, "b", INTERACTIVE))
     assert order(line) == [3, 2, 1]
     assert line.per_class == {INTERACTIVE: 1, NORMAL: 1, BATCH: 1}
-    assert line.first(any_account) is next(iter(line))
+    assert line.first() is next(iter(line))
 
 
 def test_rejoined_requests_come_first_in_their_class() -> None:
@@ -87,7 +83,7 @@ def test_what_is_received_counts_by_weight() -> None:
     assert order(line) == [1, 6, 2, 3, 4, 5, 7], "four of a for each of b"
     line.counters.charge(Account("a"), 2.0)
     line.counters.charge(Account("b"), 0.5)
-    assert line.first(any_account) == request_of(line, 1), "both stand at half a second"
+    assert line.first() == request_of(line, 1), "both stand at half a second"
 
 
 def request_of(line: Queue, key: int) -> Request:
@@ -294,11 +290,11 @@ def test_of_several_with_one_id_only_the_number_names_one() -> None:
     driver.ask("a", connection=BOB)
     driver.prioritize("a", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"] == (
+    assert failed.error.message == (
         "2 open requests have the id 'a'; use the number of one;"
         " open: a (#2, waits for m), a (#4, waits for m)"
     )
-    assert failed.error["detail"] == {
+    assert failed.error.detail == {
         "parameter": "request", "known": ["a", "a"], "numbers": ["#2", "#4"],
     }  # fmt: skip
     driver.prioritize("#4", INTERACTIVE)
@@ -319,8 +315,8 @@ def test_many_open_requests_are_not_all_listed(count: int, ending: str) -> None:
         driver.ask(f"r{number}")
     driver.prioritize("z", BATCH)
     [failed] = driver.sent(Failed)
-    assert failed.error["message"].endswith(ending)
-    assert len(failed.error["detail"]["known"]) == 8
+    assert failed.error.message.endswith(ending)
+    assert len(failed.error.detail["known"]) == 8
 
 
 # `requests` and `cancel`

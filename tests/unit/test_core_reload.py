@@ -9,7 +9,7 @@ import pytest
 
 from mlxsup.protocol.client_messages import AddModel, Configure, Failed, Reload, RemoveModel, Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
@@ -23,7 +23,7 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.errors import bad_configuration
-from mlxsup.supervisor.core.events import Appraised, Caller, Reloaded, ReloadRefused
+from mlxsup.supervisor.core.events import Appraised, Reloaded, ReloadRefused
 from mlxsup.supervisor.core.memory.budget import Budget
 from mlxsup.supervisor.core.memory.need import Need
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings
@@ -32,6 +32,7 @@ from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.looks import ALICE
 from support.core.memory import GIB, MemoryDriver, limited, pair_and_more, sized
 from support.core.needs import need
+from support.core.rows import FIXED, RowsDriver, bytes_for, need_of, served
 from support.core.scripts import play
 from support.core.states import in_state
 
@@ -163,8 +164,8 @@ def test_a_refused_reload_changes_nothing_and_says_why_P20() -> None:
     read(driver)
     driver.do(ReloadRefused(now=driver.now, error=bad_configuration(["a", "b"]), caller=CALLER))
     [failed] = driver.sent(Failed)
-    assert (failed.id, failed.error["detail"]) == ("x", {"problems": ["a", "b"]})
-    assert failed.error["message"].endswith("nothing was changed:\n  a\n  b")
+    assert (failed.id, failed.error.detail) == ("x", {"problems": ["a", "b"]})
+    assert failed.error.message.endswith("nothing was changed:\n  a\n  b")
     assert driver.state() is State.READY
 
 
@@ -472,3 +473,17 @@ def test_reload_plans_with_the_needs_that_come_with_it(is_dry: bool) -> None:
     assert driver.errors() == {}
     assert (driver.state("b"), driver.row("b")["needed_bytes"]) == (State.LOADING, 14 * GIB)
     assert (driver.row("n")["needed_bytes"], driver.reserved()) == (30 * GIB, 18 * GIB)
+
+
+def test_a_dry_run_refuses_a_model_whose_open_answer_would_not_fit() -> None:
+    """One row of 1,000 tokens fits, and not with the step by which it grows."""
+    driver = RowsDriver("a", FIXED + bytes_for(3, 1000), {"a": need_of()})
+    driver.bring_up("a")
+    driver.begin("a", "r1", 1000)
+    needs = {ModelName("a"): need_of()}
+    refused = []
+    for tokens in (1000, 2000):
+        settings = limited(FIXED + bytes_for(1, tokens))
+        reload(driver, served("a"), settings=settings, needs=needs, caller=CALLER, is_dry=True)
+        refused.append([one["model"] for one in answer(driver)["refuses"]])
+    assert refused == [["a"], []]

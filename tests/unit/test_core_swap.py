@@ -263,9 +263,9 @@ def test_with_swap_off_what_would_need_one_is_refused() -> None:
     assert states(driver, "ab") == [State.READY, State.STOPPED]
     [error] = driver.terminals[ALICE, "r2"]
     assert isinstance(error, Failed)
-    assert error.error["code"] == "insufficient_memory"
-    assert error.error["detail"]["blocked_by"] == ["a"]
-    assert error.error["message"] == (
+    assert error.error.code == "insufficient_memory"
+    assert error.error.detail["blocked_by"] == ["a"]
+    assert error.error.message == (
         "b cannot be loaded: it needs 4.00 GiB; 0.0 MiB is free: a is busy,"
         " and busy models do not make room because `swap` is off"
     )
@@ -295,7 +295,7 @@ def ended(driver: SwapDriver, id: str = "r1") -> tuple[str, int | None]:
     """The code of a request's error, and how many tokens it had been sent."""
     [error] = driver.terminals[ALICE, id]
     assert isinstance(error, Failed)
-    return error.error["code"], error.error.get("detail", {}).get("tokens_sent")
+    return error.error.code, error.error.detail.get("tokens_sent")
 
 
 def reload(driver: SwapDriver, *models: ModelSettings) -> None:

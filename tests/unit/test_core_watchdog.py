@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import Generation, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, FinishReason, LoadPhase, State, WorkerPhase
 from mlxsup.protocol.version import VERSION
@@ -655,8 +656,7 @@ def messages(key: RequestKey) -> list[WorkerMessage]:
         Ready(context_length=-1, fingerprint="", backend="", active_bytes=-1),
         Accepted(key=key, acceptance=acceptance, tokenize_s=-1.0),
         Accepted(key=RequestKey(99), acceptance=acceptance, tokenize_s=-1.0),
-        Rejected(key=key, error={}),
-        Rejected(key=key, error={"code": "worker_crashed", "message": "m", "retryable": True}),
+        Rejected(key=key, error=RemoteError(ErrorCode.WORKER_CRASHED, "m")),
         Step(step=-1),
         Step(step=0, rows=[delta, delta], prefill=[PrefillProgress(key=key, done=-1, total=0)]),
         Step(step=1, rows=[RowDelta(key=RequestKey(99), finish=FinishReason.CANCELLED)]),

@@ -13,8 +13,7 @@ import pytest
 
 from mlxsup.gateway.metrics import DOWNLOAD_PARTS, EVICTION_REASONS, MEMORY_KINDS
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.states import ExitReason, State
-from mlxsup.supervisor.core.health.death_cause import Cause
+from mlxsup.protocol.states import DeathCause, ExitReason, State
 
 from support.bad.exposed import declared_samples
 
@@ -29,7 +28,7 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 BY = re.compile(r"\bby \(([^)]*)\)")
 BOUNDED: dict[str, set[str]] = {
     "state": set(State), "kind": set(MEMORY_KINDS), "code": {*ErrorCode, "daemon_lost"},
-    "status": {"401"}, "cause": set(Cause), "part": set(DOWNLOAD_PARTS),
+    "status": {"401"}, "cause": set(DeathCause), "part": set(DOWNLOAD_PARTS),
     "reason": {*EVICTION_REASONS, *ExitReason},
 }  # fmt: skip
 """The values that a query may ask a label for."""

@@ -45,7 +45,7 @@ CONTENT = Channel.CONTENT
 ID = RequestId("r-1")
 MODEL = ModelName("smollm2")
 KEY = RequestKey(7)
-ERROR = RemoteError(ErrorCode.UNKNOWN_MODEL, "no such model", detail={"known": ["a"]}).to_wire()
+ERROR = RemoteError(ErrorCode.UNKNOWN_MODEL, "no such model", detail={"known": ["a"]})
 
 LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
     "client to supervisor": (

@@ -653,7 +653,7 @@ def test_kept_and_written_entries_have_the_same_numbers(tmp_path: Path, writer: 
     outbox, files = Outbox(), FlightRecorder(tmp_path, writer)
     files.started(7)
     for entry in (CHANGE, END, END, CHANGE):
-        outbox.record(entry, 1.0)
+        outbox.record(entry)
     for action in outbox.take():
         assert isinstance(action, Entry)
         files.write(action)

@@ -28,9 +28,9 @@ from mlxsup.protocol.client_messages import (
     StatusQuery,
     Subscribe,
 )
-from mlxsup.protocol.ids import TERMINAL, Generation, ModelName, RequestId
+from mlxsup.protocol.errors import ErrorCode, RemoteError
+from mlxsup.protocol.ids import TERMINAL, ConnectionId, Generation, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason
-from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.process_identity import process_start, session_of
 from mlxsup.supervisor.sockets import listener as listener_module
 from mlxsup.supervisor.sockets.clients import Client
@@ -330,7 +330,7 @@ def test_the_books_hold_what_was_said_until_its_end_was_sent() -> None:
         assert (connection.open, connection.subscription) == ({"a"}, "t")
         connection.note_sent(Done(id=ID, seq=1, finish_reason=FinishReason.STOP))
         assert (connection.open, connection.has_anything_open) == (set(), True)
-        connection.note_sent(Failed(id=RequestId("t"), error={}))
+        connection.note_sent(Failed(id=RequestId("t"), error=RemoteError(ErrorCode.INTERNAL, "m")))
         assert not connection.has_anything_open
         connection.close()
         peer.close()

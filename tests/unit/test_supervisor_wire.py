@@ -23,6 +23,7 @@ from mlxsup.protocol.client_messages import (
     Reply,
 )
 from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
@@ -332,7 +333,7 @@ def test_its_bytes_are_those_of_what_it_holds_and_shared_with_others() -> None:
 def test_only_ends_are_kept_and_a_good_end_is_one_no_more_P15() -> None:
     tally = Tally()
     outbox = Outbox(tally)
-    failed = Failed(id=RequestId("f"), error={"code": "internal", "message": "m"})
+    failed = Failed(id=RequestId("f"), error=RemoteError(ErrorCode.INTERNAL, "m"))
     begun = to_wire(encode(REPLY))
     outbox.begin(begun, 5)
     outbox.add(piece(0))
@@ -346,6 +347,6 @@ def test_only_ends_are_kept_and_a_good_end_is_one_no_more_P15() -> None:
     outbox.drop(len(begun) - 5)
     slow, *others = sent(outbox)
     assert isinstance(slow, Failed)
-    assert (slow.id, slow.error["code"]) == ("d", "slow_consumer")
+    assert (slow.id, slow.error.code) == ("d", "slow_consumer")
     assert others == [failed, REPLY]
     assert tally.bytes == 0

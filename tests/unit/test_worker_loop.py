@@ -220,7 +220,7 @@ def test_an_answer_whose_form_was_given_up_ends_as_refused(bench: Bench, is_refu
     assert [row.finish for row in step.rows] == [None if is_refused else STOP]
     error = grammar.refusal(is_over=True)
     assert (error is not None) is is_refused
-    assert rest == ([Rejected(key=A, error=error.to_wire())] if error else [])
+    assert rest == ([Rejected(key=A, error=error)] if error else [])
     assert bench.loop.open_keys == frozenset()
 
 
@@ -230,7 +230,7 @@ def test_a_request_with_something_wrong_fails_alone_C7_I6(bench: Bench) -> None:
     bench.around.ready.append(Refused(key=B, error=RemoteError(ErrorCode.INVALID_REQUEST, "wrong")))
     ask(bench, C)
     rejected = [said for said in bench.turn() if isinstance(said, Rejected)]
-    assert [(said.key, said.error["code"]) for said in rejected] == [
+    assert [(said.key, said.error.code) for said in rejected] == [
         (A, "context_length_exceeded"), (B, "invalid_request")
     ]  # fmt: skip
     assert list(bench.engine.rows) == [C]
@@ -611,7 +611,7 @@ def test_a_kept_state_is_dropped_if_its_request_never_gets_a_row_again_F10(
         bench.around.inbox += cancels(1)
     said = [*bench.sent(), *bench.turn()]
     assert bench.engine.dropped == [A]
-    codes = [one.error["code"] for one in said if isinstance(one, Rejected)]
+    codes = [one.error.code for one in said if isinstance(one, Rejected)]
     assert codes == [code] * bool(code)
     assert (bench.loop.open_keys, bench.engine.rows, bench.has_stepped) == (frozenset(), {}, False)
     assert len(bench.around.submitted) == (code != "worker_crashed")

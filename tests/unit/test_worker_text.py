@@ -179,7 +179,7 @@ def test_a_template_error_is_the_requests_own_and_travels_G6(
     text.submit(A, "abc")
     error = text.refused()
     assert (error.code, error.message) == (code, message)
-    encode(Rejected(key=A, error=error.to_wire()))
+    encode(Rejected(key=A, error=error))
     text.codec.raises = None
     text.submit(B, "abcd")
     assert text.tokenised().key == B

@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import CancelRow, DropKept
 from mlxsup.supervisor.core import (
     kv_budget,
     leaving,
-    load_verdict,
+    memory_plan,
     memory_view,
     serving,
 )
@@ -204,9 +204,9 @@ def never_told(kind: type) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         right = Outbox.tell
 
-        def wrong(outbox: Outbox, life: Any, message: Any) -> None:
+        def wrong(outbox: Outbox, model: Model, message: Any) -> None:
             if not isinstance(message, kind):
-                right(outbox, life, message)
+                right(outbox, model, message)
 
         patch.setattr(Outbox, "tell", wrong)
 
@@ -269,7 +269,7 @@ PLANTED: dict[str, Plant] = {
     "a completed request stays a suspect": does_nothing(Blame, "completed"),
     "a stall is never found": returns(Watch, "judge", Alarm.NONE),
     "what others hold does not count": nothing_is_held,
-    "requests evict what they like": returns(load_verdict, "_may_go", True),
+    "requests evict what they like": returns(memory_plan, "_may_go", True),
     "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
     "nothing gives way to other programs": others_take_no_memory,
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),

@@ -1,1 +1,1 @@
-"""Whether a worker makes progress, why one died, and which request is to blame."""
+"""The progress of workers, the causes of their deaths, and the requests that are to blame."""

@@ -1,5 +1,5 @@
-"""Why a worker died, as far as its exit, its last lines and the state of its model show: a class to
-count and to act on, and what the death says about the requests that the worker held.
+"""The cause of a worker's death, as its exit, its last lines and the state of its model show it: a
+class to count and to act on, and what the death says about the requests that the worker held.
 
 The same error in two loads in a row is permanent, because most of what a load raises follows from
 the files; lack of memory, faults of the GPU and signals depend on the neighbours and are tried
@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
-from mlxsup.protocol.states import ExitReason
+from mlxsup.protocol.states import DeathCause, ExitReason
 
 from ..lifecycle.states import Abandoned, StopCause, Stopping
 from .poison import Evidence
@@ -25,46 +24,35 @@ if TYPE_CHECKING:
     from ..lifecycle.triggers import Died
 
 
-class Cause(StrEnum):
-    """The class of a death: what people would look for first."""
-
-    OUT_OF_MEMORY = "out of memory"
-    GPU_TIMEOUT = "GPU time-out"
-    GPU_FAULT_ELSEWHERE = "GPU fault of another process"
-    NO_DEVICE = "no usable device"
-    MODEL_MISSING = "model missing"
-    BAD_MODEL = "bad model"
-    STREAM_ERROR = "stream error"
-    UNKNOWN = "unknown"
-
-
 _BY_EXIT = {
-    ExitCode.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
-    ExitCode.GPU_FAULT_ELSEWHERE: Cause.GPU_FAULT_ELSEWHERE,
-    ExitCode.NO_DEVICE: Cause.NO_DEVICE,
-    ExitCode.MODEL_MISSING: Cause.MODEL_MISSING,
-    ExitCode.BAD_MODEL: Cause.BAD_MODEL,
+    ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
+    ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
+    ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,
+    ExitCode.MODEL_MISSING: DeathCause.MODEL_MISSING,
+    ExitCode.BAD_MODEL: DeathCause.BAD_MODEL,
 }
 
-_BY_LINE: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
+_BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
     (cause, re.compile(pattern, re.IGNORECASE))
     for cause, pattern in (
-        (Cause.STREAM_ERROR, r"there is no stream\("),
-        (Cause.GPU_TIMEOUT, r"gpu (timeout|time-out|hang)|CallbackErrorTimeout|LaunchTimeout"),
-        (Cause.GPU_FAULT_ELSEWHERE, r"innocent ?victim"),
+        (DeathCause.STREAM_ERROR, r"there is no stream\("),
+        (DeathCause.GPU_TIMEOUT, r"gpu (timeout|time-out|hang)|CallbackErrorTimeout|LaunchTimeout"),
+        (DeathCause.GPU_FAULT_ELSEWHERE, r"innocent ?victim"),
         (
-            Cause.OUT_OF_MEMORY,
+            DeathCause.OUT_OF_MEMORY,
             r"out ?of ?memory|insufficient memory|memoryerror|bad_alloc|cannot allocate memory"
             r"|unable to allocate|attempting to allocate|MemoryAllocation",
         ),
-        (Cause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
+        (DeathCause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
     )
 )
 """Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""
 
 
-def classify(exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False) -> Cause:
-    """The cause of a death.
+def classify(
+    exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False
+) -> DeathCause:
+    """Return the cause of a death.
 
     Args:
         exit_code: None if a signal ended it.
@@ -77,7 +65,7 @@ def classify(exit_code: int | None, lines: Sequence[str], *, is_over_memory: boo
         for cause, pattern in _BY_LINE:
             if pattern.search(line):
                 return cause
-    return Cause.OUT_OF_MEMORY if is_over_memory else Cause.UNKNOWN
+    return DeathCause.OUT_OF_MEMORY if is_over_memory else DeathCause.UNKNOWN
 
 
 # ---------------------------------------------------------------- judged by the state of its model
@@ -88,7 +76,9 @@ ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"
 ACCUSING_EXITS = frozenset({ExitCode.STEP_ERROR, ExitCode.STUCK_PROMPT, ExitCode.LINK_BROKEN})
 """Exits that a request may have brought about."""
 
-CAUSED_ELSEWHERE = frozenset({Cause.OUT_OF_MEMORY, Cause.GPU_FAULT_ELSEWHERE, Cause.GPU_TIMEOUT})
+CAUSED_ELSEWHERE = frozenset(
+    {DeathCause.OUT_OF_MEMORY, DeathCause.GPU_FAULT_ELSEWHERE, DeathCause.GPU_TIMEOUT}
+)
 """Causes that other processes contribute to: the next attempt may well succeed."""
 
 OF_STOPPED = {

@@ -1,4 +1,4 @@
-"""Who is to blame when an engine dies, and what follows for the requests that it held (F10).
+"""The blame for the death of an engine, and its consequences for the requests that it held (F10).
 
 Not every death accuses: a kill from outside says nothing about the requests. One that does makes
 suspects of all requests that the engine held, and they resume together, because many faults are
@@ -46,13 +46,13 @@ MAX_QUARANTINED = 4096
 
 
 def digest_of(model: ModelName, body: bytes, adapter: str = "") -> Digest:
-    """The digest of a request: model, adapter, prompt and parameters."""
+    """Return the digest of a request: model, adapter, prompt and parameters."""
     name = f"{model}:{adapter}".encode()
     return Digest(blake2b(len(name).to_bytes(4) + name + body, digest_size=16).digest())
 
 
 class Evidence(StrEnum):
-    """What the end of a process says about the requests that it held."""
+    """The evidence that the end of a process is against the requests that it held."""
 
     NONE = "none"
     ASKED = "asked"
@@ -62,7 +62,7 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the end of a process means for its requests.
+    """The verdict on the requests of a process that has ended.
 
     Attributes:
         evidence: what it was judged by.
@@ -124,7 +124,7 @@ class _Suspect:
 
 @dataclass(slots=True, kw_only=True)
 class Blame:
-    """What one model remembers of its crashes.
+    """The memory of one model's crashes.
 
     Attributes:
         rows: how many requests may run at once since the worker ran out of memory; None for as
@@ -142,7 +142,7 @@ class Blame:
     # ------------------------------------------------------------ what happens
 
     def judge(self, evidence: Evidence, held: Sequence[Held], now: float) -> Verdict:
-        """A process has ended.
+        """Judge the end of a process.
 
         Args:
             held: the requests that it held, dispatched and not ended.
@@ -159,12 +159,13 @@ class Blame:
         return self._suspect(held, now)
 
     def completed(self, digest: Digest) -> None:
-        """A request ended by itself: it is innocent, and the engine is not broken."""
+        """Note that a request ended by itself: it is innocent, and the engine is not broken."""
         self._suspects.pop(digest, None)
         self._in_a_row.clear()
 
     def gained(self, one: Held, now: float) -> bool:
-        """A request has gained a token; returns whether it has got past a crash with it."""
+        """Note that a request has gained a token; return whether it has got past a
+        crash with it."""
         suspect = self._suspects.get(one.digest)
         if suspect is None or not self.is_due(one):
             return False
@@ -179,7 +180,7 @@ class Blame:
         return True
 
     def expire(self, now: float) -> None:
-        """Forgets what is old."""
+        """Forget what is old."""
         for digest in [d for d, s in self._suspects.items() if now - s.since >= SUSPICION_S]:
             del self._suspects[digest]
         for digest in [d for d, until in self._quarantined.items() if now >= until]:
@@ -188,7 +189,7 @@ class Blame:
             self.rows = None
 
     def lift(self) -> None:
-        """A person has restarted the model or changed its entry: all requests start clean."""
+        """Let all requests start clean: a person has restarted the model or changed its entry."""
         self.rows = None
         self._suspects.clear()
         self._quarantined.clear()
@@ -211,7 +212,7 @@ class Blame:
         return any(place <= one.tokens + APPROACH_TOKENS for place in suspect.places)
 
     def quarantined_for_s(self, digest: Digest, now: float) -> float | None:
-        """For how much longer a request is refused; None if it is not."""
+        """Return for how much longer a request is refused; None if it is not."""
         until = self._quarantined.get(digest)
         return until - now if until is not None and until > now else None
 
@@ -282,7 +283,7 @@ class Blame:
         return Verdict(evidence=Evidence.ACCUSES, culprit=culprit, story=story)
 
     def _make_room(self, held: Sequence[Held], now: float) -> Verdict:
-        """Allows half of what ran: with half the configured limit the same few might run again.
+        """Allow half of what ran: with half the configured limit the same few might run again.
 
         One alone may have met what other processes held: only the second time it is too large.
         """

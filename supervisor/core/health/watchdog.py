@@ -1,4 +1,4 @@
-"""Whether a worker makes progress, from its signs of life: the step counter, not mere liveness.
+"""The progress of a worker, from its signs of life: the step counter, not mere liveness.
 
 Every message of a worker is a sign of life. These faults are distinguished:
 
@@ -71,7 +71,7 @@ WORKS = frozenset(
 
 
 class Alarm(Enum):
-    """What the signs of life call for."""
+    """The measure that the signs of life call for."""
 
     NONE = auto()
     LOOK = auto()
@@ -131,33 +131,33 @@ class Watch:
 
     @classmethod
     def over(cls, now: float) -> Watch:
-        """The signs of life of a process that has just been started."""
+        """Return the signs of life of a process that has just been started."""
         return cls(heard_at=now, beat_at=now, progress_at=now, freed_at=now, moved_at=now)
 
     # ------------------------------------------------------------ signs
 
     def said(self, now: float) -> None:
-        """The owner thread has sent a message, so it is in no step."""
+        """Note that the owner thread has sent a message, so it is in no step."""
         self.heard += 1
         self.moved_at = now
         self._is_alive(now)
 
     def was_told(self, now: float) -> None:
-        """It was sent a message."""
+        """Note that it was sent a message."""
         self.told += 1
         self.moved_at = now
 
     def asked_for_lease(self) -> None:
-        """It has to wait until it gets one."""
+        """Note that it has to wait until it gets a lease."""
         self.is_held_up = True
 
     def got_lease(self, now: float) -> None:
-        """It no longer has to wait."""
+        """Note that it no longer has to wait."""
         self.is_held_up = False
         self.freed_at = now
 
     def stepped(self, step: int, now: float) -> None:
-        """A step has ended."""
+        """Note that a step has ended."""
         self.step = step
         self.progress_at = now
         self.is_working = False
@@ -185,7 +185,7 @@ class Watch:
         self._is_alive(now)
 
     def unlinked(self, now: float) -> None:
-        """Its connection has ended, and everything that came over it was read."""
+        """Note that its connection has ended, and everything that came over it was read."""
         if self.unlinked_at is None:
             self.unlinked_at = now
 
@@ -196,14 +196,14 @@ class Watch:
         self.base_bytes = self.grown_bytes = 0
 
     def measured(self, footprint_bytes: int) -> None:
-        """The process was measured; 0 if that was not possible."""
+        """Take what the process was measured at; 0 if that was not possible."""
         if not self.base_bytes:
             self.base_bytes = footprint_bytes
         elif footprint_bytes:
             self.grown_bytes = footprint_bytes - self.base_bytes
 
     def looked(self, *, is_stopped: bool, now: float) -> None:
-        """The process was inspected."""
+        """Note that the process was inspected."""
         if is_stopped:
             self.seen_running_at = None
             self.is_stopped = self.seen_stopped_at is not None
@@ -305,7 +305,7 @@ class Watch:
         return self.idle_for_s(self.beat_at) >= limit_s
 
     def describe(self, now: float) -> str:
-        """One phrase that says what is wrong."""
+        """Return one phrase that says what is wrong."""
         if self.unlinked_at is not None:
             return "its connection has ended, but the process is alive"
         if self.lost:

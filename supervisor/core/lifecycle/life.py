@@ -13,12 +13,19 @@ from dataclasses import dataclass, field, replace
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.states import HAS_PROCESS, ExitReason, LoadPhase, State, Wanted, Why
+from mlxsup.protocol.states import (
+    HAS_PROCESS,
+    DeathCause,
+    ExitReason,
+    LoadPhase,
+    State,
+    Wanted,
+    Why,
+)
 from mlxsup.protocol.worker_messages import Exit
 
 from ..actions import SendToWorker, SignalWorker, Spawn, WorkerSignal
 from ..errors import cut_off, superseded
-from ..health.death_cause import Cause
 from ..memory.need import Need
 from ..settings import ModelSettings
 from .restart_policy import RestartPolicy
@@ -62,7 +69,7 @@ FILES_COUNT_FOR_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What is known of the files that a process has loaded: whether it could load them again.
+    """The state of the files that a process has loaded: whether it could load them again.
 
     Attributes:
         is_being_seen: whether the shell is looking at them now.
@@ -89,7 +96,7 @@ UNSEEN = Files()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastExit:
-    """How the last process ended, as `status` shows it; `at` is in wall-clock seconds, and
+    """The end of the last process, as `status` shows it; `at` is in wall-clock seconds, and
     `cause` is the class of its cause."""
 
     reason: ExitReason
@@ -97,7 +104,7 @@ class LastExit:
     signal: str | None
     detail: str
     at: float | None
-    cause: Cause
+    cause: DeathCause
 
 
 STEP = 0.01
@@ -154,19 +161,19 @@ class LoadTimes:
         return place
 
     def entered(self, phase: LoadPhase, now: float) -> LoadTimes:
-        """The load is in this phase now; one that comes again is counted as one."""
+        """Return the load in this phase; one that comes again is counted as one."""
         if phase is self.phase:
             return self
         return replace(self.ended(now), phase=phase, since=now)
 
     def ended(self, now: float) -> LoadTimes:
-        """The load has ended, however it did; nothing changes if it had ended before."""
+        """Return the load once it has ended, however it did; the same if it had ended before."""
         if self.phase is None:
             return self
         return replace(self, took_s=self.seconds(now), phase=None)
 
     def seconds(self, now: float) -> dict[LoadPhase, float]:
-        """Seconds of each phase, of the one that lasts until now."""
+        """Return the seconds of each phase, of the one that lasts until now."""
         if self.phase is None:
             return dict(self.took_s)
         before_s = self.took_s.get(self.phase, 0.0)
@@ -223,7 +230,7 @@ class Life:
     has_been_ready: bool = False
     crash_restarts: int = 0
     last_exit: LastExit | None = None
-    exits: Counter[tuple[ExitReason, Cause]] = field(default_factory=Counter)
+    exits: Counter[tuple[ExitReason, DeathCause]] = field(default_factory=Counter)
     removal: RemoteError | None = None
     footprint_bytes: int = 0
     need: Need | None = None
@@ -239,7 +246,7 @@ class Life:
 
     @classmethod
     def new(cls, settings: ModelSettings, *, exit_grace_s: float, random: random.Random) -> Life:
-        """A model that was never started."""
+        """Return a model that was never started."""
         return cls(
             settings=settings,
             exit_grace_s=exit_grace_s,
@@ -249,12 +256,12 @@ class Life:
 
     @property
     def name(self) -> ModelName:
-        """The model's name."""
+        """Return the model's name."""
         return self.settings.name
 
     @property
     def state(self) -> State:
-        """The state's name."""
+        """Return the state's name."""
         return self.phase.STATE
 
     @property
@@ -320,8 +327,8 @@ class Life:
         return self.need.needed_for(stream_tokens) if self.need else 0
 
     def appraise(self, need: Need | None) -> None:
-        """The model needs so much memory: its next load is planned with that. If that is no longer
-        known, what was known still counts for the live process and its rows."""
+        """Plan the next load with this need. If it is no longer known, what was known still counts
+        for the live process and its rows."""
         if need is not None or not self.has_process:
             self.need = need
         self.keep_books()

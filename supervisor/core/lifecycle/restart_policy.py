@@ -43,7 +43,8 @@ class RestartPolicy:
     _load_error: str | None = None
 
     def after_crash(self, now: float) -> float | GiveUp:
-        """The delay in seconds before the next start, `NOW` for none, or why there is none."""
+        """Return the delay in seconds before the next start, `NOW` for none, or why
+        there is none."""
         window_s = self.settings.window_s
         self._crashes.append(now)
         while self._crashes[0] <= now - window_s:
@@ -56,7 +57,7 @@ class RestartPolicy:
         return self._delay_s(self._in_a_row - 2)
 
     def after_outage(self) -> float:
-        """The delay in seconds before the next attempt at what others keep from succeeding.
+        """Return the delay in seconds before the next attempt at what others keep from succeeding.
 
         It grows like that of a crash, and is no reason to give up, however often it is asked for.
         """
@@ -64,7 +65,7 @@ class RestartPolicy:
         return self._delay_s(self._outages_in_a_row - 1)
 
     def outage_ended(self) -> None:
-        """An attempt has succeeded: the delay of the next outage starts afresh."""
+        """Let the delay of the next outage start afresh: an attempt has succeeded."""
         self._outages_in_a_row = 0
 
     def fails_alike(self, load_error: str | None) -> bool:
@@ -83,11 +84,11 @@ class RestartPolicy:
         return len(self._crashes)
 
     def was_stable(self) -> None:
-        """It was READY for `stable_s`: the delay is reset; the window stays."""
+        """Reset the delay, and not the window: it was READY for `stable_s`."""
         self._in_a_row = 0
 
     def clean(self) -> None:
-        """A person asked for a start: forgets all crashes."""
+        """Forget all crashes: a person asked for a start."""
         self._crashes.clear()
         self._in_a_row = 0
         self._outages_in_a_row = 0

@@ -14,7 +14,7 @@ KEPT_BACKOFF_S = 5.0
 
 
 class StopCause(StrEnum):
-    """Why a worker is being ended; decides what follows its exit."""
+    """The reason why a worker is being ended; decides what follows its exit."""
 
     ASKED = auto()
     STALL = auto()
@@ -27,7 +27,7 @@ class StopCause(StrEnum):
 
 
 class StopStage(Enum):
-    """How hard a worker is being ended (E5)."""
+    """The stages of ending a worker, ever harder (E5)."""
 
     ASK = auto()
     DUMP = auto()
@@ -67,7 +67,7 @@ class Stopped(_Phase):
 
 
 class Urgency(Enum):
-    """Who waits for a load; decides which models it may evict."""
+    """The urgency of a load, by who waits for it; decides which models it may evict."""
 
     NONE = auto()
     """It takes what is free, such as a preload."""
@@ -115,7 +115,7 @@ class Fetching:
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1."""
+        """Return how much has come, from 0 to 1."""
         return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def is_news_after(self, before: Fetching) -> bool:

@@ -156,8 +156,8 @@ def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, no
 
 
 def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
-    """It waits for its turn, for memory or for files, and holds no memory meanwhile: two models
-    that wait for each other would wait for ever."""
+    """Handle a trigger while it waits for its turn, for memory or for files. It holds no memory
+    meanwhile: two models that wait for each other would wait for ever."""
     match trigger:
         case WantUp(why=why):
             life.join(why)
@@ -206,7 +206,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
 
 
 def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
-    """Its process cannot be ended: the model gets no other one before that has exited."""
+    """Handle a trigger while its process cannot be ended: the model gets no other one before that
+    has exited."""
     match trigger:
         case WantUp() | WantRestart():
             life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
@@ -366,8 +367,8 @@ def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None
 
 
 def _swapping(life: Life, phase: Swapping, trigger: Trigger, now: float) -> None:
-    """It makes room although it is busy, and stays wanted. Until its process is asked to exit, that
-    can be called off."""
+    """Handle a trigger while it makes room although it is busy, and stays wanted. Until its process
+    is asked to exit, that can be called off."""
     match trigger:
         case WantUp(why=why):
             life.join(why)
@@ -447,7 +448,7 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
 
 
 def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
-    """It loads, serves or drains, and its process does what it must not do, or has ended."""
+    """Handle what its process must not do, or its end, while it loads, serves or drains."""
     match trigger:
         case Faulted(cause=cause, detail=detail):
             life.stop(cause, now, stage=FIRST_STAGE[cause], detail=detail)
@@ -669,6 +670,6 @@ def _stay(life: Life, phase: Swapping, note: str) -> None:
 
 
 def _drain_instead(life: Life, phase: Swapping, drain_s: float, now: float) -> None:
-    """From now on it drains for another reason, which people are notified of."""
+    """Drain for another reason from now on, which people are notified of."""
     life.phase = Draining(since=now, ends_at=now + drain_s, ready_since=phase.ready_since)
     life.do(Changed(note=str(life.why)))

@@ -1,4 +1,4 @@
-"""What can happen to a model's life, and what that causes besides actions.
+"""The triggers of a model's life, and their effects besides actions.
 
 A life knows nothing about requests, callers and watchers: `fleet.py` carries its effects out.
 """
@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import LoadPhase, Priority, Why
+from mlxsup.protocol.states import DeathCause, LoadPhase, Priority, Why
 
 from ..actions import Abandon, LookAtFiles, SendToWorker, SignalWorker, Spawn
-from ..health.death_cause import Cause
 from ..health.poison import NO_VERDICT, Verdict
 from ..settings import ModelSettings
 from .states import Fetching, Lack, Shortage, StopCause
@@ -272,16 +271,16 @@ class Died(Trigger):
     announced: str = ""
     is_spawn_error: bool = False
     verdict: Verdict = NO_VERDICT
-    cause: Cause = Cause.UNKNOWN
+    cause: DeathCause = DeathCause.UNKNOWN
     at: float | None = None
 
     @property
     def text(self) -> str:
-        """One phrase that says how it ended, for people."""
+        """Return one phrase that says how it ended, for people."""
         if self.is_spawn_error:
             return self.said
         ended = self.signal_name or f"exit code {self.exit_code}"
-        if self.cause is not Cause.UNKNOWN:
+        if self.cause is not DeathCause.UNKNOWN:
             ended += f", {self.cause}"
         return f"{ended}: {self.said}" if self.said else ended
 
@@ -301,7 +300,7 @@ class GivenUp(Died):
 
     @property
     def text(self) -> str:
-        """One phrase for people."""
+        """Return one phrase for people."""
         return f"process {self.pid} cannot be ended"
 
 

@@ -1,1 +1,1 @@
-"""What models need in memory, what there is, and who fits."""
+"""The memory that models need, the budget, and which models fit."""

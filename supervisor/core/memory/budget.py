@@ -1,4 +1,4 @@
-"""How much memory all models together may take, also while other programs need some of it.
+"""The memory that all models together may take, also while other programs need some of it.
 
 What models hold and what is available do not change together when a model loads, grows or ends,
 only with what all other programs hold. The room for models is that sum, less what is kept free.
@@ -50,7 +50,7 @@ class Budget:
         return self.size_bytes if self.is_short else self.whole_bytes
 
     def whole(self) -> Budget:
-        """The same budget, not lowered."""
+        """Return the same budget, not lowered."""
         return replace(
             self,
             size_bytes=self.whole_bytes,
@@ -60,7 +60,7 @@ class Budget:
         )
 
     def lowered(self, size_bytes: int, shortage: str, *, is_short: bool) -> Budget:
-        """As much of the same budget as there is now.
+        """Return as much of the same budget as there is now.
 
         Args:
             shortage: why it is less.
@@ -86,7 +86,7 @@ STALLED_FACTOR = 2
 
 
 class Strain(Enum):
-    """What the system itself says about its memory."""
+    """The system's own word about its memory."""
 
     EASY = auto()
     """It is not short, whatever seems to be available (macOS)."""
@@ -132,7 +132,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Pressure:
-    """How far the budget is lowered while other programs need memory.
+    """The lowering of the budget while other programs need memory.
 
     It follows the room for models down at once, and up after ten calm seconds in small steps, so
     that it does not follow every change.

@@ -1,12 +1,11 @@
-"""Which models fit into so much memory, which must go for others, and equal shares of what is left:
+"""The models that fit into so much memory, those that must go, and equal shares of what is left:
 the sums of the memory plan, and of `mlxsup plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
@@ -20,37 +19,17 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(front)} and {last}" if front else last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
-    """There is room."""
-
-    spare_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitsWithout:
-    """There is room once these have gone.
+class Room(NamedTuple):
+    """There is room.
 
     Attributes:
-        models: who must go; leaving out any one of them is not enough.
+        models: must go for it, and leaving out any one of them is not enough; empty: there is room
+            as things are.
+        spare_bytes: what is left then.
     """
 
     models: tuple[ModelName, ...]
     spare_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoRoom:
-    """There is no room even if everyone goes who may.
-
-    Attributes:
-        missing_bytes: what is missing then.
-    """
-
-    missing_bytes: int
-
-
-Room = Fits | FitsWithout | NoRoom
 
 
 def find_room(
@@ -59,8 +38,9 @@ def find_room(
     budget_bytes: int,
     reserved: Mapping[ModelName, int],
     may_go: Sequence[ModelName],
-) -> Room:
-    """Return whether a model fits, and which models must go if it does not.
+) -> Room | None:
+    """Return which models must go so that a model fits; None if it does not even if all go that
+    may.
 
     Args:
         budget_bytes: what all models may take together.
@@ -73,15 +53,15 @@ def find_room(
         return free_bytes + sum(reserved[model] for model in going) - needed_bytes
 
     if left_bytes(()) >= 0:
-        return Fits(spare_bytes=left_bytes(()))
+        return Room((), left_bytes(()))
     enough = (count for count in range(1, len(may_go) + 1) if left_bytes(may_go[:count]) >= 0)
     count = next(enough, None)
     if count is None:
-        return NoRoom(missing_bytes=-left_bytes(may_go))
+        return None
     # A large one that goes late may have made an earlier one's going needless.
     latest_first = fewest(list(may_go[:count])[::-1], lambda going: left_bytes(going) >= 0)
     going = tuple(latest_first[::-1])
-    return FitsWithout(models=going, spare_bytes=left_bytes(going))
+    return Room(going, left_bytes(going))
 
 
 def fewest(going: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:

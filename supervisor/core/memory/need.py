@@ -1,4 +1,4 @@
-"""What a model needs in memory: its weights, its process, and the caches of its rows.
+"""The memory that a model needs: for its weights, its process, and the caches of its rows.
 
 One row of 4,096 tokens is reserved and not the whole context, which few requests come near:
 reserving that would refuse combinations of models that serve well. A need is more than it was
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """Where a figure comes from."""
+    """The source of a figure."""
 
     MEASURED = "measured"
     """By a worker that had this model loaded."""
@@ -48,7 +48,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one model needs. A row is a request that runs; a batch pads its rows to the longest.
+    """The memory that one model needs. A row is a request that runs; a batch pads its rows to the
+    longest.
 
     Attributes:
         weights: the model's arrays.
@@ -131,7 +132,8 @@ class Need:
         return self.fixed_bytes + cache_bytes(self.layers, rows=rows, longest=longest)
 
     def tokens_in(self, size_bytes: int, *, rows: int = 1) -> int:
-        """The longest context that rows can have in so much memory, weights and all; 0: none."""
+        """Return the longest context that rows can have in so much memory, weights and all; 0:
+        none."""
         room = size_bytes - self.fixed_bytes
         return tokens_within(room, self.layers, rows=rows, most=self.context_tokens)
 
@@ -157,7 +159,7 @@ and what a process held when it died was last measured up to a second before."""
 
 
 def raised(need: Need, *, planned_bytes: int, held_bytes: int) -> Need:
-    """The need of a model once a process of it has run out of memory.
+    """Return the need of a model once a process of it has run out of memory.
 
     It is higher by what that process held beyond the plan, and at least by a fixed share. It stays
     the same if the entry gives the memory, and if it is all that there may be.
@@ -176,8 +178,8 @@ def raised(need: Need, *, planned_bytes: int, held_bytes: int) -> Need:
 def bounded(
     needs: Mapping[ModelName, Need], pinned: Collection[ModelName], budget_bytes: int
 ) -> dict[ModelName, Need]:
-    """The needs, each raised no further than it fits into the budget next to the pinned models. If
-    a model can be loaded as all were appraised, it can be loaded whatever was raised.
+    """Return the needs, each raised no further than it fits into the budget next to the pinned
+    models. If a model can be loaded as all were appraised, it can be loaded whatever was raised.
 
     Args:
         needs: of the models, in the order of the configuration.

@@ -10,11 +10,11 @@ from enum import Enum, auto
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
-from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
-from ..events import ConnectionId
+from ..deadlines import Deadlines
 from ..health.poison import Digest, Held
 from ..sharing.accounts import Account, Terms
 
@@ -68,7 +68,7 @@ class Waiting:
     waited_s: float = 0.0
 
     def end(self, now: float) -> None:
-        """It leaves the line, because it was dispatched or a person has paused it."""
+        """Note that it leaves the line, because it was dispatched or a person has paused it."""
         self.waited_s += now - self.since
 
 
@@ -110,7 +110,7 @@ class Pauses:
     before_s: float = 0.0
 
     def end(self, now: float) -> None:
-        """It is dispatched, or its pause has only delayed its start."""
+        """Note that it is dispatched, or its pause has only delayed its start."""
         if self.since is not None:
             self.before_s += now - self.since
             self.since = None
@@ -135,7 +135,7 @@ class Crashes:
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """What the client of a request was sent.
+    """The pieces that the client of a request was sent.
 
     Attributes:
         tokens: their packed ids.
@@ -154,7 +154,7 @@ class Sent:
 
 @dataclass(slots=True, kw_only=True)
 class Cost:
-    """What a request has cost.
+    """The cost of a request.
 
     Attributes:
         engine_s: engine seconds charged so far.
@@ -221,7 +221,7 @@ class Request:
 
     @property
     def tokens_sent(self) -> int:
-        """Tokens that the client was sent."""
+        """Return how many tokens the client was sent."""
         return len(self.sent.tokens) // 4
 
     @property
@@ -253,21 +253,22 @@ class Request:
 
     @property
     def held_bytes(self) -> int:
-        """How much memory the request takes, not counting what the queue and the rows bound."""
+        """Return how much memory the request takes, not counting what the queue and the
+        rows bound."""
         own_bytes = PAUSED_BYTES if self.stage is Stage.PAUSED else 0
         return own_bytes + len(self.body) + self.cost.acceptance_bytes + len(self.sent.tokens)
 
     @property
     def repeat_s(self) -> float:
-        """How long reading its prompt and its answer so far again would take, judged by how long
-        its prompt has taken, in seconds; 0 before its first token."""
+        """Return how long reading its prompt and its answer so far again would take, judged by how
+        long its prompt has taken, in seconds; 0 before its first token."""
         usage = self.usage()
         read = max(usage.prompt_tokens - usage.cached_tokens, 1)
         return self.cost.prefill_s * (usage.prompt_tokens + usage.completion_tokens) / read
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest of its deadlines that still applies; None for none."""
+        """Return the earliest of its deadlines that still applies; None for none."""
         times = [self.limits.deadline]
         if self.stage is Stage.QUEUED:
             times.append(self.limits.queue_deadline)
@@ -282,7 +283,7 @@ class Request:
         return self.acceptance is not None and "lengths" in self.acceptance.parameters
 
     def usage(self) -> Usage:
-        """Tokens and engine seconds counted so far."""
+        """Return the tokens and engine seconds counted so far."""
         prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
         return Usage(
             prompt_tokens=prompt,
@@ -294,7 +295,7 @@ class Request:
         )
 
     def timings(self, now: float) -> Timings:
-        """Where its time has gone so far."""
+        """Return where its time has gone so far."""
         started_at = now if self.run.started_at is None else self.run.started_at
         first = (
             0.0 if self.cost.first_token_at is None else self.cost.first_token_at - self.arrived_at
@@ -319,8 +320,9 @@ class Ledger:
         running_by_account: those that were dispatched and do not wait again.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, deadlines: Deadlines) -> None:
         self.terms = terms
+        self._deadlines = deadlines
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.
         self._by_key: dict[RequestKey, Request] = {}
@@ -341,12 +343,12 @@ class Ledger:
 
     @property
     def connections(self) -> set[ConnectionId]:
-        """The connections with an open request."""
+        """Return the connections with an open request."""
         return set(self._by_connection)
 
     @property
     def held_bytes(self) -> int:
-        """Bodies and resume data of all open requests."""
+        """Return the bytes of bodies and resume data of all open requests."""
         return self._held_bytes
 
     @property
@@ -365,31 +367,32 @@ class Ledger:
         return max(most - self.running_by_account[account], 0) if most else math.inf
 
     def take_freed(self) -> bool:
-        """Whether, since the last call, a request of an account with a `max_running` has ended or
+        """True if, since the last call, a request of an account with a `max_running` has ended or
         waits again."""
         has_freed, self._has_freed = self._has_freed, False
         return has_freed
 
     def take_filled(self) -> bool:
-        """Whether, since the last call, an account has reached its `max_running`."""
+        """True if, since the last call, an account has reached its `max_running`."""
         has_filled, self._has_filled = self._has_filled, False
         return has_filled
 
     def new_key(self) -> RequestKey:
-        """A key that was never used before."""
+        """Return a key that was never used before."""
         self._last_key += 1
         return RequestKey(self._last_key)
 
     def add(self, request: Request) -> None:
-        """A request was admitted; it is queued."""
+        """Count a request that was admitted; it is queued."""
         self._by_key[request.key] = request
         self._by_connection.setdefault(request.connection, {})[request.id] = request
         self._count_waiting(request, 1)
         self._listening += request.wants_notices
         self._held_bytes += request.held_bytes
+        self._deadlines.set(request.key, request.next_deadline)
 
     def remove(self, request: Request) -> None:
-        """A request got its terminal message."""
+        """Forget a request that got its terminal message."""
         del self._by_key[request.key]
         of_connection = self._by_connection[request.connection]
         del of_connection[request.id]
@@ -401,21 +404,22 @@ class Ledger:
             self._count_running(request, -1)
         self._listening -= request.wants_notices
         self._held_bytes -= request.held_bytes
+        self._deadlines.set(request.key, None)
 
     def get(self, key: RequestKey) -> Request | None:
-        """An open request by its key."""
+        """Return an open request by its key."""
         return self._by_key.get(key)
 
     def find(self, connection: ConnectionId, id: RequestId) -> Request | None:
-        """An open request by its client's name for it."""
+        """Return an open request by its client's name for it."""
         return self._by_connection.get(connection, {}).get(id)
 
     def of_connection(self, connection: ConnectionId) -> list[Request]:
-        """The open requests of one connection, oldest first."""
+        """Return the open requests of one connection, oldest first."""
         return list(self._by_connection.get(connection, {}).values())
 
     def move(self, request: Request, stage: Stage) -> None:
-        """A request was dispatched, must leave, or waits again."""
+        """Give a request another stage: it was dispatched, must leave, or waits again."""
         was_counted, had_row = request.is_counted, request.has_row
         self._held_bytes -= request.held_bytes
         request.stage = stage
@@ -424,9 +428,11 @@ class Ledger:
             self._count_running(request, 1 if request.has_row else -1)
         if request.is_counted is not was_counted:
             self._count_waiting(request, 1 if request.is_counted else -1)
+        self._deadlines.set(request.key, request.next_deadline)
 
     def accept(self, request: Request, acceptance: Acceptance) -> None:
-        """The worker accepted it: the acceptance replaces the body, unless it has pictures."""
+        """Keep what the worker made of a request, in place of its body, unless that has
+        pictures."""
         self._held_bytes -= request.held_bytes
         request.acceptance = acceptance
         request.cost.acceptance_bytes = len(acceptance.prompt_tokens) + len(
@@ -436,8 +442,13 @@ class Ledger:
             request.body = b""
         self._held_bytes += request.held_bytes
 
+    def speaks(self, request: Request, now: float) -> None:
+        """Note the first token of a request: the limit until then no longer counts."""
+        request.cost.first_token_at = now
+        self._deadlines.set(request.key, request.next_deadline)
+
     def deliver(self, request: Request, tokens: bytes) -> None:
-        """The client is sent these tokens: they are kept, so that the answer can be resumed."""
+        """Keep tokens that the client is sent, so that the answer can be resumed."""
         request.sent.tokens += tokens
         self._held_bytes += len(tokens)
 
@@ -451,6 +462,7 @@ class Ledger:
         running = Counter(r.account for r in requests if r.has_row)
         assert dict(self.running_by_account) == dict(running)
         assert self._listening == sum(r.wants_notices for r in requests)
+        assert all(self._deadlines.of(r.key) == r.next_deadline for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
 
     def _count_waiting(self, request: Request, change: int) -> None:

@@ -15,18 +15,15 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain, islice
 
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import PauseReason, Priority
+from mlxsup.protocol.states import CLASSES, PauseReason, Priority
 
 from ..deadlines import Deadlines
 from ..sharing.accounts import Account, Counters
-from .ledger import Request
-
-MayRun = Callable[[Account], bool]
-"""Whether an account may have one more request running."""
+from .ledger import Ledger, Request
 
 LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
 """Reasons of pauses that do not put a request behind those that a crash has interrupted."""
@@ -56,8 +53,9 @@ class Line:
     with the smallest counter, its oldest; with equal counters, the one that arrived first.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, ledger: Ledger) -> None:
         self._counters = counters
+        self._ledger = ledger
         # Bounded by admission, as the queue is. By key, because keys count arrivals.
         self._again: dict[RequestKey, Request] = {}
         self._new: dict[RequestKey, Request] = {}
@@ -88,11 +86,11 @@ class Line:
 
     @property
     def again(self) -> dict[RequestKey, Request]:
-        """Those that had been dispatched, in order."""
+        """Return those that had been dispatched, in order."""
         return self._again
 
     def add(self, request: Request, *, is_again: bool) -> None:
-        """A request comes, or had been dispatched and comes again."""
+        """Add a request that comes, or had been dispatched and comes again."""
         key = request.key
         if is_again:
             last = next(reversed(self._again.values()), None)
@@ -111,7 +109,7 @@ class Line:
                 heapq.heapify(self._heap)
 
     def remove(self, request: Request) -> None:
-        """A request leaves."""
+        """Remove a request."""
         key = request.key
         if self._again.pop(key, None) is not None:
             return
@@ -121,10 +119,11 @@ class Line:
         if not keys:
             del self._by_account[request.account]
 
-    def first(self, may_run: MayRun) -> Request | None:
-        """The request to dispatch next; None if no account of those that wait may run more."""
+    def first(self) -> Request | None:
+        """Return the request to dispatch next; None if no account of those that wait
+        may run more."""
         for request in self._again.values():
-            if may_run(request.account):
+            if self._ledger.may_run(request.account):
                 return request
         heap, passed_over = self._heap, []
         found = None
@@ -134,7 +133,7 @@ class Line:
                 heapq.heappop(heap)
             elif (entry := self._entry(account)) != heap[0]:
                 heapq.heapreplace(heap, entry)
-            elif may_run(account):
+            elif self._ledger.may_run(account):
                 found = self._new[entry[1]]
             else:
                 passed_over.append(heapq.heappop(heap))
@@ -142,11 +141,10 @@ class Line:
             heapq.heappush(heap, entry)
         return found
 
-    def count_startable(self, may_run_more: Callable[[Account], float], most: int) -> int:
+    def count_startable(self, most: int) -> int:
         """Return how many of those who wait could start at once, if there were that many rows.
 
         Args:
-            may_run_more: how many more requests of an account may run.
             most: the answer is at most this.
         """
         again = Counter(request.account for request in self._again.values())
@@ -154,13 +152,14 @@ class Line:
         count = 0.0
         for account in chain(self._by_account, only_again):
             own = len(self._by_account.get(account, ())) + again[account]
-            count += min(own, may_run_more(account))
+            count += min(own, self._ledger.may_run_more(account))
             if count >= most:
                 return most
         return int(count)
 
     def place(self, request: Request) -> int:
-        """The place of a request in this class, from 1, without looking at all the others."""
+        """Return the place of a request in this class, from 1, without looking at all
+        the others."""
         key = request.key
         if key in self._again:
             return 1 + list(self._again).index(key)
@@ -200,13 +199,14 @@ LATE_S = 1e-6
 class Queue:
     """The requests of one model that are waiting to be dispatched."""
 
-    def __init__(self, counters: Counters) -> None:
-        self.counters = counters
+    def __init__(self, ledger: Ledger) -> None:
+        self.counters = counters = Counters(ledger.terms)
+        self._ledger = ledger
         # Bounded by admission: at most twice `max_queue` over all models, and those who come back.
         self._requests: dict[RequestKey, Request] = {}
         self._waiting: Counter[Account] = Counter()
-        self._lines = {priority: Line(counters) for priority in Priority}
-        self._urgent = Line(counters)
+        self._lines = {priority: Line(counters, ledger) for priority in Priority}
+        self._urgent = Line(counters, ledger)
         self._aging = Deadlines()
         self._aging_s = counters.terms.aging_s
         # Since the news was last taken: who has come and still waits, and whether anybody may have
@@ -225,8 +225,13 @@ class Queue:
         return key in self._requests
 
     @property
+    def startable(self) -> list[Request]:
+        """Return those whose accounts may run more, in the order of the line."""
+        return [one for one in self if self._ledger.may_run(one.account)]
+
+    @property
     def accounts(self) -> Set[Account]:
-        """The accounts that have a request waiting."""
+        """Return the accounts that have a request waiting."""
         return self._waiting.keys()
 
     @property
@@ -236,12 +241,13 @@ class Queue:
 
     @property
     def urgent(self) -> Line:
-        """Those whose own class is the highest one, in the order in which they are dispatched."""
+        """Return those whose own class is the highest one, in the order in which they are
+        dispatched."""
         return self._urgent
 
     @property
     def again(self) -> Iterator[Request]:
-        """Those that had been dispatched before, in order."""
+        """Return those that had been dispatched, in order."""
         return chain.from_iterable(line.again.values() for line in self._lines.values())
 
     # ------------------------------------------------------------ who comes and goes
@@ -272,7 +278,7 @@ class Queue:
         self._has_moved_up = True
 
     def prioritize(self, request: Request, priority: Priority, now: float) -> None:
-        """A waiting request gets another class, in which its wait counts afresh."""
+        """Give a waiting request another class, in which its wait counts afresh."""
         is_again = request.key in self._lines[request.waiting.standing].again
         if request.priority is URGENT:
             self._urgent.remove(request)
@@ -281,10 +287,10 @@ class Queue:
         request.priority, request.waiting.waited_s, request.waiting.since = priority, 0.0, now
         self._stand_anew(request, priority)
 
-    def first(self, may_run: MayRun) -> Request | None:
-        """The request to dispatch next; None if none of the accounts may run more."""
+    def first(self) -> Request | None:
+        """Return the request to dispatch next; None if none of the accounts may run more."""
         for line in self._lines.values():
-            if line and (request := line.first(may_run)) is not None:
+            if line and (request := line.first()) is not None:
                 return request
         return None
 
@@ -314,13 +320,13 @@ class Queue:
     # ------------------------------------------------------------ places
 
     def places(self) -> dict[RequestKey, int]:
-        """The place of each request, from 1."""
+        """Return the place of each request, from 1."""
         self.skip_news()
         self._told = {request.key: place for place, request in enumerate(self, start=1)}
         return self._told
 
     def place(self, request: Request) -> int:
-        """The place of one request, from 1, without looking at all the others."""
+        """Return the place of one request, from 1, without looking at all the others."""
         ahead = 0
         for priority, line in self._lines.items():
             if priority is request.waiting.standing:
@@ -329,7 +335,8 @@ class Queue:
         return ahead + line.place(request)
 
     def take_news(self) -> dict[RequestKey, int]:
-        """The places, from 1, that are news since the last call; some may turn out not to be.
+        """Return the places, from 1, that are news since the last call; some may turn out not to
+        be.
 
         Those of all newcomers, of the near ones, of those that had been dispatched, and of those
         that have moved past a power of two. Looks at no more than the first `FARTHEST_TOLD`, and
@@ -370,7 +377,7 @@ class Queue:
         request.waiting.standing = standing
         self._lines[standing].add(request, is_again=is_again)
         aging_s, when = self._aging_s, None
-        if standing.above is not None and aging_s > 0:
+        if standing.rank and aging_s > 0:
             left_s = aging_s * (1 + _steps(request, aging_s)) - request.waiting.waited_s
             when = request.waiting.since + left_s
         self._aging.set(request.key, when)
@@ -384,11 +391,9 @@ class Queue:
         self._has_moved_up = True
 
     def _standing(self, request: Request) -> Priority:
-        """The class in which its wait so far puts a request."""
-        standing, aging_s = request.priority, self._aging_s
-        for _ in range(_steps(request, aging_s) if aging_s > 0 else 0):
-            standing = standing.above or standing
-        return standing
+        """Return the class in which its wait so far puts a request."""
+        steps = _steps(request, self._aging_s) if self._aging_s > 0 else 0
+        return CLASSES[max(request.priority.rank - steps, 0)]
 
 
 def _wait_until(request: Request, now: float) -> None:
@@ -402,5 +407,5 @@ def _steps(request: Request, aging_s: float) -> int:
 
 
 def _band(place: int) -> int:
-    """The power of two at or above a place, as its exponent."""
+    """Return the power of two at or above a place, as its exponent."""
     return (place - 1).bit_length()

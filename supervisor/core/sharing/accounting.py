@@ -1,4 +1,5 @@
-"""Who pays for one engine step, in engine seconds (docs/decisions/0005-fairness.md).
+"""The price of one engine step, and who pays it, in engine seconds
+(docs/decisions/0005-fairness.md).
 
 While several engines work on a device, each is given an equal part of each moment. To intersect
 their steps would miss half of the overlap, because the step that another engine is making has not
@@ -42,13 +43,13 @@ class DeviceTime:
         self._heard: dict[ModelName, tuple[float, float]] = {}
 
     def begins(self, engine: ModelName, now: float) -> None:
-        """An engine has something to do; it may have had before."""
+        """Note that an engine has something to do; it may have had before."""
         if engine not in self._heard:
             self._changes(now)
             self._heard[engine] = now, self._given_s
 
     def rests(self, engine: ModelName, now: float) -> None:
-        """An engine has nothing to do, or is gone."""
+        """Note that an engine has nothing to do, or is gone."""
         if engine in self._heard:
             self._changes(now)
             del self._heard[engine]
@@ -97,7 +98,7 @@ class AlikeSteps:
     at: float
 
     def charge(self, engine: ModelName, pay: Callable[[Request, float], None]) -> float:
-        """Has each payer pay its part, and returns what all steps cost."""
+        """Have each payer pay its part, and return what all steps cost."""
         cost_s = self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
         for request in self.payers:
             pay(request, cost_s / len(self.keys))
@@ -106,7 +107,7 @@ class AlikeSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
-    """Who pays for one step; all parts together are what the step cost.
+    """The charges of one step; all parts together are what the step cost.
 
     Attributes:
         requests: engine seconds by request, also of those that have ended while their row was
@@ -155,7 +156,7 @@ def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], floa
 
 
 def _decode_share(step: Step) -> float:
-    """The decode part of a step that also read prompts, from 0 to 1."""
+    """Return the decode part of a step that also read prompts, from 0 to 1."""
     if step.took_s <= 0:
         return 0.0
     return min(max(step.decode_s / step.took_s, 0.0), 1.0)
@@ -176,14 +177,16 @@ class Meter:
         self._working: dict[ModelName, Model] = {}
 
     def works(self, model: Model, now: float) -> None:
-        """The engine has accepted a request, or got its lease; it may have been at work before."""
+        """Note that the engine has accepted a request, or got its lease; it may have been at work
+        before."""
         if model.name not in self._working:
             self._settle_all()
             self._device_of(model).begins(model.name, now)
             self._working[model.name] = model
 
     def rests(self, model: Model, now: float) -> None:
-        """The engine holds no request any longer or waits for a lease, or its process is gone."""
+        """Note that the engine holds no request any longer or waits for a lease, or its process is
+        gone."""
         if model.name in self._working:
             self._settle_all()
             self._device_of(model).rests(model.name, now)

@@ -16,7 +16,8 @@ import heapq
 from collections.abc import Collection
 from typing import NewType
 
-from ..events import ConnectionId
+from mlxsup.protocol.ids import ConnectionId
+
 from ..settings import ANYONE, ClientSettings, CoreSettings
 
 Account = NewType("Account", str)
@@ -35,7 +36,7 @@ def _beginning(pid: int) -> str:
 
 
 class Terms:
-    """What each account is granted, when a waiting request moves up, and when a running one may be
+    """The terms of each account, when a waiting request moves up, and when a running one may be
     paused for it: `[clients]`, `aging_s` and `min_run_s` as they were last read.
 
     Attributes:
@@ -50,7 +51,7 @@ class Terms:
         self.change(settings)
 
     def change(self, settings: CoreSettings) -> None:
-        """The configuration was read again."""
+        """Take the configuration that was read again."""
         self.aging_s = settings.aging_s
         self.min_run_s = settings.min_run_s
         self._clients = settings.clients
@@ -85,7 +86,8 @@ class Terms:
         return Account(process or f"connection {connection.hex()}")
 
     def table_of(self, account: Account) -> str:
-        """The table of the configuration that grants an account what it has: `clients.NAME`."""
+        """Return the table of the configuration that grants an account what it has:
+        `clients.NAME`."""
         return f"clients.{account}" if account in self._clients else f'clients."{ANYONE}"'
 
 
@@ -118,16 +120,16 @@ class Counters:
         return len(self._of)
 
     def of(self, account: Account) -> float:
-        """An account's counter, in engine seconds over its weight."""
+        """Return an account's counter, in engine seconds over its weight."""
         return self._of.get(account, 0.0)
 
     def expected(self, account: Account) -> float:
-        """By how much one more request is expected to raise an account's counter."""
+        """Return by how much one more request is expected to raise an account's counter."""
         cost_s = UNKNOWN_COST_S if self.cost_s is None else self.cost_s
         return cost_s / self.terms.of(account).weight
 
     def join(self, account: Account, present: Collection[Account]) -> None:
-        """An account comes that neither waits nor runs: idleness has earned it no credit.
+        """Let an account come that neither waits nor runs: idleness has earned it no credit.
 
         Args:
             present: the accounts that wait or run.
@@ -138,15 +140,15 @@ class Counters:
             self._forget({*present, account, self._latest})
 
     def dispatched(self, account: Account) -> None:
-        """A request of this account was dispatched."""
+        """Note that a request of this account was dispatched."""
         self._latest = account
 
     def charge(self, account: Account, engine_s: float) -> None:
-        """An account has received this much of the engine's time."""
+        """Charge an account so much of the engine's time."""
         self._of[account] = self.of(account) + engine_s / self.terms.of(account).weight
 
     def learn(self, engine_s: float) -> None:
-        """A request has run to its end, and this is what it cost."""
+        """Learn what a request cost that has run to its end."""
         before_s = engine_s if self.cost_s is None else self.cost_s
         self.cost_s = before_s + COST_WEIGHT * (engine_s - before_s)
 

@@ -16,10 +16,10 @@ import zmq
 
 from mlxsup.protocol.client_messages import SUPERVISOR_TO_CLIENT, Alive, Deltas, Done, Generate
 from mlxsup.protocol.codec import Decoder, encode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
-from mlxsup.supervisor.core.events import ClientGone, ClientSaid, ConnectionId, Event
+from mlxsup.supervisor.core.events import ClientGone, ClientSaid, Event
 from mlxsup.supervisor.sockets import clients as clients_module
 from mlxsup.supervisor.sockets import connection as connection_module
 from mlxsup.supervisor.sockets import outbox as outbox_module

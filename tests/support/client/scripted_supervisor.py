@@ -25,6 +25,7 @@ from mlxsup.protocol.client_messages import (
     Usage,
 )
 from mlxsup.protocol.codec import Decoder, encode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestId, pack_tokens
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import FinishReason
@@ -141,7 +142,7 @@ def finish(
 
 def fail(peer: Peer, request_id: str, code: str, message: str, **detail: Any) -> None:
     """End a request or a command with an error."""
-    error = {"code": code, "message": message, "retryable": False, "detail": detail}
+    error = RemoteError(ErrorCode(code), message, retryable=False, detail=detail)
     peer.send(Failed(id=request_id, error=error))
 
 

@@ -21,7 +21,14 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
-from mlxsup.protocol.ids import Generation, ModelName, RequestId, RequestKey, pack_tokens
+from mlxsup.protocol.ids import (
+    ConnectionId,
+    Generation,
+    ModelName,
+    RequestId,
+    RequestKey,
+    pack_tokens,
+)
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import FinishReason, LoadPhase, Priority, RowState, WorkerPhase
 from mlxsup.protocol.version import VERSION
@@ -42,7 +49,6 @@ from mlxsup.supervisor.core.core import Core
 from mlxsup.supervisor.core.events import (
     ClientGone,
     ClientSaid,
-    ConnectionId,
     Event,
     Exited,
     FilesSeen,
@@ -377,7 +383,6 @@ class Driver(Looks):
                 model=ModelName(model),
                 generation=current,
                 exit_code=code,
-                signal=None if code is not None else 9,
                 signal_name="" if code is not None else signal,
                 last_lines=last_lines,
                 at=at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from mlxsup.protocol.client_messages import Done, Failed, Reply
-from mlxsup.protocol.ids import Generation, ModelName, RequestKey
+from mlxsup.protocol.ids import ConnectionId, Generation, ModelName, RequestKey
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import State
 from mlxsup.protocol.worker_messages import Dispatch
@@ -19,7 +19,6 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.core.events import ConnectionId
 from mlxsup.supervisor.core.model import Model
 
 ALICE = ConnectionId(b"alice")
@@ -108,7 +107,7 @@ class Looks:
 
     def errors(self, connection: ConnectionId = ALICE) -> dict[str, str]:
         """The error codes that the latest event sent to a client, by id."""
-        return {failed.id: failed.error["code"] for failed in self.sent(Failed, connection)}
+        return {failed.id: failed.error.code for failed in self.sent(Failed, connection)}
 
     def replies(self, connection: ConnectionId = ALICE) -> list[str]:
         """The commands that the latest event answered well."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body
 from mlxsup.protocol.delta import DeltaBody, read_body
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_tokens, unpack_tokens
 from mlxsup.protocol.states import Channel, FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
@@ -56,7 +57,7 @@ class Answer:
 
     acceptance: Acceptance | None = None
     warnings: list[str] = field(default_factory=list)
-    error: dict[str, Any] | None = None
+    error: RemoteError | None = None
     deltas: list[RowDelta] = field(default_factory=list)
 
     @property

@@ -20,6 +20,7 @@ import zmq
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.codec import Decoder, encode, encode_body, to_line
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey, unpack_tokens
 from mlxsup.protocol.launch import worker_argv
 from mlxsup.protocol.message import Message
@@ -59,7 +60,7 @@ class Stream:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
-    error: dict[str, Any] | None = None
+    error: RemoteError | None = None
     steps: list[int] = field(default_factory=list)
     prefill_s: float | None = None
 
