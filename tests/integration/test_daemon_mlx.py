@@ -106,7 +106,7 @@ class DaemonWithSecrets(HttpDaemon):
 
     def start(self, *, environment: dict[str, str] | None = None) -> None:
         """Starts it and returns when its gateway answers."""
-        super().start(environment=SECRETS | NEEDED)
+        super().start(environment={**SECRETS, **NEEDED, "MLXSUP_NEW_CHILDREN": "1"})
 
 
 def check_environment(pid: int) -> None:

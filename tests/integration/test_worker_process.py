@@ -50,13 +50,13 @@ def test_hello_load_ready_answer_exit_without_mlx_E3_A3() -> None:
 
 def test_an_endless_preparation_stops_no_row_G1() -> None:
     """A loop in Python, which fights for the GIL: rows continue, and steps count their tokens."""
-    with WorkerHarness() as worker:
+    with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
-        running = worker.dispatch("running", max_tokens=500)
+        running = worker.dispatch("running", max_tokens=100)
         worker.wait_for(Step)
         endless = worker.dispatch("[[tokenize loop]]")
         (stream,) = worker.finish(running, timeout_s=90)
-        assert (stream.finish, len(stream.tokens)) == (FinishReason.LENGTH, 500)
+        assert (stream.finish, len(stream.tokens)) == (FinishReason.LENGTH, 100)
         assert len(stream.steps) == stream.steps[-1] - stream.steps[0] + 1, "a token in each step"
         assert worker.streams[endless].acceptance is None
         assert not worker.streams[endless].is_over
@@ -64,7 +64,7 @@ def test_an_endless_preparation_stops_no_row_G1() -> None:
 
 def test_long_prompts_starve_neither_heartbeats_nor_short_ones_G7() -> None:
     """Long prompts that take for ever to prepare; everything else proceeds as without them."""
-    with WorkerHarness() as worker:
+    with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
         long = [worker.dispatch("[[tokenize loop]]" + "l" * 100_000) for _ in range(4)]
         eventually(lambda: worker.beat().requests == 4, what="their arrival")
@@ -83,7 +83,7 @@ def test_long_prompts_starve_neither_heartbeats_nor_short_ones_G7() -> None:
 
 
 def test_heartbeats_flow_while_a_step_is_stuck_F5() -> None:
-    with WorkerHarness(fake={"predicted_s": 0.25, "active_bytes": 123}) as worker:
+    with WorkerHarness(is_new=False, fake={"predicted_s": 0.25, "active_bytes": 123}) as worker:
         worker.wait_until_ready()
         worker.dispatch("[[fault stall=sleep at=3]]")
 
@@ -102,7 +102,7 @@ def test_heartbeats_flow_while_a_step_is_stuck_F5() -> None:
 
 
 def test_heartbeats_end_while_the_gil_is_held_F6() -> None:
-    with WorkerHarness() as worker:
+    with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
         worker.dispatch("[[fault stall=gil at=1]]")
         eventually(lambda: not worker.has_beat(2.5) or not worker.beat(), timeout_s=60)
@@ -110,7 +110,7 @@ def test_heartbeats_end_while_the_gil_is_held_F6() -> None:
 
 
 def test_a_supervisor_that_does_not_read_stops_the_steps() -> None:
-    with WorkerHarness(receive_limit=4, fake={"active_bytes": 1}) as worker:
+    with WorkerHarness(is_new=False, receive_limit=4, fake={"active_bytes": 1}) as worker:
         worker.wait_until_ready()
         key = worker.dispatch("[[fault big=50000]]", max_tokens=3000)
         last = -1
@@ -131,7 +131,7 @@ def test_a_supervisor_that_does_not_read_stops_the_steps() -> None:
 
 # ---------------------------------------------------------------- ends
 def test_an_exception_out_of_a_step_is_exit_70_and_no_prompt_reaches_the_log_F3() -> None:
-    with WorkerHarness(log_level="debug", log_may_hold=["Traceback"]) as worker:
+    with WorkerHarness(is_new=False, log_level="debug", log_may_hold=["Traceback"]) as worker:
         worker.wait_until_ready()
         worker.finish(worker.dispatch("secretword [[tokenize raise]]"))
         key = worker.dispatch("secretword [[fault raise at=3]]")
@@ -144,7 +144,7 @@ def test_an_exception_out_of_a_step_is_exit_70_and_no_prompt_reaches_the_log_F3(
 
 
 def test_a_template_that_loops_for_ever_ends_the_worker_even_when_idle() -> None:
-    with WorkerHarness(step_timeout_s=0.1) as worker:
+    with WorkerHarness(is_new=False, step_timeout_s=0.1) as worker:
         worker.wait_until_ready()
         worker.dispatch("[[tokenize loop]]")
         dying = worker.wait_for(Dying)
@@ -154,7 +154,7 @@ def test_a_template_that_loops_for_ever_ends_the_worker_even_when_idle() -> None
 
 
 def test_sigterm_when_idle_and_sigint_ignored() -> None:
-    with WorkerHarness() as worker:
+    with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
         os.kill(worker.process.pid, signal.SIGINT)
         assert worker.finish(worker.dispatch("x", max_tokens=2))[0].finish is FinishReason.LENGTH
@@ -163,7 +163,7 @@ def test_sigterm_when_idle_and_sigint_ignored() -> None:
 
 
 def test_sighup_ends_it_by_its_default() -> None:
-    with WorkerHarness() as worker:
+    with WorkerHarness(is_new=False) as worker:
         worker.wait_until_ready()
         os.kill(worker.process.pid, signal.SIGHUP)
         assert worker.exit_code() == -signal.SIGHUP
@@ -171,7 +171,9 @@ def test_sighup_ends_it_by_its_default() -> None:
 
 @pytest.mark.parametrize("when", ["busy", "load"])
 def test_the_end_of_the_pipe_ends_the_worker_E6(when: str) -> None:
-    with WorkerHarness(fake={"load_stall": "sleep"} if when == "load" else None) as worker:
+    with WorkerHarness(
+        is_new=False, fake={"load_stall": "sleep"} if when == "load" else None
+    ) as worker:
         if when == "load":
             worker.wait_for(Hello)
         else:
@@ -227,7 +229,7 @@ def test_a_missing_spec_is_exit_64_in_one_sentence() -> None:
 
 
 def test_a_load_that_hangs_is_interrupted_by_sigterm() -> None:
-    with WorkerHarness(fake={"load_stall": "sleep"}) as worker:
+    with WorkerHarness(is_new=False, fake={"load_stall": "sleep"}) as worker:
         worker.wait_for(Hello)
         assert worker.beat().phase is WorkerPhase.LOADING
         os.kill(worker.process.pid, signal.SIGTERM)

@@ -40,7 +40,8 @@ def test_model_samples_as_its_makers_do_unless_the_entry_or_the_request_says(
     folder = make_tiny_model(tmp_path)
     said = {"do_sample": True, "temperature": 1.5, "top_k": 1, "min_p": "much"}
     (folder / "generation_config.json").write_text(json.dumps(said))
-    with WorkerHarness(engine="mlx", path=str(folder), sampling={"top_k": 40}) as worker:
+    entry: dict[str, Any] = {"path": str(folder), "sampling": {"top_k": 40}}
+    with WorkerHarness(is_new=False, engine="mlx", **entry) as worker:
         worker.wait_until_ready(READY_TIMEOUT_S)
         asked: list[dict[str, Any]] = [
             {}, {"temperature": 1.5, "top_k": 40}, {"temperature": 0.0},

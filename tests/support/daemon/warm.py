@@ -24,15 +24,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from support.daemon.warm_server import LENGTH, LIFE
+from support.daemon.warm_server import FOR_CHILDREN, LENGTH, LIFE, is_own, read_at_start
 
 CLI = "mlxsup.cli"
 
 UNBUFFERED = "PYTHONUNBUFFERED"
-
-FOR_CHILDREN = ("MLXSUP_SABOTAGE", "MLXSUP_LOOP_PROBE")
-"""With one of these variables, PYTHONPATH changes workers and gateways alone, which are new
-interpreters."""
 
 
 class Process(Protocol):
@@ -135,7 +131,7 @@ class WarmServer:
 
     def allow(self) -> None:
         """From now on it may be used, and started with what the environment now says."""
-        self.read_at_start = _read_at_start(os.environ)
+        self.read_at_start = read_at_start(os.environ)
 
     @property
     def pid(self) -> int | None:
@@ -147,6 +143,8 @@ class WarmServer:
         arguments: Sequence[str],
         streams: tuple[int, int, int],
         environment: Mapping[str, str],
+        *,
+        has_own_group: bool,
     ) -> WarmProcess:
         """Starts a process.
 
@@ -154,11 +152,13 @@ class WarmServer:
             arguments: of the interpreter: `-m MODULE` or `-c PROGRAM`, and what follows.
             streams: file descriptors of standard input, output and error.
             environment: all of it.
+            has_own_group: whether it leads a group of processes.
         """
         request = {
             "arguments": list(arguments),
             "environment": dict(environment),
             "cwd": os.getcwd(),
+            "has_own_group": has_own_group,
         }
         text = json.dumps(request).encode()
         told, life = os.pipe()
@@ -178,7 +178,7 @@ class WarmServer:
         mine, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.daemon.warm_server", str(its.fileno())],
+                [sys.executable, "-m", "support.daemon.warm_server", str(its.fileno()), " " * 4000],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **read, "PYTHONPATH": path, UNBUFFERED: ""},
@@ -204,26 +204,21 @@ def is_warm(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     how an interpreter starts; or if coverage measures child processes, from their first line on.
     """
     is_measured = any(name.startswith("COVERAGE_") for name in environment)
-    read = _read_at_start(environment)
+    read = read_at_start(environment)
     if any(name in environment for name in FOR_CHILDREN):
         read |= {k: v for k, v in (SERVER.read_at_start or {}).items() if k == "PYTHONPATH"}
     is_same = read == SERVER.read_at_start
-    is_known = command[1:2] == ["-c"] or command[1:3] == ["-m", CLI]
+    is_known = command[1:2] == ["-c"] or command[1:3] == ["-m", CLI] or is_own(command)
     return command[0] == sys.executable and is_known and is_same and not is_measured
-
-
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """What an interpreter, or the C library, reads when it starts; a warm one always buffers."""
-    prefixes = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
-    read = {k: v for k, v in environment.items() if v and k.startswith(prefixes)}
-    read.pop(UNBUFFERED, None)
-    return read
 
 
 def start(
     command: Sequence[str],
     streams: tuple[IO[Any], IO[Any], IO[Any]],
     environment: Mapping[str, str] | None = None,
+    *,
+    has_own_group: bool = False,
+    is_new: bool = False,
 ) -> Process:
     """Starts a command, in a warm process if that can be.
 
@@ -231,10 +226,12 @@ def start(
         command: its line.
         streams: standard input, output and error, each with a file descriptor.
         environment: all of it; None: as here.
+        has_own_group: whether it leads a group of processes.
+        is_new: whether it must be a new interpreter, and a child of this process.
     """
     env = os.environ if environment is None else environment
     stdin, stdout, stderr = streams
-    if not is_warm(command, env):
+    if is_new or not is_warm(command, env):
         has_terminal = stdin.isatty()
         return subprocess.Popen(
             command,
@@ -244,8 +241,10 @@ def start(
             env=env,
             start_new_session=has_terminal,
             preexec_fn=_take_terminal if has_terminal else None,
+            process_group=0 if has_own_group else None,
         )
-    return SERVER.fork(command[1:], (stdin.fileno(), stdout.fileno(), stderr.fileno()), env)
+    fds = (stdin.fileno(), stdout.fileno(), stderr.fileno())
+    return SERVER.fork(command[1:], fds, env, has_own_group=has_own_group)
 
 
 def _take_terminal() -> None:

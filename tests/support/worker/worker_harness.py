@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import psutil
 import zmq
 
 from mlxsup.protocol.body import RequestBody
@@ -41,6 +41,7 @@ from mlxsup.protocol.worker_messages import (
 )
 
 from support.client.pieces import body_of
+from support.daemon import warm
 from support.eventually import TIMEOUT_S
 from support.worker.turn_bench import make_spec
 
@@ -79,6 +80,8 @@ class WorkerHarness:
         fake: the fake engine's options.
         receive_limit: high-water mark of the receiving side, small to press back soon.
         log_may_hold: words of the forbidden ones that the test provokes.
+        is_new: whether it is a new interpreter, and a child of this process; otherwise it is
+            forked with everything imported, see `support.daemon.warm`.
         overrides: other fields of the launch spec.
     """
 
@@ -90,6 +93,7 @@ class WorkerHarness:
         fake: dict[str, Any] | None = None,
         receive_limit: int = 1000,
         log_may_hold: Iterable[str] = (),
+        is_new: bool = True,
         **overrides: Any,
     ) -> None:
         # A short folder: a socket's path has 103 bytes at most.
@@ -103,27 +107,22 @@ class WorkerHarness:
         self.messages: list[Message] = []
         self.streams: dict[int, Stream] = defaultdict(Stream)
         self._next_key = 1
+        self._log_path = self.folder / "worker.log"
+        spec_pipe, its_end = os.pipe()
+        self._pipe = os.fdopen(its_end, "wb", buffering=0)
+        with self._log_path.open("wb") as log, os.fdopen(spec_pipe, "rb") as stdin:
+            streams = (stdin, log, log)
+            self.process = warm.start(worker_argv(), streams, has_own_group=True, is_new=is_new)
         values = {
             "token": TOKEN,
             "endpoint": self.endpoint,
-            "supervisor_pid": os.getpid(),
+            "supervisor_pid": psutil.Process(self.process.pid).ppid(),
             "max_concurrency": 8,
             "prefix_cache_bytes": 0,
             "fake": fake or {},
         }
         self.spec = make_spec(engine=engine, path=path, **(values | overrides))
-        self._log_path = self.folder / "worker.log"
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                worker_argv(),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
-        assert self.process.stdin is not None
-        self.process.stdin.write(to_line(self.spec))
-        self.process.stdin.flush()
+        self._pipe.write(to_line(self.spec))
 
     def _bind(self, kind: int, endpoint: str, limit: int) -> zmq.Socket[bytes]:
         bound: zmq.Socket[bytes] = self._context.socket(kind)
@@ -163,8 +162,7 @@ class WorkerHarness:
 
     def close_pipe(self) -> None:
         """Do what the worker takes as the supervisor's death."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._pipe.close()
 
     def log(self) -> str:
         """Return what the worker has written so far."""
