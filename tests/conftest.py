@@ -78,5 +78,5 @@ def is_mlx_on_gpu() -> bool:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes of tests for each core: some tests wait, and each process collects anew."""
-    return min(2 * (os.cpu_count() or 1), MOST_PROCESSES)
+    """One more than there are cores: some tests wait, and each process collects for ten seconds."""
+    return min((os.cpu_count() or 1) + 1, MOST_PROCESSES)

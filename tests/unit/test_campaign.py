@@ -1,39 +1,11 @@
-"""What the campaign makes of answers, samples and figures."""
+"""What the campaign makes of answers and samples."""
 
 from __future__ import annotations
 
-import random
-from itertools import islice
-from pathlib import Path
-
 import pytest
 
-from mlxsup.client import ConnectionLost
-
-from campaign.hostile import MAKERS, hostile
 from campaign.oracle import Answer, wrongs
-from campaign.scenario import (
-    EXIT_CODES,
-    FAKE,
-    Bound,
-    Figure,
-    NotShown,
-    Place,
-    Result,
-    Scenario,
-    Verdict,
-    at_most,
-    at_most_beside,
-    count,
-    equals,
-    exit_code,
-    median_at_most,
-    p99_at_most,
-    table,
-)
 from campaign.soak import problems_of
-
-PLACE = Place(tiny=Path("none"))
 
 
 def answer(tokens: list[int], *ends: str, numbers: tuple[int, ...] = (0, 1)) -> Answer:
@@ -69,78 +41,6 @@ def test_wrongs_of_text() -> None:
     assert wrongs(answer([], "cancelled"), text="abc", may_be_cut=True) == []
     for right in ("abc", "b", ""):
         assert "text: " in wrongs(answer([], "length"), text=right)[0]
-
-
-@pytest.mark.parametrize(
-    ("bound", "values", "verdict"),
-    [
-        (at_most(2.0), [1.0, 2.0], Verdict.KEPT),
-        (at_most(2.0), [1.0, 2.1], Verdict.MISSED),
-        (equals(0), [0.0, 0.0], Verdict.KEPT),
-        (equals(0), [0.0, 1.0], Verdict.MISSED),
-        (median_at_most(2.0), [1.0, 2.0, 9.0], Verdict.KEPT),
-        (median_at_most(2.0), [1.0, 2.1, 9.0], Verdict.MISSED),
-        (at_most_beside("base", 0.5), [1.5, 2.5], Verdict.KEPT),
-        (at_most_beside("base", 0.5), [1.6, 2.5], Verdict.MISSED),
-        (p99_at_most(1.0, least=100), [1.0] * 99 + [9.0], Verdict.KEPT),
-        (p99_at_most(1.0, least=100), [1.0] * 98 + [9.0] * 2, Verdict.MISSED),
-        (p99_at_most(1.0, least=100), [1.0] * 99, Verdict.NOT_SHOWN),
-        (None, [1.0], Verdict.REPORTED),
-        (None, [], Verdict.NOT_SHOWN),
-    ],
-)
-def test_verdict(bound: Bound | None, values: list[float], verdict: Verdict) -> None:
-    figure = Figure("key", "what", bound=bound)
-    result = Result(scenario([figure]), {"key": values, "base": [1.0, 2.0]}, rounds=1)
-    assert result.verdict(figure) is verdict
-
-
-def scenario(figures: list[Figure], *values: float | Exception) -> Scenario:
-    """Return a scenario whose rounds give these values of `key`, or raise."""
-    rounds = iter(values)
-
-    def run(place: Place) -> dict[str, float | list[float]]:
-        value = next(rounds)
-        if isinstance(value, Exception):
-            raise value
-        return {"key": value}
-
-    return Scenario("s", "P1", FAKE, 1, run, tuple(figures))
-
-
-@pytest.mark.parametrize(
-    ("error", "verdict"),
-    [
-        (AssertionError("broken"), Verdict.MISSED),
-        (ConnectionLost("lost", "ipc://x"), Verdict.MISSED),
-        (NotShown("busy"), Verdict.NOT_SHOWN),
-        (KeyError("ours"), Verdict.NOT_SHOWN),
-    ],
-)
-def test_a_round_that_raises_is_the_last(error: Exception, verdict: Verdict) -> None:
-    result = Result(scenario([count("key", "what")], 0.0, error, 0.0))
-    for _ in range(3):
-        result.run(PLACE)
-    assert (result.rounds, result.samples) == (1, {"key": [0.0]})
-    assert result.verdict(result.scenario.figures[0]) is verdict
-    assert exit_code([result]) == EXIT_CODES[verdict]
-    assert f"s: {verdict}: " in table([result])
-
-
-def test_table() -> None:
-    figures = [Figure("key", "until it ends", bound=at_most(3.0)), count("none", "never", None)]
-    result = Result(scenario(figures, 1.0, 2.0))
-    for _ in range(2):
-        result.run(PLACE)
-    head, _, first, second = (line.split(" | ") for line in table([result]).splitlines())
-    assert first == ["| P1", "until it ends", FAKE, "1.5 (1 to 2) s", "–", "≤3 s", "kept", "2 |"]
-    assert len(first) == len(head) == 8
-    assert second[6] == "not shown"
-
-
-def test_hostile_draws_each_kind_before_any_comes_again() -> None:
-    drawn = [one.kind for one in islice(hostile(random.Random(1)), len(MAKERS))]
-    assert drawn == list(MAKERS)
 
 
 @pytest.mark.parametrize(
