@@ -275,7 +275,7 @@ def run(arguments: list[str]) -> None:
     """Runs what stands behind the interpreter on a command line: `-m MODULE` or `-c PROGRAM`."""
     kind, what, *more = (one for one in arguments if one != "-P")
     is_worker = what.startswith("mlxsup.worker")
-    subprocess.Popen = POPEN if is_worker else ForkingPopen  # type: ignore[misc]
+    vars(subprocess)["Popen"] = POPEN if is_worker else ForkingPopen
     if kind == "-m":
         sys.argv = [what, *more]
         for name in (what, f"{what}.__main__"):  # it runs anew, with its own name
