@@ -271,7 +271,7 @@ class Server:
             pass  # whoever asked for the child is no longer interested
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Runs what stands behind the interpreter on a command line: `-m MODULE` or `-c PROGRAM`."""
     kind, what, *more = (one for one in arguments if one != "-P")
     is_worker = what.startswith("mlxsup.worker")
