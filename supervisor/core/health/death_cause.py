@@ -34,6 +34,7 @@ class Cause(StrEnum):
     NO_DEVICE = "no usable device"
     MODEL_MISSING = "model missing"
     BAD_MODEL = "bad model"
+    RANK_LOST = "rank lost"
     STREAM_ERROR = "stream error"
     UNKNOWN = "unknown"
 
@@ -44,6 +45,7 @@ _BY_EXIT = {
     ExitCode.NO_DEVICE: Cause.NO_DEVICE,
     ExitCode.MODEL_MISSING: Cause.MODEL_MISSING,
     ExitCode.BAD_MODEL: Cause.BAD_MODEL,
+    ExitCode.RANK_LOST: Cause.RANK_LOST,
 }
 
 _BY_LINE: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
