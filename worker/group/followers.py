@@ -42,6 +42,8 @@ from .frames import (
     Who,
 )
 
+STDERR = 2
+
 SSH_FAILED = 255
 CULPRIT_S = 0.2
 """How long the rank whose error is the cause may take to say so, once another one has failed."""
@@ -300,6 +302,9 @@ class Followers:
 
 def end_group(code: int, cause: str) -> NoReturn:
     """End the leader at once, from any thread; its last line says why."""
-    print(log_line("group ends", code=int(code), cause=cause), file=sys.stderr)
-    print(cause, file=sys.stderr, flush=True)
+    print(log_line("group ends", code=int(code), cause=cause), file=sys.stderr, flush=True)
+    # The ring prints its own errors meanwhile; none may follow the line that people are shown.
+    standard_error = os.dup(STDERR)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
+    os.write(standard_error, f"{cause}\n".encode())
     os._exit(code)
