@@ -175,8 +175,9 @@ def ask(launch: LaunchSettings, host: GroupHost) -> Answer:
             return _measured(host, report)
         except TimeoutError:
             return Answer(f"no answer within {ANSWER_LIMIT_S:g} s")
-        except ValueError as error:
-            return Answer(str(error))
+        except ValueError:  # the line of a start-up file, or of a login message
+            said = line.decode(errors="replace").strip()[:MOST_TOLD]
+            return Answer(f"its shell prints {said!r}; it must print nothing before a command")
         finally:
             process.kill()
 

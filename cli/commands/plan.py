@@ -160,8 +160,8 @@ def _plan_of(
 def _other_hosts(
     models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return, for each model that several hosts serve, which of the others have room for a share
-    as large as the one here."""
+    """Return, for each model that several hosts serve, which of the others have memory for a share
+    as large as the one here; files that are missing there are another problem."""
     groups = [(str(one.name), one.launch) for one in models if one.launch.hosts]
     found: dict[str, list[dict[str, Any]]] = {}
     if not groups:
@@ -172,7 +172,7 @@ def _other_hosts(
         need = needs.get(ModelName(one["model"]))
         if one["rank"] and need is not None:
             free = one["available_bytes"]
-            fits = not one["problem"] and need.needed_bytes <= free
+            fits = free is not None and need.needed_bytes <= free
             kept = {key: one[key] for key in ("rank", "host", "address", "problem")}
             found.setdefault(one["model"], []).append(
                 {**kept, "available_bytes": free, "fits": fits}
@@ -391,10 +391,9 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
         remarks.append(f"loaded on request{next_to}")
     needed = format_bytes(model["needed"]["bytes"])
     for one in model["hosts"]:
-        room = (
-            one["problem"] or f"needs {needed} there, {format_bytes(one['available_bytes'])} free"
-        )
-        remarks.append(f"{rank_name(one)}: {room}")
+        free = one["available_bytes"]
+        said = "" if free is None else f"needs {needed} there, {format_bytes(free)} free"
+        remarks.append(f"{rank_name(one)}: {'; '.join(filter(None, [said, one['problem']]))}")
     if not model["context_tokens"] and not model["missing_bytes"]:
         remarks.append("its memory limit leaves no room for a request")
     return remarks

@@ -63,7 +63,9 @@ class MemoryEstimator:
         measured = self._measurements.find(place, self._backend, estimate.fingerprint)
         layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
         estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
-        if hosts := len(launch.hosts):  # an equal share, also of the caches: heads or layers
+        if hosts := len(launch.hosts):
+            # An equal share, also of the caches: of their heads or of the layers. A latent that
+            # each host of `tensor` keeps whole is measured at the first load.
             estimated_bytes = -(-estimated_bytes // hosts)
             layers = tuple(replace(one, layers=-(-one.layers // hosts)) for one in layers)
         weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)

@@ -80,10 +80,11 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program `ssh` that runs its command here, in a session of its own as sshd's are; beside it
-    an interpreter that has no mlxsup."""
-    bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    bare.chmod(0o700)
+    an interpreter that has no mlxsup, and one that prints something first."""
+    for name, script in (("bare", 'exec {0} -S "$@"'), ("chatty", 'echo hello\nexec {0} "$@"')):
+        path = tmp_path / f"{name}-python"
+        path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
+        path.chmod(0o700)
     program = tmp_path / "ssh"
     program.write_text(
         f"#!{sys.executable}\n"
@@ -235,6 +236,7 @@ def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: 
         'ssh = "nowhere"',
         f'{far}python = "/no/python"',
         f'{far}python = "bare-python"',
+        f'{far}python = "chatty-python"',
     ]
     config.write_text(
         '[models.m]\nengine = "fake"\n'
@@ -246,10 +248,11 @@ def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: 
     assert done.returncode == 1
     assert not problems(done.stdout, ("hosts", "check"))
     findings = json.loads(done.stdout)["hosts"]
-    assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4, 5]
+    assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4, 5, 6]
     assert [one["problem"] and one["problem"].partition(":")[0] for one in findings] == [
         None, None, "ssh", "no mlxsup at /no/python; set python of this host",
         "no mlxsup at bare-python; set python of this host",
+        "its shell prints 'hello'; it must print nothing before a command",
         "192.0.2.1 is not its address",
     ]  # fmt: skip
     assert "No route to host; `ssh nowhere` must work" in findings[2]["problem"]
@@ -258,7 +261,7 @@ def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: 
     planned = run_cli("plan", "--config", str(config), "--json", PATH=os.environ["PATH"])
     assert not problems(planned.stdout, ("plan",))
     (model,) = json.loads(planned.stdout)["models"]
-    assert [one["fits"] for one in model["hosts"]] == [True, False, False, False, False]
+    assert [one["fits"] for one in model["hosts"]] == [True, False, False, False, False, True]
 
 
 def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(

@@ -193,8 +193,9 @@ SHARED = PLANNED | {
     "name": "shared",
     "goes": [],
     "hosts": [
-        {"rank": 1, "host": "far", "problem": None, "available_bytes": 2**31, "fits": True},
-        {"rank": 2, "host": "farther", "problem": "no route to host", "fits": False},
+        {"rank": 1, "host": "far", "problem": None, "available_bytes": 2**31, "fits": False},
+        {"rank": 2, "host": "b", "problem": "no folder", "available_bytes": 2**32, "fits": True},
+        {"rank": 3, "host": "c", "problem": "no route", "available_bytes": None, "fits": False},
     ],
 }
 PLAN = {
