@@ -161,6 +161,10 @@ def _download(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float |
             yield (part,), progress[f"{part}_bytes"]
 
 
+def _rank(one: Mapping[str, Any]) -> tuple[str, str]:
+    return str(one["rank"]), one["host"] or one["address"]
+
+
 OF_DAEMON = (
     _whole(GAUGE, "mlxsup_build_info", "always 1", lambda s: [((s["version"],), 1)], "version"),
     _whole(GAUGE, "mlxsup_uptime_seconds", "since the daemon's start", _at("uptime_s")),
@@ -218,6 +222,12 @@ OF_MODELS = (
            lambda row: [((), row["phase_s"] if row["phase"] in IN_A_STEP else 0)]),
     _model(GAUGE, "mlxsup_memory_bytes", "its memory, by kind",
            lambda row: [((kind,), row[f"{kind}_bytes"]) for kind in MEMORY_KINDS], "kind"),
+    _model(GAUGE, "mlxsup_rank_ready", "1 if a host that serves it with others is ready, else 0",
+           lambda row: [(_rank(one), float(one["state"] == "ready")) for one in row["ranks"]],
+           "rank", "host"),
+    _model(GAUGE, "mlxsup_rank_memory_bytes", "memory of its arrays on a host that serves it with "
+           "others", lambda row: [(_rank(one), one["active_bytes"]) for one in row["ranks"]],
+           "rank", "host"),
 )  # fmt: skip
 
 UP = Metric(GAUGE, "mlxsup_up", "1 if the daemon has answered, else 0", ())

@@ -32,6 +32,16 @@ def host_argv(host: GroupHost, module: str, *arguments: str) -> list[str]:
     return ["ssh", *SSH_OPTIONS, "--", host.ssh, f"exec {shlex.join(run)}"] if host.ssh else run
 
 
+def has_no_mlxsup(exit_code: int, last_line: str) -> bool:
+    """True if a command could not run: its host has no such interpreter, or that has no mlxsup.
+
+    Args:
+        exit_code: 126 or 127 is how a shell says so.
+        last_line: what it has printed.
+    """
+    return exit_code in (126, 127) or "No module named 'mlxsup" in last_line
+
+
 @record
 class HostReport(Record):
     """The report of a host about itself.
@@ -42,7 +52,7 @@ class HostReport(Record):
         available_bytes: memory that programs could have now.
         fingerprint: of the model's files.
         problem: why it cannot take part; empty if it can.
-        port: on which it waits for a connection to its address; 0: on none.
+        port: on which it answers each line that is sent to its address with a newline; 0: on none.
     """
 
     python: str

@@ -188,6 +188,7 @@ class DeathCause(StrEnum):
     NO_DEVICE = "no usable device"
     MODEL_MISSING = "model missing"
     BAD_MODEL = "bad model"
+    RANK_LOST = "rank lost"
     STREAM_ERROR = "stream error"
     UNKNOWN = "unknown"
 

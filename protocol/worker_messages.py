@@ -435,6 +435,22 @@ class Rendered(Message):
 
 
 @record
+class RankState(Record):
+    """The state of another rank, as the leader of its group sees it.
+
+    Attributes:
+        state: `starting` until its first frame, then `loading`, then `ready`; `stopped` without a
+            process.
+        silent_s: seconds since its latest frame.
+        active_bytes: memory that its arrays took after the load.
+    """
+
+    state: str = "stopped"
+    silent_s: float = 0.0
+    active_bytes: int = 0
+
+
+@record
 class Heartbeat(Message):
     """Worker → supervisor: twice a second, from its own thread; numbers that the owner published.
 
@@ -460,6 +476,7 @@ class Heartbeat(Message):
         shapes_seen: steps for requests that were the first of their shape, where the device
             compiles or plans something for each; what the warm-up has run is not among them.
         shapes_s: how long these steps took.
+        ranks: the other ranks of its group, from rank 1.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -482,6 +499,7 @@ class Heartbeat(Message):
     interleaved_decode_s: float = 0.0
     shapes_seen: int = 0
     shapes_s: float = 0.0
+    ranks: list[RankState] = field(default_factory=list)
 
 
 @record

@@ -19,7 +19,7 @@ from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.codec import encode
 from mlxsup.protocol.folders import BEAT_SUFFIX
 from mlxsup.protocol.states import WorkerPhase
-from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .engine import Engine, EngineBytes, StepResult
 from .link import Link
@@ -38,11 +38,15 @@ class Board:
 
     Each `publish` replaces them in one assignment, so that a beat needs no lock.
 
+    Attributes:
+        ranks: returns the other ranks of a group, on the thread of the beats.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ranks: Callable[[], list[RankState]] = list
         self._clock = clock
         # They grow with each step, and a beat may be a step ahead in one: they only make ratios.
         self._costs: dict[str, Any] = {
@@ -96,7 +100,7 @@ class Board:
         """Make the message for the supervisor."""
         said = dict(self._said)
         phase_s = max(0.0, self._clock() - said.pop("since"))
-        return Heartbeat(phase_s=phase_s, **said, **self._costs)
+        return Heartbeat(phase_s=phase_s, ranks=self.ranks(), **said, **self._costs)
 
 
 class Signs:

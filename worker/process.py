@@ -211,7 +211,9 @@ class Life:
             end_beats=self.heartbeat.stop,
         )
         if self._spec.hosts:
-            return cast(Engine, GroupEngine(self._spec, self._clock.now, reach))
+            group = GroupEngine(self._spec, self._clock.now, reach)
+            self.board.ranks = group.ranks
+            return cast(Engine, group)
         return open_engine(self._spec, self._clock.now, reach=reach)
 
     def _serve(self, engine: Engine, facts: EngineFacts) -> int:

@@ -5,48 +5,37 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from mlxsup.protocol.group import INSPECTION, HostReport, host_argv
+from mlxsup.protocol.group import INSPECTION, HostReport, has_no_mlxsup, host_argv
 from mlxsup.protocol.launch import GroupHost, LaunchSettings, child_environment
 
 from ..connection import config_option, output_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError, ExitStatus, misuse
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
 ANSWER_LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
-NO_SUCH_PROGRAM = (126, 127)
+LINK_LIMIT_S = 10.0
+SSH_FAILED = 255
 MOST_TOLD = 200
+MOST_ASKED = 16
+"""So many hosts are asked at the same time."""
 
-HEADINGS = ("MODEL", "RANK", "HOST", "ADDRESS", "MEMORY", "VERSION", "RESULT")
+ROUND_TRIPS = 20
+LINK_BYTES = 8 * 2**20
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of looking at one host.
-
-    Attributes:
-        model: that it serves.
-        rank: its number among the hosts.
-        host: as configured.
-        report: what it said; None if it said nothing.
-        problem: why it cannot take part; empty if it can.
-    """
-
-    model: str
-    rank: int
-    host: GroupHost
-    report: HostReport | None
-    problem: str
+HEADINGS = ("MODEL", "RANK", "HOST", "ADDRESS", "MEMORY", "LINK", "VERSION", "RESULT")
 
 
 @click.group()
@@ -59,40 +48,108 @@ def hosts() -> None:
 
 @hosts.command(short_help="Check each host of a group.")
 @click.argument("model", required=False)
+@click.argument("places", metavar="[HOST]...", nargs=-1)
 @config_option
 @output_options
-def check(model: str | None, config_path: Path | None, output: Output) -> ExitStatus:
+def check(
+    model: str | None, places: tuple[str, ...], config_path: Path | None, output: Output
+) -> ExitStatus:
     """Example: mlxsup hosts check qwen
 
     Asks every configured host, over ssh, whether it could take part: its address, its versions of
-    mlxsup and MLX, its files of the model, and the memory that is free there. Exits with 1 if one
-    could not. No daemon is needed.
+    mlxsup and MLX, its files of the model, the memory that is free there, and the link to it. Exits
+    with 1 if one could not. No daemon is needed.
+
+    With HOST, looks at these hosts instead, and prints the tables to paste into the configuration:
+    the address of this machine first, then NAME=ADDRESS for each other one, where NAME is what ssh
+    calls it. `mlxsup hosts check qwen 10.0.0.1 studio-2=10.0.0.2`
     """
     from ..configuration import find_configuration, read_configuration
 
     path = find_configuration(config_path)
-    configured = [one for one in read_configuration(path).models if one.launch.hosts]
-    chosen = [one for one in configured if model in (None, one.name)]
+    models = read_configuration(path).models
+    chosen = [(str(one.name), one.launch) for one in models if model in (None, one.name)]
+    tables = ""
+    if places and chosen:
+        given = tuple(_host(place) for place in places)
+        if len(given) < 2 or given[0].ssh:
+            said = "HOST must be the address of this machine, then NAME=ADDRESS of others"
+            raise misuse(said, "mlxsup hosts check")
+        chosen = [(name, replace(launch, hosts=given)) for name, launch in chosen]
+        tables = _tables(chosen[0][0], given)
+    chosen = [one for one in chosen if one[1].hosts]
     if not chosen:
-        what = "no model has hosts" if model is None else f"the model {model!r} has no hosts"
-        hint = "a model that several hosts serve has a table [[models.NAME.hosts]] for each"
+        what = "no model has hosts" if model is None else f"no model {model!r} with hosts"
+        hint = "`mlxsup hosts check MODEL ADDRESS NAME=ADDRESS` prints the tables that give it some"
         raise CliError(f"{what} in {path}", hint=hint, status=ExitStatus.USAGE)
-    findings = [found for one in chosen for found in look_at(one.name, one.launch)]
-    value = {"hosts": [_plain(one) for one in findings]}
-    output.result(value, listing(HEADINGS, [_cells(one) for one in findings], right=("MEMORY",)))
-    return ExitStatus.FAILED if any(one.problem for one in findings) else ExitStatus.OK
+    found = look_at(chosen)
+    lines = listing(HEADINGS, map(_cells, found), right=("MEMORY", "LINK"))
+    pasted = [[], *([(line, "")] for line in tables.splitlines())] if tables else []
+    output.result({"hosts": found, "tables": tables or None}, [*lines, *pasted])
+    return ExitStatus.FAILED if any(one["problem"] for one in found) else ExitStatus.OK
 
 
-def look_at(model: str, launch: LaunchSettings) -> list[Finding]:
-    """Return what is found out about the hosts of a model, all asked at once."""
-    places = list(enumerate(launch.hosts))
-    with ThreadPoolExecutor(len(places)) as threads:
-        asked = list(threads.map(lambda place: ask(launch, place[1]), places))
-    return list(_compared(model, places, asked))
+def _host(place: str) -> GroupHost:
+    """Return the host that `ADDRESS` or `NAME=ADDRESS` means."""
+    name, _, address = place.rpartition("=")
+    return GroupHost(address=address, ssh=name)
 
 
-def ask(launch: LaunchSettings, host: GroupHost) -> HostReport | str:
-    """Return what a host says about itself, or why it says nothing."""
+def _tables(model: str, given: Sequence[GroupHost]) -> str:
+    import tomlkit
+
+    rows = [{"address": host.address, **({"ssh": host.ssh} if host.ssh else {})} for host in given]
+    return tomlkit.dumps({"models": {model: {"hosts": rows}}})
+
+
+def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]]:
+    """Return what each host of some models says, as `--json` prints it; all are asked at once."""
+    ranks = [
+        (name, rank, launch, host)
+        for name, launch in groups
+        for rank, host in enumerate(launch.hosts)
+    ]
+    with ThreadPoolExecutor(min(len(ranks), MOST_ASKED)) as threads:
+        answers = list(threads.map(lambda one: ask(one[2], one[3]), ranks))
+    found = []
+    first = None
+    for (name, rank, _, host), answer in zip(ranks, answers, strict=True):
+        report = answer.report
+        first = report if rank == 0 else first
+        found.append(
+            {
+                "model": name,
+                "rank": rank,
+                "host": host.ssh or None,
+                "address": host.address,
+                "python": report and report.python,
+                "versions": report.versions if report else {},
+                "available_bytes": report and report.available_bytes,
+                "round_trip_s": answer.round_trip_s,
+                "bytes_per_s": answer.bytes_per_s,
+                "problem": _difference(report, first) or answer.problem or None,
+            }
+        )
+    return found
+
+
+class Answer(NamedTuple):
+    """The answer of a host.
+
+    Attributes:
+        problem: why it cannot take part; empty if it can.
+        report: None if it has sent none.
+        round_trip_s, bytes_per_s: of the link from here to its address; None if it failed.
+    """
+
+    problem: str = ""
+    report: HostReport | None = None
+    round_trip_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+def ask(launch: LaunchSettings, host: GroupHost) -> Answer:
+    """Ask a host whether it could take part."""
     from mlxsup.protocol.codec import read_line
 
     command = host_argv(host, INSPECTION, launch.engine, host.path or launch.path, host.address)
@@ -105,87 +162,84 @@ def ask(launch: LaunchSettings, host: GroupHost) -> HostReport | str:
             env=child_environment(os.environ),  # as a worker calls ssh: without an agent's keys
         )
     except OSError as error:
-        return f"{command[0]} cannot be run: {error.strerror}"
+        return Answer(f"{command[0]} cannot be run: {error.strerror}")
     assert process.stdout is not None
     with process, ThreadPoolExecutor(1) as reader:
         try:
             line = reader.submit(process.stdout.readline).result(ANSWER_LIMIT_S)
-            if line:
-                report = read_line(HostReport, line, "its answer")
-                return report if report.problem else _reached(host, report)
-            return _silence(process, host)
+            if not line:
+                return Answer(_silence(process, host))
+            report = read_line(HostReport, line, "its answer")
+            if report.problem:
+                return Answer(report.problem, report)
+            return _measured(host, report)
         except TimeoutError:
-            return f"no answer within {ANSWER_LIMIT_S:g} s"
-        except ValueError as error:
-            return str(error)
+            return Answer(f"no answer within {ANSWER_LIMIT_S:g} s")
+        except ValueError:  # the line of a start-up file, or of a login message
+            said = line.decode(errors="replace").strip()[:MOST_TOLD]
+            return Answer(f"its shell prints {said!r}; it must print nothing before a command")
         finally:
             process.kill()
 
 
-def _reached(host: GroupHost, report: HostReport) -> HostReport | str:
+def _measured(host: GroupHost, report: HostReport) -> Answer:
+    """Return the answer of a host with what the link to it is capable of."""
     try:
-        socket.create_connection((host.address, report.port), CONNECT_LIMIT_S).close()
+        with socket.create_connection((host.address, report.port), CONNECT_LIMIT_S) as link:
+            link.settimeout(LINK_LIMIT_S)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            round_trip_s = min(_exchange(link, b"\n") for _ in range(ROUND_TRIPS))
+            took_s = _exchange(link, bytes(LINK_BYTES) + b"\n")
     except OSError as error:
-        return f"{host.address} is not reached from here: {error.strerror or error}"
-    return report
+        return Answer(f"{host.address} is not reached from here: {error.strerror or error}", report)
+    return Answer("", report, round_trip_s, LINK_BYTES / took_s)
+
+
+def _exchange(link: socket.socket, line: bytes) -> float:
+    """Return the seconds until a line has been sent and its receipt has come."""
+    began = time.perf_counter()
+    link.sendall(line)
+    if not link.recv(1):
+        raise ConnectionResetError("the connection was closed")
+    return time.perf_counter() - began
 
 
 def _silence(process: subprocess.Popen[bytes], host: GroupHost) -> str:
-    """Return why a process has ended without an answer."""
+    """Return why a process has ended without an answer, and what to do."""
     assert process.stderr is not None
     said = process.stderr.read().decode(errors="replace").strip().splitlines()
     last = said[-1][:MOST_TOLD] if said else ""
-    if process.wait() in NO_SUCH_PROGRAM:
-        return f"it has no {host.python or command_name()}; set python of this host"
-    return last or f"no answer, exit code {process.returncode}"
+    code = process.wait()
+    if has_no_mlxsup(code, last):
+        return f"no mlxsup at {host.python or sys.executable}; set python of this host"
+    if host.ssh and code == SSH_FAILED:
+        return f"{last or 'ssh fails'}; `ssh {host.ssh}` must work without a question"
+    return last or f"no answer, exit code {code}"
 
 
-def command_name() -> str:
-    """Return the interpreter that is run where a host names none."""
-    return host_argv(GroupHost(), INSPECTION)[0]
+def _difference(report: HostReport | None, first: HostReport | None) -> str:
+    """Return in what a host differs from the first one; empty if they can go together."""
+    if report is None or first is None or report.problem or first.problem:
+        return ""
+    for name, version in first.versions.items():
+        if (theirs := report.versions.get(name)) != version:
+            return f"it has {name} {theirs}, not {version}; install the same on every host"
+    if report.fingerprint != first.fingerprint:
+        return "its model files differ from those here; copy the folder there again"
+    return ""
 
 
-def _compared(
-    model: str,
-    places: Sequence[tuple[int, GroupHost]],
-    asked: Sequence[HostReport | str],
-) -> Iterator[Finding]:
-    """Yield a finding for each host: other versions and files than the first one's are problems."""
-    first = asked[0]
-    for (rank, host), said in zip(places, asked, strict=True):
-        report = said if isinstance(said, HostReport) else None
-        problem = said if isinstance(said, str) else said.problem
-        if not problem and report is not None and isinstance(first, HostReport):
-            for name, version in first.versions.items():
-                if (theirs := report.versions.get(name)) != version:
-                    problem = f"it has {name} {theirs}, not {version}"
-            if not problem and report.fingerprint != first.fingerprint and not first.problem:
-                problem = "its model files differ from those of the first host"
-        yield Finding(model=model, rank=rank, host=host, report=report, problem=problem)
-
-
-def _plain(one: Finding) -> dict[str, Any]:
-    report = one.report
-    return {
-        "model": one.model,
-        "rank": one.rank,
-        "host": one.host.ssh or None,
-        "address": one.host.address,
-        "python": None if report is None else report.python,
-        "versions": {} if report is None else report.versions,
-        "available_bytes": None if report is None else report.available_bytes,
-        "problem": one.problem or None,
-    }
-
-
-def _cells(one: Finding) -> tuple[str, ...]:
-    report = one.report
+def _cells(one: dict[str, Any]) -> Sequence[str]:
+    link = one["round_trip_s"] is not None and (
+        f"{one['round_trip_s'] * 1000:.2f} ms, {format_bytes(one['bytes_per_s'])}/s"
+    )
     return (
-        one.model,
-        str(one.rank),
-        one.host.ssh or "this machine",
-        one.host.address,
-        "" if report is None else format_bytes(report.available_bytes),
-        "" if report is None else str(report.versions.get("mlxsup", "")),
-        one.problem or "ok",
+        one["model"],
+        str(one["rank"]),
+        one["host"] or "this machine",
+        one["address"],
+        format_bytes(one["available_bytes"]) if one["available_bytes"] is not None else "",
+        link or "",
+        str(one["versions"].get("mlxsup", "")),
+        one["problem"] or "ok",
     )

@@ -18,6 +18,7 @@ from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
 from ..exit_status import CliError
 from ..terminal.output import Line, Output, width_of
+from ..terminal.status import rank_name
 from ..terminal.tables import Column, table, text_lines
 from ..terminal.text import INDENT, format_bytes, wrapped
 
@@ -127,6 +128,7 @@ def _plan_of(
         if model.name in bounds
     ]
     made = make_plan(candidates, budget.size_bytes)
+    others = _other_hosts(models, bounds)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
     return {
@@ -137,17 +139,45 @@ def _plan_of(
             "reason": budget.reason,
         },
         "needed_bytes": made.reserved_bytes,
-        "fits": made.fits and not problems,
+        "fits": made.fits
+        and not problems
+        and all(one["fits"] for ranks in others.values() for one in ranks),
         "swap": swap,
         "change": None if made.fits else advice(candidates, budget),
         "measurements": measurements.problem or None,
         "models": [
             {"name": model.name, "preload": model.preload, "problem": problems[model.name]}
             if model.name in problems
-            else _row(needs[model.name].need, placements[model.name], is_resident=model.preload)
+            else {
+                **_row(needs[model.name].need, placements[model.name], is_resident=model.preload),
+                "hosts": others.get(model.name, []),
+            }
             for model in models
         ],
     }
+
+
+def _other_hosts(
+    models: Sequence[ModelSettings], needs: Mapping[ModelName, Need]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return, for each model that several hosts serve, which of the others have memory for a share
+    as large as the one here; files that are missing there are another problem."""
+    groups = [(str(one.name), one.launch) for one in models if one.launch.hosts]
+    found: dict[str, list[dict[str, Any]]] = {}
+    if not groups:
+        return found
+    from .hosts import look_at
+
+    for one in look_at(groups):
+        need = needs.get(ModelName(one["model"]))
+        if one["rank"] and need is not None:
+            free = one["available_bytes"]
+            fits = free is not None and need.needed_bytes <= free
+            kept = {key: one[key] for key in ("rank", "host", "address", "problem")}
+            found.setdefault(one["model"], []).append(
+                {**kept, "available_bytes": free, "fits": fits}
+            )
+    return found
 
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
@@ -305,7 +335,11 @@ def _conclusion(value: Mapping[str, Any]) -> str:
     if value["change"] is not None:
         return f"not all models fit: {value['change']}"
     if not value["fits"]:
-        wrong = ", ".join(model["name"] for model in value["models"] if model["problem"])
+        wrong = ", ".join(
+            model["name"]
+            for model in value["models"]
+            if model["problem"] or not all(one["fits"] for one in model["hosts"])
+        )
         return f"the other models fit; these cannot be loaded: {wrong}"
     if len(value["models"]) == 1:
         return "it fits into memory"
@@ -332,7 +366,7 @@ def _cells(model: Mapping[str, Any]) -> list[str]:
 
 
 def _fits(model: Mapping[str, Any]) -> str:
-    if model["missing_bytes"]:
+    if model["missing_bytes"] or not all(one["fits"] for one in model["hosts"]):
         return "no"
     return "instead" if model["goes"] else "yes"
 
@@ -355,6 +389,11 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
             ", next to the others" if any(one.get("is_loaded") for one in value["models"]) else ""
         )
         remarks.append(f"loaded on request{next_to}")
+    needed = format_bytes(model["needed"]["bytes"])
+    for one in model["hosts"]:
+        free = one["available_bytes"]
+        said = "" if free is None else f"needs {needed} there, {format_bytes(free)} free"
+        remarks.append(f"{rank_name(one)}: {'; '.join(filter(None, [said, one['problem']]))}")
     if not model["context_tokens"] and not model["missing_bytes"]:
         remarks.append("its memory limit leaves no room for a request")
     return remarks

@@ -16,9 +16,9 @@ from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus, misuse
 from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status import broken_parts, lines_below, models_lines
+from ..terminal.status import broken_parts, lines_below, models_lines, rank_name
 from ..terminal.tables import text_lines
-from ..terminal.text import INDENT, counted, format_duration
+from ..terminal.text import INDENT, counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -105,6 +105,9 @@ def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         found = [f"warning: {text}" for text in model.get("warnings") or []]
         if (batching := model.get("batching")) and batching["reason"]:
             found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
+        for one in model.get("ranks") or []:
+            held = format_bytes(one["active_bytes"])
+            found.append(f"{rank_name(one)}: {one['state']}, {held}")
         if phases := model.get("load_phases_s"):
             took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
             found.append(f"load times: {took}")

@@ -269,6 +269,9 @@ EXIT_WORDS = {
     "internal": "internal error",
 }
 
+SILENT_S = 2.0
+"""A rank sends a beat each second; after five without one its group ends."""
+
 BATCHING_WORDS = {
     "serial_prefill": "reads prompts one by one",
     "one_row": "runs one request at a time",
@@ -296,7 +299,7 @@ def note_of(model: Mapping[str, Any], now: float) -> str:
         cause = given
     if cause and (not parts or is_waiting or model["state"] == "BACKOFF"):
         parts.append(cause)
-    parts = [*_reading_words(model), *(parts or _quiet_words(model))]
+    parts = [*_reading_words(model), *(parts or _quiet_words(model)), *_rank_words(model)]
     if model.get("pinned") and model["state"] == "STOPPED" and model.get("reserved_bytes"):
         parts.append(f"pinned: {format_bytes(model['reserved_bytes'])} remain reserved")
     if model.get("paused"):
@@ -322,6 +325,25 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
         counted(len(warnings), "warning") if warnings else None,
     ]
     return [remark for remark in remarks if remark]
+
+
+def _rank_words(model: Mapping[str, Any]) -> list[str]:
+    """Return how many hosts serve the model together, and which of them is late."""
+    ranks = model.get("ranks") or []
+    parts = [f"{rank_name(one)} is starting" for one in ranks if one["state"] == "starting"]
+    if ranks and model["state"] == "READY":
+        parts.append(counted(len(ranks), "host"))
+        parts += [
+            f"{rank_name(one)} silent for {one['silent_s']:.0f}s"
+            for one in ranks
+            if one["silent_s"] >= SILENT_S
+        ]
+    return parts
+
+
+def rank_name(one: Mapping[str, Any]) -> str:
+    """Return `rank 1 (studio-2)`, as the log and `mlxsup why` name it."""
+    return f"rank {one['rank']} ({one['host'] or one['address']})"
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST
 from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
-from mlxsup.protocol.worker_messages import Heartbeat
+from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
@@ -195,7 +195,29 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "loaded_for_s": now - phase.since if isinstance(phase, Ready) else None,
         "unloads_in_s": model.unloads_in_s(now),
         "load_phases_s": load_phases(model, now),
+        "ranks": ranks_of(model),
     }
+
+
+def ranks_of(model: Model) -> list[dict[str, Any]]:
+    """Return the hosts that serve the model together, each as a rank; empty without hosts."""
+    hosts, beat = model.life.launch.hosts, model.process.heartbeat
+    states = [RankState()] * len(hosts)
+    if beat is not None and hosts:
+        name = "ready" if model.process.ready else "loading"
+        leader = RankState(state=name, active_bytes=beat.active_bytes)
+        states = [leader, *beat.ranks, *states]
+    return [
+        {
+            "rank": rank,
+            "host": host.ssh or None,
+            "address": host.address,
+            "state": state.state,
+            "silent_s": state.silent_s,
+            "active_bytes": state.active_bytes,
+        }
+        for rank, (host, state) in enumerate(zip(hosts, states, strict=False))
+    ]
 
 
 def _traffic_map(beat: Heartbeat | None) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_layers import CacheLayers
@@ -62,7 +63,11 @@ class MemoryEstimator:
         measured = self._measurements.find(place, self._backend, estimate.fingerprint)
         layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
         estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
-        estimated_bytes = -(-estimated_bytes // max(len(launch.hosts), 1))
+        if hosts := len(launch.hosts):
+            # An equal share, also of the caches: of their heads or of the layers. A latent that
+            # each host of `tensor` keeps whole is measured at the first load.
+            estimated_bytes = -(-estimated_bytes // hosts)
+            layers = tuple(replace(one, layers=-(-one.layers // hosts)) for one in layers)
         weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
         task = estimate.task
         if launch.pooling and task is Task.GENERATE:

@@ -66,12 +66,14 @@ def test_an_answer_continues_after_the_death_of_a_rank(daemon: Daemon, way: str)
     eventually(lambda: are_gone(before), what="the end of all ranks")
 
 
-def test_why_and_the_log_name_the_host_of_a_lost_rank(daemon: Daemon) -> None:
+def test_status_and_why_name_the_host_of_a_lost_rank(daemon: Daemon) -> None:
     *_, follower = workers(daemon)
     with daemon.client() as client:
-        generation = row(client, "m")["generation"]
+        before = row(client, "m")
         follower.kill()
-        eventually(lambda: row(client, "m")["generation"] > generation, what="another life")
+        eventually(lambda: row(client, "m")["generation"] > before["generation"])
+        assert row(client, "m")["last_exit"]["cause"] == "rank lost"
+    assert [(one["rank"], one["state"]) for one in before["ranks"]] == [(0, "ready"), (1, "ready")]
     told = run_cli("why", "m", "--endpoint", daemon.endpoint)
     assert "was lost: rank 1 (127.0.0.1) was lost with code 137" in " ".join(told.stdout.split())
 

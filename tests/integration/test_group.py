@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
@@ -78,7 +79,12 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program `ssh` that runs its command here, in a session of its own as sshd's are."""
+    """A program `ssh` that runs its command here, in a session of its own as sshd's are; beside it
+    an interpreter that has no mlxsup, and one that prints something first."""
+    for name, script in (("bare", 'exec {0} -S "$@"'), ("chatty", 'echo hello\nexec {0} "$@"')):
+        path = tmp_path / f"{name}-python"
+        path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
+        path.chmod(0o700)
     program = tmp_path / "ssh"
     program.write_text(
         f"#!{sys.executable}\n"
@@ -189,7 +195,12 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: Path) -> None:
         (
             GroupHost(ssh="far", python="/no/python"),
             ExitCode.BAD_LAUNCH,
-            "rank 1 (far) has no /no/python; set python",
+            "rank 1 (far) has no mlxsup at /no/python; set python",
+        ),
+        (
+            GroupHost(ssh="far", python="bare-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has no mlxsup at bare-python; set python",
         ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],
@@ -218,7 +229,15 @@ def test_a_group_ends_while_a_follower_hangs_in_its_load(is_killed: bool) -> Non
 
 def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: Path) -> None:
     config = tmp_path / "mlxsup.toml"
-    hosts = ["", 'ssh = "far"', 'ssh = "nowhere"', 'ssh = "far"\npython = "/no/python"']
+    far = 'ssh = "far"\n'
+    hosts = [
+        "",
+        far,
+        'ssh = "nowhere"',
+        f'{far}python = "/no/python"',
+        f'{far}python = "bare-python"',
+        f'{far}python = "chatty-python"',
+    ]
     config.write_text(
         '[models.m]\nengine = "fake"\n'
         + "".join(f'[[models.m.hosts]]\naddress = "127.0.0.1"\n{host}\n' for host in hosts)
@@ -229,12 +248,38 @@ def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: 
     assert done.returncode == 1
     assert not problems(done.stdout, ("hosts", "check"))
     findings = json.loads(done.stdout)["hosts"]
-    assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4]
+    assert [one["rank"] for one in findings] == [0, 1, 2, 3, 4, 5, 6]
     assert [one["problem"] and one["problem"].partition(":")[0] for one in findings] == [
-        None, None, "ssh", "it has no /no/python; set python of this host",
+        None, None, "ssh", "no mlxsup at /no/python; set python of this host",
+        "no mlxsup at bare-python; set python of this host",
+        "its shell prints 'hello'; it must print nothing before a command",
         "192.0.2.1 is not its address",
     ]  # fmt: skip
+    assert "No route to host; `ssh nowhere` must work" in findings[2]["problem"]
     assert findings[1]["available_bytes"] > 0
-    shown = run_cli(*command, PATH=os.environ["PATH"])
-    check_plain(shown.stdout)
-    assert "No route to host" in shown.stdout
+    assert min(findings[1]["round_trip_s"], findings[1]["bytes_per_s"]) > 0
+    planned = run_cli("plan", "--config", str(config), "--json", PATH=os.environ["PATH"])
+    assert not problems(planned.stdout, ("plan",))
+    (model,) = json.loads(planned.stdout)["models"]
+    assert [one["fits"] for one in model["hosts"]] == [True, False, False, False, False, True]
+
+
+def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
+    fake_ssh: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "mlxsup.toml"
+    config.write_text('[models."m.1"]\nengine = "fake"\n')
+    command = ("hosts", "check", "m.1", "127.0.0.1", "far=127.0.0.1", "--config", str(config))
+    done = run_cli(*command, PATH=os.environ["PATH"])
+    assert done.returncode == 0
+    check_plain(done.stdout)
+    found, _, tables = done.stdout.partition("\n\n")
+    assert [line.split()[-1] for line in found.splitlines()] == ["RESULT", "ok", "ok"]
+    with config.open("a") as file:
+        file.write(tables)
+    assert run_cli("config", "check", str(config)).returncode == 0
+    again = run_cli("hosts", "check", "m.1", "--config", str(config), PATH=os.environ["PATH"])
+    assert again.returncode == 0
+    wrong = run_cli("hosts", "check", "m.1", "far=127.0.0.1", "--config", str(config))
+    assert wrong.returncode == ExitStatus.USAGE
+    assert "must be the address of this machine" in wrong.stderr

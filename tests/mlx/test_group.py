@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,20 @@ def test_two_ranks_answer_as_one_process(parallel: str, tmp_path: Path) -> None:
         expected = answers(alone, disturbed=False)
     with WorkerHarness(engine="mlx", path=path, hosts=LOCAL, parallel=parallel) as group:
         assert answers(group, disturbed=True) == expected
+
+
+def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Path) -> None:
+    """The times of a copy's files differ, and so its fingerprint."""
+    path = make_tiny_model(tmp_path / "model")
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    os.utime(copy / "model.safetensors", (1, 1))
+    hosts = (GroupHost(), GroupHost(path=str(copy)))
+    options: dict[str, Any] = {"engine": "mlx", "path": str(path), "hosts": hosts}
+    with WorkerHarness(**options, parallel="tensor") as group:
+        ready = group.wait_until_ready(FORMATION_S)
+    known = {"fingerprint": ready.fingerprint, "batching": ready.batching.value, "reason": ""}
+    with WorkerHarness(**options, parallel="tensor", known_batching=known) as group:
+        assert group.wait_until_ready(FORMATION_S).batching is ready.batching
 
 
 def dies_of(path: Path, hosts: tuple[GroupHost, ...] = LOCAL, parallel: str = "tensor") -> str:

@@ -123,6 +123,19 @@ NOTED: list[dict[str, Any]] = [
     {"unloads_in_s": 0.0, "running": [], "queued": 0, "last_exit": KILLED},
 ]
 
+RANKS: list[dict[str, Any]] = [
+    {"rank": 0, "host": None, "address": "10.0.0.1", "state": "ready", "silent_s": 0.0},
+    {"rank": 1, "host": "studio-2", "address": "10.0.0.2", "state": "ready", "silent_s": 3.0},
+]
+NOTED += [
+    {"ranks": RANKS, "last_exit": KILLED},
+    {
+        "state": "LOADING", "progress": {"phase": "import", "fraction": 0.1},
+        "ranks": [RANKS[0], RANKS[1] | {"state": "starting"}],
+    },
+    {"state": "STOPPED", "ranks": RANKS},
+]  # fmt: skip
+
 EXITS: list[dict[str, Any]] = [
     {"reason": "crash", "code": 70},
     {"reason": "crash", "signal": "SIGSEGV"},
@@ -174,6 +187,16 @@ PLANNED = {
     "rows": 2,
     "max_concurrency": 8,
     "remark": None,
+    "hosts": [],
+}
+SHARED = PLANNED | {
+    "name": "shared",
+    "goes": [],
+    "hosts": [
+        {"rank": 1, "host": "far", "problem": None, "available_bytes": 2**31, "fits": False},
+        {"rank": 2, "host": "b", "problem": "no folder", "available_bytes": 2**32, "fits": True},
+        {"rank": 3, "host": "c", "problem": "no route", "available_bytes": None, "fits": False},
+    ],
 }
 PLAN = {
     "budget": {"bytes": 8 * 2**30, "reason": "given"},
@@ -182,7 +205,7 @@ PLAN = {
     "swap": True,
     "change": None,
     "measurements": None,
-    "models": [PLANNED, {"name": "b", "problem": "no folder /b\x1b[2J"}],
+    "models": [PLANNED, {"name": "b", "problem": "no folder /b\x1b[2J"}, SHARED],
 }
 
 

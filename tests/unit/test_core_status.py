@@ -22,6 +22,7 @@ from mlxsup.protocol.flight import (
     WorkerDied,
 )
 from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.launch import GroupHost
 from mlxsup.protocol.states import (
     Batching,
     LoadPhase,
@@ -31,7 +32,7 @@ from mlxsup.protocol.states import (
     WorkerPhase,
 )
 from mlxsup.protocol.version import VERSION
-from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, Ready
+from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, RankState, Ready
 from mlxsup.supervisor.core import errors
 from mlxsup.supervisor.core.actions import Announce
 from mlxsup.supervisor.core.events import Reloaded, Sampled
@@ -139,6 +140,34 @@ def test_status_of_a_ready_model(snapshot: SnapshotAssertion) -> None:
     driver.token(1)
     driver.now += 2.5
     assert shown(driver.row()) == snapshot
+
+
+def test_status_of_a_group_lists_its_ranks() -> None:
+    hosts = (GroupHost(address="10.0.0.1"), GroupHost(address="10.0.0.2", ssh="far"))
+    driver = Driver([entry(launch=replace(LAUNCH, hosts=hosts))])
+
+    def ranks(*states: RankState) -> list[tuple[str, float, int]]:
+        if states:
+            driver.worker(
+                Heartbeat(step=0, phase=WorkerPhase.IDLE, phase_s=0.1, active_bytes=7,
+                          ranks=list(states))
+            )  # fmt: skip
+        said = driver.row()["ranks"]
+        assert [(one["rank"], one["host"], one["address"]) for one in said] == [
+            (0, None, "10.0.0.1"), (1, "far", "10.0.0.2"),
+        ]  # fmt: skip
+        return [(one["state"], one["silent_s"], one["active_bytes"]) for one in said]
+
+    assert ranks() == [("stopped", 0.0, 0), ("stopped", 0.0, 0)]
+    driver.load()
+    driver.spawned()
+    driver.hello()
+    assert ranks(RankState(state="starting")) == [("loading", 0.0, 7), ("starting", 0.0, 0)]
+    driver.worker(Ready(context_length=2048, fingerprint="f", backend="gpu"))
+    ready = RankState(state="ready", silent_s=3.0, active_bytes=8)
+    assert ranks(ready) == [("ready", 0.0, 7), ("ready", 3.0, 8)]
+    driver.exit()
+    assert ranks() == [("stopped", 0.0, 0), ("stopped", 0.0, 0)]
 
 
 def test_status_of_loading_and_pending_models(snapshot: SnapshotAssertion) -> None:

@@ -41,6 +41,8 @@ ROW: dict[str, Any] = {
     "interleaved_s": 8.0, "interleaved_decode_s": 5.0, "shapes_seen": 3, "shapes_s": 0.5,
     "phase": "decode", "phase_s": 0.25,
     **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
+    "ranks": [{"rank": 0, "host": None, "address": "10.0.0.1", "state": "ready", "active_bytes": 5},
+              {"rank": 1, "host": "far", "address": "x", "state": "loading", "active_bytes": 0}],
 }  # fmt: skip
 
 STATUS: dict[str, Any] = {
@@ -301,6 +303,10 @@ def test_scrape_shows_the_status() -> None:
     assert seen.value(waiting, model="m", priority="normal") == 0
     for number, kind in enumerate(MEMORY_KINDS):
         assert seen.value("mlxsup_memory_bytes", model="m", kind=kind) == number
+    leader = {"model": "m", "rank": "0", "host": "10.0.0.1"}
+    follower = {"model": "m", "rank": "1", "host": "far"}
+    assert [seen.value("mlxsup_rank_ready", **rank) for rank in (leader, follower)] == [1, 0]
+    assert seen.value("mlxsup_rank_memory_bytes", **leader) == 5
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
@@ -208,6 +208,15 @@ def test_before_it_was_loaded_everything_is_an_estimate(
     assert (need.given_bytes, need.remark, need.is_measured, need.max_rows) == (None, "", False, 8)
     given = need_of(settings, measurements, memory_limit_bytes=2**30, max_concurrency=3)
     assert (given.given_bytes, given.needed_bytes, given.max_rows) == (2**30, 2**30, 3)
+
+
+def test_a_host_of_a_group_takes_its_share_of_weights_and_caches(
+    llama: LaunchSettings, measurements: Measurements
+) -> None:
+    alone = need_of(llama, measurements)
+    share = need_of(llama, measurements, hosts=(GroupHost(), GroupHost()))
+    assert share.weights.size_bytes == alone.weights.size_bytes // 2
+    assert share.layers == (replace(alone.layers[0], layers=alone.layers[0].layers // 2),)
 
 
 def test_need_of_prefers_measurements(tmp_path: Path, measurements: Measurements) -> None:

@@ -11,6 +11,7 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase
 from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import RankState
 
 from ..engine import (
     Engine,
@@ -91,6 +92,10 @@ class GroupEngine:
             check_facts(one, one.loaded, facts)
         self._replay = Replay(self._engine)
         return facts
+
+    def ranks(self) -> list[RankState]:
+        """Return the states of the other ranks, from rank 1; on any thread."""
+        return [] if self._followers is None else [one.state() for one in self._followers.ranks]
 
     def _report_slowest(self, report: ReportProgress) -> ReportProgress:
         """Report progress, and wait before the first pass until every rank has its weights: a rank

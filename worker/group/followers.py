@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mlxsup.protocol.codec import DecodeError, to_map
-from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, host_argv
+from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, has_no_mlxsup, host_argv
 from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line
+from mlxsup.protocol.worker_messages import RankState
 
 from .frames import (
     TO_LEADER,
@@ -41,10 +42,9 @@ from .frames import (
     Who,
 )
 
-SSH_FAILED = 255
-NOT_STARTED = (126, 127)
-"""How a shell says that it cannot run a program, or finds none."""
+STDERR = 2
 
+SSH_FAILED = 255
 CULPRIT_S = 0.2
 """How long the rank whose error is the cause may take to say so, once another one has failed."""
 
@@ -116,6 +116,15 @@ class Follower:
     def __str__(self) -> str:
         """Name it for people."""
         return f"rank {self.rank} ({self.host.ssh or self.host.address})"
+
+    def state(self) -> RankState:
+        """Return its state for people."""
+        if self.greeting is None:
+            return RankState(state="starting")
+        silent_s = self.silent * PULSE_S
+        if self.loaded is None:
+            return RankState(state="loading", silent_s=silent_s)
+        return RankState(state="ready", silent_s=silent_s, active_bytes=self.loaded.active_bytes)
 
     def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"rank-{self.rank}-{name}", daemon=True)
@@ -206,9 +215,9 @@ class Follower:
         said = f": {self._last_lines[-1]}" if self._last_lines else ""
         if self.greeting is None and self.host.ssh and code == SSH_FAILED:
             return ExitCode.RANK_LOST, f"{self} is unreachable{said}"
-        if self.greeting is None and code in NOT_STARTED:
+        if self.greeting is None and has_no_mlxsup(code, said):
             python = self.host.python or sys.executable
-            return ExitCode.BAD_LAUNCH, f"{self} has no {python}; set python of this host{said}"
+            return ExitCode.BAD_LAUNCH, f"{self} has no mlxsup at {python}; set python of this host"
         ended = f"code {code}" if code >= 0 else f"signal {-code}"
         return ExitCode.RANK_LOST, f"{self} was lost with {ended}{said}"
 
@@ -293,6 +302,9 @@ class Followers:
 
 def end_group(code: int, cause: str) -> NoReturn:
     """End the leader at once, from any thread; its last line says why."""
-    print(log_line("group ends", code=int(code), cause=cause), file=sys.stderr)
-    print(cause, file=sys.stderr, flush=True)
+    print(log_line("group ends", code=int(code), cause=cause), file=sys.stderr, flush=True)
+    # The ring prints its own errors meanwhile; none may follow the line that people are shown.
+    standard_error = os.dup(STDERR)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
+    os.write(standard_error, f"{cause}\n".encode())
     os._exit(code)

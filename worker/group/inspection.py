@@ -1,7 +1,7 @@
 """`python -P -m mlxsup.worker.group.inspection ENGINE PATH ADDRESS`: what a host can contribute.
 
 It prints one line of JSON, a `HostReport`, and waits for the end of its standard input: until then
-it takes connections to its address, so that the other side can try whether it is reached.
+it answers lines that are sent to its address, by which the other side measures the link.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import os
 import platform
 import socket
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 
 import psutil
 
 from mlxsup.protocol.codec import to_line
-from mlxsup.protocol.group import HostReport
+from mlxsup.protocol.group import READ_BYTES, HostReport
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.version import VERSION
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
         try:
             listening = open_sockets.enter_context(socket.create_server((address, 0)))
             port = listening.getsockname()[1]
+            threading.Thread(target=_answer, args=(listening,), daemon=True).start()
         except OSError as error:
             problem = problem or f"{address} is not its address: {os.strerror(error.errno or 0)}"
         report = HostReport(
@@ -63,6 +65,16 @@ def main(arguments: list[str]) -> int:
         while os.read(STDIN, 4096):
             pass
     return ExitCode.ASKED
+
+
+def _answer(listening: socket.socket) -> None:
+    """Send a newline for each line that a connection brings."""
+    while True:
+        link, _ = listening.accept()
+        with link, suppress(ConnectionError):
+            while received := link.recv(READ_BYTES):
+                if received.endswith(b"\n"):
+                    link.sendall(b"\n")
 
 
 if __name__ == "__main__":

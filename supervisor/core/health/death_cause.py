@@ -30,6 +30,7 @@ _BY_EXIT = {
     ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,
     ExitCode.MODEL_MISSING: DeathCause.MODEL_MISSING,
     ExitCode.BAD_MODEL: DeathCause.BAD_MODEL,
+    ExitCode.RANK_LOST: DeathCause.RANK_LOST,
 }
 
 _BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(

@@ -347,7 +347,9 @@ class MlxEngine:
         """Finds out how rows may share passes, unless an earlier life has."""
         from .capability_probe import UNTRIED, log_finding
 
-        known = self._spec.known_batching or {}
+        # A fingerprint covers the times of files. In a group it is the leader's alone: the other
+        # ranks would probe, and wait for passes that the leader does not make.
+        known = (self._spec.known_batching if self._rank is None else None) or {}
         if (
             known.get("fingerprint") == self.facts.fingerprint
             and known.get("batching") in list(Batching)
