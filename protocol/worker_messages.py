@@ -258,6 +258,7 @@ class Ready(Message):
         dimensions: of its embeddings; 0 for a model without any.
         takes_pictures: true if messages may have pictures.
         draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
+        parallel: how several hosts divide the model, `tensor` or `pipeline`; empty: they do not.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -275,6 +276,7 @@ class Ready(Message):
     dimensions: int = 0
     takes_pictures: bool = False
     draft_tokens: int = 0
+    parallel: str = ""
 
 
 @record
@@ -465,6 +467,7 @@ class Heartbeat(Message):
         shapes_seen: steps for requests that were the first of their shape, where the device
             compiles or plans something for each; what the warm-up has run is not among them.
         shapes_s: how long these steps took.
+        waits_for: the rank of a group that is behind, for people; empty: none.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -487,6 +490,7 @@ class Heartbeat(Message):
     interleaved_decode_s: float = 0.0
     shapes_seen: int = 0
     shapes_s: float = 0.0
+    waits_for: str = ""
 
 
 @record

@@ -38,11 +38,16 @@ class Board:
 
     Each `publish` replaces them in one assignment, so that a beat needs no lock.
 
+    Attributes:
+        waits_for: the other rank of a group that is behind, as the thread that hears them has
+            published it.
+
     Args:
         clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.waits_for = ""
         self._clock = clock
         # They grow with each step, and a beat may be a step ahead in one: they only make ratios.
         self._costs: dict[str, Any] = {
@@ -96,7 +101,7 @@ class Board:
         """Make the message for the supervisor."""
         said = dict(self._said)
         phase_s = max(0.0, self._clock() - said.pop("since"))
-        return Heartbeat(phase_s=phase_s, **said, **self._costs)
+        return Heartbeat(phase_s=phase_s, waits_for=self.waits_for, **said, **self._costs)
 
 
 class Signs:

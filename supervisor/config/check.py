@@ -167,6 +167,8 @@ class Check:
                 yield (*where, "hosts"), "must begin with this machine, which has no ssh"
             elif len(entry.hosts) > MAX_HOSTS:
                 yield (*where, "hosts"), f"must be at most {MAX_HOSTS} hosts"
+            elif entry.min_hosts > len(entry.hosts):
+                yield (*where, "min_hosts"), "must be at most the number of hosts"
             elif any(host.ssh for host in entry.hosts) and not all(
                 "address" in host.model_fields_set for host in entry.hosts
             ):

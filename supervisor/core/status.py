@@ -182,6 +182,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": ready.backend if ready else None,
+        "parallel": (ready.parallel or None) if ready else None,
         "context_length": ready.context_length if ready else need.context_tokens if need else None,
         "task": known.task.value if known else None,
         "capabilities": capabilities(known.task, takes_pictures=known.takes_pictures)

@@ -8,7 +8,6 @@ process group; ranks on other hosts see the end of their pipe.
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line
 
+from ..heartbeat import Board
 from .frames import (
     TO_LEADER,
     Beat,
@@ -66,35 +66,31 @@ class Follower:
         rank: its number.
         host: where it runs.
         greeting: what it is; None until it has said so.
+        unreachable: why it will not say so; empty while it may.
         progress: of its load; None until that has begun.
         loaded: what its load found out; None until it has ended.
         sent: calls that were sent to it.
         begun, ended: calls, as it said last.
+        available_bytes: memory of its host, as it said last.
         silent: pulses without a frame of it.
         idle: pulses in which it did nothing although a call was sent to it.
 
     Args:
         rank: from 1.
         host: see the attribute.
-        news: gets the rank's number whenever it has said something that a load waits for.
-        lose: called, on a thread, with the exit code and the cause if the rank is lost.
+        group: hears, on other threads, of what a load waits for, and when the rank is lost.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        host: GroupHost,
-        news: queue.SimpleQueue[int],
-        lose: Callable[[int, str], object],
-    ) -> None:
+    def __init__(self, rank: int, host: GroupHost, group: Followers) -> None:
         self.rank = rank
         self.host = host
         self.greeting: Greeting | None = None
+        self.unreachable = ""
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
         self.sent = self.begun = self.ended = self.silent = self.idle = 0
-        self._news = news
-        self._lose = lose
+        self.available_bytes = 0
+        self._group = group
         self._failed: Failed | None = None
         self._is_stopped = False
         self._last_lines: deque[str] = deque(maxlen=MOST_LINES)
@@ -162,7 +158,7 @@ class Follower:
         except EOFError:
             pass  # `_watch` sees the exit
         except (FrameError, DecodeError) as error:
-            self._lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
+            self._group.lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
 
     def _hear(self, message: Message) -> None:
         match message:
@@ -170,6 +166,7 @@ class Follower:
                 if ended > self.ended or begun > ended or ended == self.sent:
                     self.idle = 0
                 self.begun, self.ended = begun, ended
+                self.available_bytes = message.available_bytes
                 return
             case Greeting():
                 self.greeting = message
@@ -181,7 +178,7 @@ class Follower:
                 self._is_stopped = True
             case Failed():
                 self._failed = message
-        self._news.put(self.rank)
+        self._group.news.set()
 
     def _relay(self) -> None:
         """Copy what it prints to this process's log, each line with its rank."""
@@ -197,15 +194,16 @@ class Follower:
         code = self._process.wait()
         self._listening.join(LAST_WORDS_S)
         self._relaying.join(LAST_WORDS_S)
-        if not self._is_stopped:
-            self._lose(*self._judge(code))
-
-    def _judge(self, code: int) -> tuple[int, str]:
-        if self._failed is not None:
-            return self._failed.code, f"{self}: {self._failed.text}"
         said = f": {self._last_lines[-1]}" if self._last_lines else ""
         if self.greeting is None and self.host.ssh and code == SSH_FAILED:
-            return ExitCode.RANK_LOST, f"{self} is unreachable{said}"
+            self.unreachable = f"{self} is unreachable{said}"
+            self._group.news.set()
+        elif not (self._is_stopped or self.unreachable):
+            self._group.lose(*self._judge(code, said))
+
+    def _judge(self, code: int, said: str) -> tuple[int, str]:
+        if self._failed is not None:
+            return self._failed.code, f"{self}: {self._failed.text}"
         if self.greeting is None and code in NOT_STARTED:
             python = self.host.python or sys.executable
             return ExitCode.BAD_LAUNCH, f"{self} has no {python}; set python of this host{said}"
@@ -216,33 +214,38 @@ class Follower:
 class Followers:
     """All other ranks of the leader.
 
+    Attributes:
+        ranks: in the order of their hosts.
+        news: set when a rank has said something that a load waits for.
+
     Args:
         spec: the leader's launch spec, with at least two hosts.
+        board: where it is published which rank is behind.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, board: Board) -> None:
+        self._board = board
         self._losing = threading.Lock()
         self._is_over = threading.Event()
-        self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.news = threading.Event()
         self.ranks: list[Follower] = []
         for number, host in enumerate(spec.hosts[1:], 1):
-            follower = Follower(number, host, self.news, self.lose)
+            follower = Follower(number, host, self)
             self.ranks.append(follower)
             launch = replace(spec, path=host.path or spec.path, hosts=(), token="", endpoint="")
-            follower.send(
-                Who(
-                    rank=number,
-                    size=len(spec.hosts),
-                    launch=to_map(launch),
-                    address=host.address,
-                )
-            )
+            follower.send(Who(launch=to_map(launch), address=host.address))
         threading.Thread(target=self._pulse, name="group-pulse", daemon=True).start()
 
     def send(self, message: ToFollower) -> None:
         """Send all of them a message."""
         for follower in self.ranks:
             follower.send(message)
+
+    def leave_out(self, follower: Follower) -> None:
+        """Go on without a rank that is unreachable."""
+        print(f"{follower.unreachable}; the others go on without it", file=sys.stderr, flush=True)
+        self.ranks.remove(follower)
+        follower.kill()
 
     def lose(self, code: int, cause: str) -> None:
         """End this process because a rank is lost; the first cause that is known counts.
@@ -276,7 +279,9 @@ class Followers:
         Pulses are counted, not seconds: if this process was stopped, so were they, perhaps.
         """
         while not self._is_over.wait(PULSE_S):
-            for follower in self.ranks:
+            behind = [one for one in self.ranks if one.silent > 1 or one.begun < one.sent]
+            self._board.waits_for = " and ".join(map(str, behind))
+            for follower in list(self.ranks):
                 follower.ping()
                 if follower.greeting is None:
                     continue  # `HELLO_LIMIT_S` counts
