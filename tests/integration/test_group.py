@@ -165,18 +165,22 @@ def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() ->
         assert not any(_is_gone(one) for group in processes for one in group.all)
 
 
-@pytest.mark.parametrize(("lost", "code"), [(2, ExitCode.STEP_ERROR), (4, ExitCode.RANK_LOST)])
+@pytest.mark.parametrize(
+    ("lost", "code", "says"),
+    [
+        ("insert", ExitCode.STEP_ERROR, "call 1 must follow, not 2"),
+        ("step", ExitCode.RANK_LOST, "has not got call 2"),  # rank 0 waits in it: none follows
+    ],
+)
 def test_a_call_that_does_not_arrive_ends_the_group(
-    lost: int, code: ExitCode, monkeypatch: pytest.MonkeyPatch
+    lost: str, code: ExitCode, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second call inserts a row, and the next one tells the follower that it has missed it. The
-    fourth runs a step, in which rank 0 waits, so no other follows."""
     plant = (
         "import runpy\n"
         "from mlxsup.worker.group.frames import Call, FrameWriter\n"
         "write = FrameWriter.write\n"
         "def lossy(self, message):\n"
-        f"    if not isinstance(message, Call) or message.number != {lost}:\n"
+        f"    if not isinstance(message, Call) or message.name != {lost!r}:\n"
         "        write(self, message)\n"
         "FrameWriter.write = lossy\n"
         "runpy.run_module('mlxsup.worker', run_name='__main__')\n"
@@ -185,10 +189,8 @@ def test_a_call_that_does_not_arrive_ends_the_group(
     monkeypatch.setattr("support.worker.worker_harness.worker_argv", lambda: argv)
     with group() as worker:
         worker.wait_until_ready()
-        for prompt in ("one", "two"):
-            worker.dispatch(prompt, max_tokens=ENDLESS)
+        worker.dispatch("hello", max_tokens=ENDLESS)
         assert end_as_the_supervisor_would(worker) == code
-        says = f"call {lost} must follow" if code == ExitCode.STEP_ERROR else f"got call {lost}"
         assert says in worker.log().splitlines()[-1]
 
 

@@ -51,10 +51,14 @@ def answers(worker: WorkerHarness, parallel: str = "") -> list[tuple[object, ...
     return [(stream.finish, *stream.tokens) for stream in streams]
 
 
-@pytest.mark.parametrize(("make", "parallel"), [
-    (make_tiny_model, "tensor"),  # llama cannot be a pipeline
-    (lambda folder: make_model(folder, "qwen2"), "pipeline"),
-])  # fmt: skip
+def make_qwen2(folder: Path) -> Path:
+    """Make a model that can be a pipeline, as llama cannot."""
+    return make_model(folder, "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("make", "parallel"), [(make_tiny_model, "tensor"), (make_qwen2, "pipeline")]
+)
 def test_two_ranks_answer_as_one_process(
     make: Callable[[Path], Path], parallel: str, tmp_path: Path
 ) -> None:
@@ -92,3 +96,30 @@ def test_what_two_ranks_cannot_load(tmp_path: Path) -> None:
     assert f"{weights} is incomplete" in said
     missing = (GroupHost(), GroupHost(path=str(tmp_path / "none")))
     assert dies_of(model, missing).startswith(f"{ExitCode.MODEL_MISSING} ")
+
+
+@pytest.mark.parametrize(
+    ("make", "collective", "says"),
+    [
+        (make_tiny_model, "all_sum", "the hosts compute layer 1 together otherwise"),
+        (make_qwen2, "send", "numbers for 1024 tokens do not arrive as they were sent"),
+    ],
+)
+def test_long_messages_that_are_wrong_in_all_ranks_end_the_load(
+    make: Callable[[Path], Path],
+    collective: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mlx.core as mx\n"
+        f"plain = mx.distributed.{collective}\n"
+        "def wrong(array, *rest, **named):\n"
+        "    return plain(array * (0.5 if array.shape[1] > 500 else 1.0), *rest, **named)\n"
+        f"mx.distributed.{collective} = wrong\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    died = dies_of(make(tmp_path / "model"), LOCAL)
+    assert died.startswith(f"{ExitCode.STEP_ERROR} ")
+    assert says in died

@@ -41,7 +41,6 @@ from .frames import (
     Plan,
     Progress,
     Stop,
-    Stopped,
     Who,
     unpack_arguments,
 )
@@ -107,7 +106,6 @@ class Follower:
             self._make(replay, message)
         assert isinstance(message, Stop)
         engine.close()
-        self._writer.write(Stopped())
 
     def _make(self, replay: Replay, call: Call) -> None:
         if call.number != replay.number + 1:

@@ -36,7 +36,6 @@ from .frames import (
     Loaded,
     Progress,
     Stop,
-    Stopped,
     ToFollower,
     Who,
 )
@@ -92,7 +91,6 @@ class Follower:
         self.available_bytes = 0
         self._group = group
         self._failed: Failed | None = None
-        self._is_stopped = False
         self._last_lines: deque[str] = deque(maxlen=MOST_LINES)
         self._process = subprocess.Popen(
             host_argv(host, AGENT),
@@ -134,17 +132,13 @@ class Follower:
         except BrokenPipeError:
             pass
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it has come."""
+    def end(self, within_s: float = 0.0) -> None:
+        """Wait for the end of the process through which it is reached, and kill it if it has not
+        come within so many seconds."""
         try:
-            self._process.wait(timeout_s)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """End the process through which it is reached."""
-        self._process.kill()
+            self._process.kill()
 
     # ------------------------------------------------------------ on its threads
 
@@ -174,8 +168,6 @@ class Follower:
                 self.progress = message
             case Loaded():
                 self.loaded = message
-            case Stopped():
-                self._is_stopped = True
             case Failed():
                 self._failed = message
         self._group.news.set()
@@ -198,7 +190,7 @@ class Follower:
         if self.greeting is None and self.host.ssh and code == SSH_FAILED:
             self.unreachable = f"{self} is unreachable{said}"
             self._group.news.set()
-        elif not (self._is_stopped or self.unreachable):
+        elif not self.unreachable:
             self._group.lose(*self._judge(code, said))
 
     def _judge(self, code: int, said: str) -> tuple[int, str]:
@@ -245,7 +237,7 @@ class Followers:
         """Go on without a rank that is unreachable."""
         print(f"{follower.unreachable}; the others go on without it", file=sys.stderr, flush=True)
         self.ranks.remove(follower)
-        follower.kill()
+        follower.end()
 
     def lose(self, code: int, cause: str) -> None:
         """End this process because a rank is lost; the first cause that is known counts.
@@ -264,14 +256,12 @@ class Followers:
 
     def stop(self) -> None:
         """Have all of them close their engines and exit; end those that do not."""
-        self.send(Stop())
-        ends_at = time.monotonic() + STOP_LIMIT_S
-        while any(not one.wait(0.0) for one in self.ranks) and time.monotonic() < ends_at:
-            self.ranks[0].wait(0.01)
         with self._losing:
             self._is_over.set()
+        self.send(Stop())
+        ends_at = time.monotonic() + STOP_LIMIT_S
         for follower in self.ranks:
-            follower.kill()
+            follower.end(max(0.0, ends_at - time.monotonic()))
 
     def _pulse(self) -> None:
         """Ping every rank, and notice those that have said nothing for too long.

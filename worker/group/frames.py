@@ -143,13 +143,6 @@ class Beat(Message):
 
 
 @record
-class Stopped(Message):
-    """Follower → leader: its engine is closed."""
-
-    TYPE: ClassVar[str] = "stopped"
-
-
-@record
 class Failed(Message):
     """Follower → leader: why it exits.
 
@@ -165,10 +158,10 @@ class Failed(Message):
 
 
 ToFollower = Who | Plan | Call | Stop
-ToLeader = Greeting | Progress | Loaded | Beat | Stopped | Failed
+ToLeader = Greeting | Progress | Loaded | Beat | Failed
 
 TO_FOLLOWER: tuple[type[Message], ...] = (Who, Plan, Call, Stop)
-TO_LEADER: tuple[type[Message], ...] = (Greeting, Progress, Loaded, Beat, Stopped, Failed)
+TO_LEADER: tuple[type[Message], ...] = (Greeting, Progress, Loaded, Beat, Failed)
 
 
 class FrameReader:

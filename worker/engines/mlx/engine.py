@@ -361,15 +361,7 @@ class MlxEngine:
         if self._group is None:
             return
         with mx.stream(self.stream):
-            check_group(
-                self.model,
-                folder,
-                self._group,
-                parallel=self._parallel,
-                context_length=self.facts.context_length,
-                vocabulary_size=self.facts.vocabulary_size,
-                report=steps,
-            )
+            check_group(self.model, folder, self._group, facts=self.facts, report=steps)
 
     def _choose_way(self, steps: LoadSteps) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
