@@ -467,7 +467,7 @@ class Heartbeat(Message):
         shapes_seen: steps for requests that were the first of their shape, where the device
             compiles or plans something for each; what the warm-up has run is not among them.
         shapes_s: how long these steps took.
-        waits_for: the rank of a group that is behind, for people; empty: none.
+        waits_for: the ranks of a group that are behind, for people; empty: none.
     """
 
     TYPE: ClassVar[str] = "heartbeat"

@@ -39,7 +39,7 @@ class Board:
     Each `publish` replaces them in one assignment, so that a beat needs no lock.
 
     Attributes:
-        waits_for: the other rank of a group that is behind, as the thread that hears them has
+        waits_for: the other ranks of a group that are behind, as the thread that hears them has
             published it.
 
     Args:

@@ -18,7 +18,7 @@ from support.worker.fake_ssh import FakeSsh
 
 LAST = 40
 
-BEHIND = "; rank 1 (127.0.0.1) is behind"
+BEHIND = "; it waits for rank 1 (127.0.0.1)"
 
 DEATHS = {
     "a follower is killed": ("crash=SIGKILL at=5 rank=1", 74, "rank 1 (127.0.0.1) was lost"),
@@ -114,3 +114,5 @@ def test_an_answer_continues_without_a_host_that_is_gone_for_good(
         processes[-1].kill()
         assert stream.finished().token_ids == undisturbed("on", LAST)
         assert [psutil.Process(row(client, "m")["pid"])] == workers(daemon)
+        (warning,) = row(client, "m")["warnings"]
+        assert warning.startswith("rank 1 (far) is unreachable: ssh: connect to host far")

@@ -69,6 +69,7 @@ class GroupEngine:
         self._followers = Followers(spec, board)
         self._engine: Engine | None = None
         self._replay: Replay | None = None
+        self._warnings: list[str] = []
         self._decode_s = 0.0  # of the latest step that read no prompt
 
     def load(self, report: ReportProgress) -> EngineFacts:
@@ -99,7 +100,7 @@ class GroupEngine:
             assert one.loaded is not None
             check_facts(one, one.loaded, facts)
         self._replay = Replay(self._engine)
-        return facts
+        return replace(facts, warnings=(*facts.warnings, *self._warnings))
 
     def _gather(self, files: ModelFiles, look: Callable[[], object]) -> list[str]:
         """Wait until every rank has said what it is, and return their addresses; ranks that are
@@ -122,7 +123,9 @@ class GroupEngine:
             is_enough = size >= (self._spec.min_hosts or len(self._spec.hosts))
             if not is_enough or psutil.virtual_memory().available < needed_bytes:
                 self._followers.lose(ExitCode.RANK_LOST, one.unreachable)
-            self._followers.leave_out(one)
+            self._warnings.append(f"{one.unreachable}; the other hosts serve the model without it")
+            ranks.remove(one)
+            one.end()
         addresses = [free_address(self._spec.hosts[0].address)]
         for one in ranks:
             assert one.greeting is not None

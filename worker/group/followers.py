@@ -212,7 +212,7 @@ class Followers:
 
     Args:
         spec: the leader's launch spec, with at least two hosts.
-        board: where it is published which rank is behind.
+        board: where it is published which ranks are behind.
     """
 
     def __init__(self, spec: LaunchSpec, board: Board) -> None:
@@ -232,12 +232,6 @@ class Followers:
         """Send all of them a message."""
         for follower in self.ranks:
             follower.send(message)
-
-    def leave_out(self, follower: Follower) -> None:
-        """Go on without a rank that is unreachable."""
-        print(f"{follower.unreachable}; the others go on without it", file=sys.stderr, flush=True)
-        self.ranks.remove(follower)
-        follower.end()
 
     def lose(self, code: int, cause: str) -> None:
         """End this process because a rank is lost; the first cause that is known counts.
