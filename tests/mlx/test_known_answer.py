@@ -17,7 +17,7 @@ from mlxsup.worker.engines.mlx.known_answer import check_layer
 from mlxsup.worker.engines.mlx.ranks import take_share
 
 from support.model_types.build import make_model
-from support.model_types.listed import MODEL_TYPES, UNLOADABLE
+from support.model_types.listed import MODEL_TYPES, UNLOADABLE, model_file
 from support.models.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.mlx
@@ -65,14 +65,15 @@ def test_wrong_sums_are_noticed_though_all_ranks_have_the_same(
         try_layer(folder)
 
 
-DIVIDED = [
-    one.name
+DIVIDED = {
+    model_file(one.config): one.name
     for one in MODEL_TYPES
     if one.name not in NOT_TRIED and hasattr(_get_classes(dict(one.config))[0], "shard")
-]
+}
+"""A model for each file of mlx-lm that can be divided."""
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", DIVIDED.values())
 def test_every_type_that_hosts_can_divide_passes(name: str, tmp_path: Path) -> None:
     try_layer(make_model(tmp_path / "model", name), 300)
 
