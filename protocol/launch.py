@@ -105,8 +105,9 @@ class LaunchSettings:
             guess.
         draft_tokens: how many tokens a row guesses at once, at most.
         hosts: that serve the model together, this one first; empty: this one alone.
-        parallel: how they divide it: `tensor`, each layer among all of them, or `pipeline`, some
-            layers for each.
+        min_hosts: how many of them are enough if others cannot be reached; 0: all.
+        parallel: how they divide it: `tensor`, each layer among all of them, `pipeline`, some
+            layers for each, or `auto`, as a pipeline if the type of the model can be one.
         fake: options of the fake engine, by name.
     """
 
@@ -128,7 +129,8 @@ class LaunchSettings:
     drafts: str = "off"
     draft_tokens: int = 4
     hosts: tuple[GroupHost, ...] = ()
-    parallel: str = "tensor"
+    min_hosts: int = 0
+    parallel: str = "auto"
     fake: dict[str, Any] = field(default_factory=dict)
 
 

@@ -258,6 +258,7 @@ class Ready(Message):
         dimensions: of its embeddings; 0 for a model without any.
         takes_pictures: true if messages may have pictures.
         draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
+        parallel: how several hosts divide the model, `tensor` or `pipeline`; empty: they do not.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -275,6 +276,7 @@ class Ready(Message):
     dimensions: int = 0
     takes_pictures: bool = False
     draft_tokens: int = 0
+    parallel: str = ""
 
 
 @record
@@ -439,12 +441,14 @@ class RankState(Record):
     """The state of another rank, as the leader of its group sees it.
 
     Attributes:
+        rank: its place among the hosts of the configuration, from 1.
         state: `starting` until its first frame, then `loading`, then `ready`; `stopped` without a
-            process.
+            process; `left out` if the others serve the model without it.
         silent_s: seconds since its latest frame.
         active_bytes: memory that its arrays took after the load.
     """
 
+    rank: int = 0
     state: str = "stopped"
     silent_s: float = 0.0
     active_bytes: int = 0
@@ -477,6 +481,7 @@ class Heartbeat(Message):
             compiles or plans something for each; what the warm-up has run is not among them.
         shapes_s: how long these steps took.
         ranks: the other ranks of its group, from rank 1.
+        waits_for: the ranks of a group that are behind, for people; empty: none.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -500,6 +505,7 @@ class Heartbeat(Message):
     shapes_seen: int = 0
     shapes_s: float = 0.0
     ranks: list[RankState] = field(default_factory=list)
+    waits_for: str = ""
 
 
 @record

@@ -48,6 +48,11 @@ class WorkerFaultError(Exception):
     """
 
 
+class DivergedError(Exception):
+    """The ranks of a group do not compute the same, or together something else than one of them
+    would; the message says what (exit 70)."""
+
+
 class GpuFaultElsewhereError(Exception):
     """The GPU gave up this process's work because of another process's fault (exit 72)."""
 
@@ -68,6 +73,21 @@ class Rank:
     def size(self) -> int:
         """Return how many ranks there are."""
         return len(self.addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What must be the same on every host of a group, known before anything is imported.
+
+    Attributes:
+        fingerprint: of the model's files.
+        versions: of mlxsup and of the engine's libraries.
+        weight_bytes: of the whole model.
+    """
+
+    fingerprint: str
+    versions: dict[str, str]
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +112,7 @@ class EngineFacts:
         takes_pictures: true if messages may have pictures.
         adapters: the fingerprint of each by its name, in the order of the configuration.
         draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
+        parallel: how several hosts divide the model, `tensor` or `pipeline`; empty: they do not.
     """
 
     context_length: int
@@ -111,6 +132,7 @@ class EngineFacts:
     takes_pictures: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
     draft_tokens: int = 0
+    parallel: str = ""
 
     def fingerprint_of(self, adapter: str) -> str | None:
         """Return the fingerprint of rows with an adapter, or with none (empty); None if it is not

@@ -25,6 +25,7 @@ from mlxsup.protocol.worker_messages import Dying, Exit, Hello, LoadProgress, Re
 from .engine import (
     BadLaunchError,
     BadModelError,
+    DivergedError,
     Engine,
     EngineBytes,
     EngineFacts,
@@ -36,7 +37,6 @@ from .engine import (
 from .engines.fake.engine import Reach
 from .engines.fake.options import FakeOptionError
 from .engines.opening import open_engine
-from .group.agreement import DivergedError
 from .group.engine import GroupEngine
 from .heartbeat import Board, HeartbeatThread
 from .link import Link, LinkBrokenError
@@ -211,7 +211,7 @@ class Life:
             end_beats=self.heartbeat.stop,
         )
         if self._spec.hosts:
-            group = GroupEngine(self._spec, self._clock.now, reach)
+            group = GroupEngine(self._spec, self._clock.now, reach, self.board)
             self.board.ranks = group.ranks
             return cast(Engine, group)
         return open_engine(self._spec, self._clock.now, reach=reach)
@@ -237,6 +237,7 @@ class Life:
                 model=spec.model,
                 backend=facts.backend,
                 seconds=took_s,
+                parallel=facts.parallel or "no",
                 prefix_cache=size_text(facts.prefix_cache_bytes),
                 prefix_cache_tokens=facts.prefix_cache_tokens,
             )
@@ -258,6 +259,7 @@ class Life:
                 dimensions=facts.dimensions,
                 takes_pictures=facts.takes_pictures,
                 draft_tokens=facts.draft_tokens,
+                parallel=facts.parallel,
             )
         )
         loop.run(self._must_end)

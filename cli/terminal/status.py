@@ -332,7 +332,7 @@ def _rank_words(model: Mapping[str, Any]) -> list[str]:
     ranks = model.get("ranks") or []
     parts = [f"{rank_name(one)} is starting" for one in ranks if one["state"] == "starting"]
     if ranks and model["state"] == "READY":
-        parts.append(counted(len(ranks), "host"))
+        parts.append(counted(sum(one["state"] != "left out" for one in ranks), "host"))
         parts += [
             f"{rank_name(one)} silent for {one['silent_s']:.0f}s"
             for one in ranks

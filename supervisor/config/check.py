@@ -160,6 +160,8 @@ class Check:
                 yield where, "needs a path or a repo"
             elif entry.repo is None and entry.revision != DEFAULT_REVISION:
                 yield (*where, "revision"), "needs repo"
+        if is_right("hosts", "min_hosts") and entry.min_hosts > len(entry.hosts):
+            yield (*where, "min_hosts"), "must be at most the number of hosts"
         if is_right("hosts") and entry.hosts:
             if len(entry.hosts) < 2:
                 yield (*where, "hosts"), "must be two hosts or more, this machine first"

@@ -565,12 +565,22 @@ class ModelTable(Table):
         unit="tables",
         description="a table for each host, [[models.NAME.hosts]], this machine first",
     )
-    parallel: Literal["tensor", "pipeline"] = key(
+    min_hosts: int = key(
+        _LAUNCH.min_hosts,
+        "how many of the hosts are enough, this one included; 0: all",
+        ". Those that cannot be reached are then left out until the next load, if the model fits"
+        " into the memory of the others",
+        unit="hosts",
+        ge=0,
+        description="an integer of 0 or more",
+    )
+    parallel: Literal["auto", "tensor", "pipeline"] = key(
         _LAUNCH.parallel,
         "with hosts: how they divide the model",
-        ". `tensor`: each layer among all of them; `pipeline`: some of the layers for each",
+        ". `tensor`: each layer among all of them; `pipeline`: some of the layers for each; `auto`:"
+        " `pipeline` for the types of models that can be one, else `tensor`",
         unit="word",
-        description='"tensor" or "pipeline"',
+        description='"auto", "tensor" or "pipeline"',
     )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,

@@ -183,6 +183,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         **_traffic_map(beat),
         "decode_stall_target_ms": life.launch.decode_stall_target_ms,
         "backend": ready.backend if ready else None,
+        "parallel": (ready.parallel or None) if ready else None,
         "context_length": ready.context_length if ready else need.context_tokens if need else None,
         "task": known.task.value if known else None,
         "capabilities": capabilities(known.task, takes_pictures=known.takes_pictures)
@@ -202,21 +203,23 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 def ranks_of(model: Model) -> list[dict[str, Any]]:
     """Return the hosts that serve the model together, each as a rank; empty without hosts."""
     hosts, beat = model.life.launch.hosts, model.process.heartbeat
-    states = [RankState()] * len(hosts)
+    states: dict[int, RankState] = {}
+    other = RankState()
     if beat is not None and hosts:
         name = "ready" if model.process.ready else "loading"
         leader = RankState(state=name, active_bytes=beat.active_bytes)
-        states = [leader, *beat.ranks, *states]
+        states = {one.rank: one for one in (leader, *beat.ranks)}
+        other = RankState(state="left out")
     return [
         {
             "rank": rank,
             "host": host.ssh or None,
             "address": host.address,
-            "state": state.state,
+            "state": (state := states.get(rank, other)).state,
             "silent_s": state.silent_s,
             "active_bytes": state.active_bytes,
         }
-        for rank, (host, state) in enumerate(zip(hosts, states, strict=False))
+        for rank, host in enumerate(hosts)
     ]
 
 

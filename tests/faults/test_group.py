@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,15 +14,18 @@ from support.client.streams import Reader
 from support.daemon.daemon import Daemon, fake, row, wait_for_state
 from support.daemon.faults import PATIENT, undisturbed
 from support.eventually import eventually
+from support.worker.fake_ssh import FakeSsh
 
 LAST = 40
+
+BEHIND = "; it waits for rank 1 (127.0.0.1)"
 
 DEATHS = {
     "a follower is killed": ("crash=SIGKILL at=5 rank=1", 74, "rank 1 (127.0.0.1) was lost"),
     "a follower's step raises": ("raise at=5 rank=1", 70, "rank 1 (127.0.0.1): FakeStepError"),
     "a follower has another token": ("token=other at=5 rank=1", 70, "rank 1 (127.0.0.1): call"),
-    "a follower hangs": ("stall=sleep at=5 rank=1", None, "did not end"),
-    "a follower holds its interpreter": ("stall=gil at=5 rank=1", None, "did not end"),
+    "a follower hangs": ("stall=sleep at=5 rank=1", None, BEHIND),
+    "a follower holds its interpreter": ("stall=gil at=5 rank=1", None, BEHIND),
     "the leader is killed": ("crash=SIGKILL at=5", None, "SIGKILL"),
 }
 """What strikes, the exit code of the worker, and what its detail says."""
@@ -96,3 +100,21 @@ def test_unloading_ends_all_ranks(daemon: Daemon) -> None:
         assert (last_exit["reason"], last_exit["code"]) == ("asked", 0)
         eventually(lambda: are_gone(processes), what="the end of all ranks")
         client.load("m")
+
+
+def test_an_answer_continues_without_a_host_that_is_gone_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = FakeSsh(tmp_path, monkeypatch)
+    hosts = [{"address": "127.0.0.1"}, {"address": "127.0.0.1", "ssh": "far"}]
+    entry = fake(hosts=hosts, min_hosts=1, fake={"step_s": 0.01}, restart=PATIENT)
+    with Daemon({"m": entry}) as daemon, daemon.client() as client:
+        processes = workers(daemon)
+        stream = Reader(client, "m", "on", max_tokens=LAST)
+        eventually(lambda: len(stream.tokens) >= 3, what="tokens")
+        ssh.cut_off("far")
+        processes[-1].kill()
+        assert stream.finished().token_ids == undisturbed("on", LAST)
+        assert [psutil.Process(row(client, "m")["pid"])] == workers(daemon)
+        (warning,) = row(client, "m")["warnings"]
+        assert warning.startswith("rank 1 (far) is unreachable: ssh: connect to host far")

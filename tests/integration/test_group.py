@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
 from support.gateway.json_schemas import problems
+from support.worker.fake_ssh import FakeSsh
 from support.worker.worker_harness import WorkerHarness
 
 LOCAL = (GroupHost(), GroupHost())
@@ -78,26 +79,14 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
 
 
 @pytest.fixture
-def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program `ssh` that runs its command here, in a session of its own as sshd's are; beside it
-    an interpreter that has no mlxsup, and one that prints something first."""
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
+    has no mlxsup, and one that prints something first."""
     for name, script in (("bare", 'exec {0} -S "$@"'), ("chatty", 'echo hello\nexec {0} "$@"')):
         path = tmp_path / f"{name}-python"
         path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         path.chmod(0o700)
-    program = tmp_path / "ssh"
-    program.write_text(
-        f"#!{sys.executable}\n"
-        "import os, subprocess, sys\n"
-        "host, command = sys.argv[-2:]\n"
-        "if host == 'nowhere':\n"
-        "    print('ssh: connect to host nowhere port 22: No route to host', file=sys.stderr)\n"
-        "    sys.exit(255)\n"
-        "sys.exit(subprocess.run(['sh', '-c', command], start_new_session=True).returncode % 256)\n"
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return program
+    FakeSsh(tmp_path, monkeypatch).cut_off("nowhere")
 
 
 def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
@@ -121,7 +110,7 @@ def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
     ("whom", "number", "when"),
     [
         ("follower", signal.SIGKILL, "decode"),
-        ("follower", signal.SIGSTOP, "idle"),
+        ("follower", signal.SIGSTOP, "decode"),
         ("agent", signal.SIGKILL, "idle"),
         ("agent", signal.SIGSTOP, "decode"),
     ],
@@ -141,7 +130,7 @@ def test_a_lost_rank_ends_the_group(whom: str, number: signal.Signals, when: str
 
 
 @pytest.mark.parametrize("stuck", ["", "[[fault stall=gil at=3 rank=1]]"])
-def test_no_rank_outlives_a_killed_leader(stuck: str, fake_ssh: Path) -> None:
+def test_no_rank_outlives_a_killed_leader(stuck: str, fake_ssh: None) -> None:
     """The follower runs in a session of its own, so nothing but its agent ends it."""
     with group((GroupHost(), GroupHost(ssh="far"))) as worker:
         worker.wait_until_ready()
@@ -165,19 +154,53 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
 
 
-def test_a_group_that_is_stopped_as_a_whole_goes_on() -> None:
+def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() -> None:
+    with group() as first, group() as second:
+        processes = []
+        for worker in (first, second):
+            worker.wait_until_ready()
+            processes.append(Processes(worker))
+            os.killpg(worker.process.pid, signal.SIGSTOP)
+        first.receive_what_is_there(timeout_s=7.0)  # longer than a link may be silent
+        for worker in (first, second):
+            os.killpg(worker.process.pid, signal.SIGCONT)
+        keys = [(w, w.dispatch(n, max_tokens=40), n) for w, n in ((first, "a"), (second, "b"))]
+        for worker, key, prompt in keys:
+            (stream,) = worker.finish(key)
+            assert stream.tokens == answer_tokens(encode_text(prompt), 40)
+        assert not any(_is_gone(one) for group in processes for one in group.all)
+
+
+@pytest.mark.parametrize(
+    ("lost", "code", "says"),
+    [
+        ("insert", ExitCode.STEP_ERROR, "call 1 must follow, not 2"),
+        ("step", ExitCode.RANK_LOST, "has not got call 2"),  # rank 0 waits in it: none follows
+    ],
+)
+def test_a_call_that_does_not_arrive_ends_the_group(
+    lost: str, code: ExitCode, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = (
+        "import runpy\n"
+        "from mlxsup.worker.group.frames import Call, FrameWriter\n"
+        "write = FrameWriter.write\n"
+        "def lossy(self, message):\n"
+        f"    if not isinstance(message, Call) or message.name != {lost!r}:\n"
+        "        write(self, message)\n"
+        "FrameWriter.write = lossy\n"
+        "runpy.run_module('mlxsup.worker', run_name='__main__')\n"
+    )
+    argv = [sys.executable, "-P", "-c", plant]
+    monkeypatch.setattr("support.worker.worker_harness.worker_argv", lambda: argv)
     with group() as worker:
         worker.wait_until_ready()
-        processes = Processes(worker)
-        os.killpg(worker.process.pid, signal.SIGSTOP)
-        worker.receive_what_is_there(timeout_s=7.0)  # longer than a link may be silent
-        os.killpg(worker.process.pid, signal.SIGCONT)
-        (stream,) = worker.finish(worker.dispatch("hello", max_tokens=5))
-        assert stream.tokens == answer_tokens(encode_text("hello"), 5)
-        assert not any(_is_gone(one) for one in processes.all)
+        worker.dispatch("hello", max_tokens=ENDLESS)
+        assert end_as_the_supervisor_would(worker) == code
+        assert says in worker.log().splitlines()[-1]
 
 
-def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: Path) -> None:
+def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
     with group((GroupHost(), GroupHost(ssh="far"))) as worker:
         worker.wait_until_ready()
         (stream,) = worker.finish(worker.dispatch("hello", max_tokens=5))
@@ -206,11 +229,19 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: Path) -> None:
     ],
 )
 def test_a_host_that_cannot_take_part(
-    host: GroupHost, code: ExitCode, says: str, fake_ssh: Path
+    host: GroupHost, code: ExitCode, says: str, fake_ssh: None
 ) -> None:
     with group((GroupHost(), host)) as worker:
         assert end_as_the_supervisor_would(worker) == code
         assert says in worker.log().splitlines()[-1]
+
+
+def test_a_share_must_fit_into_the_memory_of_its_host() -> None:
+    with group(fake={"active_bytes": 2**60}) as worker:
+        assert end_as_the_supervisor_would(worker) == ExitCode.BAD_LAUNCH
+        assert re.search(
+            r"rank 1 \(127\.0\.0\.1\) has .* free, but its share needs \d", worker.log()
+        )
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -227,7 +258,7 @@ def test_a_group_ends_while_a_follower_hangs_in_its_load(is_killed: bool) -> Non
         eventually(processes.are_gone, what="the end of all ranks")
 
 
-def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: Path, tmp_path: Path) -> None:
+def test_hosts_check_says_which_host_cannot_take_part(fake_ssh: None, tmp_path: Path) -> None:
     config = tmp_path / "mlxsup.toml"
     far = 'ssh = "far"\n'
     hosts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
 
 from support.model_types.build import make_model
-from support.model_types.listed import model_types
 from support.models.tiny_model import make_tiny_model
 from support.worker.worker_harness import WorkerHarness
 
@@ -37,20 +37,13 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def make_folder(parallel: str, folder: Path) -> Path:
-    """Make a model that can be divided in this way: llama cannot be a pipeline."""
-    if parallel == "tensor":
-        return make_tiny_model(folder)
-    (model_type,) = model_types(["qwen2"])
-    return make_model(folder, model_type)
-
-
-def answers(worker: WorkerHarness, *, disturbed: bool) -> list[tuple[object, ...]]:
-    """Return the tokens and ends of all requests; disturbed by another one that is cancelled."""
-    worker.wait_until_ready(FORMATION_S)
-    gone = worker.dispatch("cancelled", max_tokens=3000, temperature=1.0) if disturbed else 0
+def answers(worker: WorkerHarness, parallel: str = "") -> list[tuple[object, ...]]:
+    """Return the tokens and ends of all requests; in a group, another one is cancelled."""
+    ready = worker.wait_until_ready(FORMATION_S)
+    assert ready.parallel == parallel
+    gone = worker.dispatch("cancelled", max_tokens=3000, temperature=1.0) if parallel else 0
     keys = [worker.dispatch(**{"max_tokens": 24, **asked}) for asked in REQUESTS]
-    if disturbed:
+    if parallel:
         worker.finish(keys[0], timeout_s=FORMATION_S)
         worker.cancel(gone)
         (cancelled,) = worker.finish(gone, timeout_s=FORMATION_S)
@@ -60,13 +53,22 @@ def answers(worker: WorkerHarness, *, disturbed: bool) -> list[tuple[object, ...
     return [(stream.finish, *stream.tokens) for stream in streams]
 
 
-@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
-def test_two_ranks_answer_as_one_process(parallel: str, tmp_path: Path) -> None:
-    path = str(make_folder(parallel, tmp_path / "model"))
+def make_qwen2(folder: Path) -> Path:
+    """Make a model that can be a pipeline, as llama cannot."""
+    return make_model(folder, "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("make", "parallel"), [(make_tiny_model, "tensor"), (make_qwen2, "pipeline")]
+)
+def test_two_ranks_answer_as_one_process(
+    make: Callable[[Path], Path], parallel: str, tmp_path: Path
+) -> None:
+    path = str(make(tmp_path / "model"))
     with WorkerHarness(engine="mlx", path=path) as alone:
-        expected = answers(alone, disturbed=False)
-    with WorkerHarness(engine="mlx", path=path, hosts=LOCAL, parallel=parallel) as group:
-        assert answers(group, disturbed=True) == expected
+        expected = answers(alone)
+    with WorkerHarness(engine="mlx", path=path, hosts=LOCAL) as group:
+        assert answers(group, parallel) == expected
 
 
 def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Path) -> None:
@@ -76,17 +78,17 @@ def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Pa
     os.utime(copy / "model.safetensors", (1, 1))
     hosts = (GroupHost(), GroupHost(path=str(copy)))
     options: dict[str, Any] = {"engine": "mlx", "path": str(path), "hosts": hosts}
-    with WorkerHarness(**options, parallel="tensor") as group:
+    with WorkerHarness(**options) as group:
         ready = group.wait_until_ready(FORMATION_S)
     known = {"fingerprint": ready.fingerprint, "batching": ready.batching.value, "reason": ""}
-    with WorkerHarness(**options, parallel="tensor", known_batching=known) as group:
+    with WorkerHarness(**options, known_batching=known) as group:
         assert group.wait_until_ready(FORMATION_S).batching is ready.batching
 
 
-def dies_of(path: Path, hosts: tuple[GroupHost, ...] = LOCAL, parallel: str = "tensor") -> str:
+def dies_of(path: Path, hosts: tuple[GroupHost, ...]) -> str:
     """Return the exit code of a group that cannot load, and the sentence about it."""
     with WorkerHarness(
-        engine="mlx", path=str(path), hosts=hosts, parallel=parallel, log_may_hold=("Traceback",)
+        engine="mlx", path=str(path), hosts=hosts, log_may_hold=("Traceback",)
     ) as worker:
         code = worker.exit_code(FORMATION_S)
         log = worker.log()
@@ -98,7 +100,6 @@ def test_what_two_ranks_cannot_load(tmp_path: Path) -> None:
     """Each is one attempt: the supervisor repeats none of these codes."""
     model = make_tiny_model(tmp_path / "model")
     other = make_tiny_model(tmp_path / "other", seed=1)
-    odd = make_tiny_model(tmp_path / "odd", config={"num_key_value_heads": 3})
     cut = make_tiny_model(tmp_path / "cut")
     weights = cut / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -111,9 +112,30 @@ def test_what_two_ranks_cannot_load(tmp_path: Path) -> None:
     assert f"{weights} is incomplete" in said
     missing = (GroupHost(), GroupHost(path=str(tmp_path / "none")))
     assert dies_of(model, missing).startswith(f"{ExitCode.MODEL_MISSING} ")
-    said = dies_of(odd)
-    assert said.startswith(f"{ExitCode.BAD_LAUNCH} ")
-    assert "num_key_value_heads is 3, which 2 hosts cannot divide" in said
-    said = dies_of(model, parallel="pipeline")
-    assert said.startswith(f"{ExitCode.BAD_MODEL} ")
-    assert "models of type llama cannot be divided by pipeline" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "collective", "says"),
+    [
+        (make_tiny_model, "all_sum", "the hosts compute layer 1 together otherwise"),
+        (make_qwen2, "send", "numbers for 1024 tokens do not arrive as they were sent"),
+    ],
+)
+def test_long_messages_that_are_wrong_in_all_ranks_end_the_load(
+    make: Callable[[Path], Path],
+    collective: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mlx.core as mx\n"
+        f"plain = mx.distributed.{collective}\n"
+        "def wrong(array, *rest, **named):\n"
+        "    return plain(array * (0.5 if array.shape[1] > 500 else 1.0), *rest, **named)\n"
+        f"mx.distributed.{collective} = wrong\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    died = dies_of(make(tmp_path / "model"), LOCAL)
+    assert died.startswith(f"{ExitCode.STEP_ERROR} ")
+    assert says in died

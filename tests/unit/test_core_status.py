@@ -162,10 +162,11 @@ def test_status_of_a_group_lists_its_ranks() -> None:
     driver.load()
     driver.spawned()
     driver.hello()
-    assert ranks(RankState(state="starting")) == [("loading", 0.0, 7), ("starting", 0.0, 0)]
+    assert ranks(RankState(rank=1, state="starting")) == [("loading", 0.0, 7), ("starting", 0.0, 0)]
     driver.worker(Ready(context_length=2048, fingerprint="f", backend="gpu"))
-    ready = RankState(state="ready", silent_s=3.0, active_bytes=8)
+    ready = RankState(rank=1, state="ready", silent_s=3.0, active_bytes=8)
     assert ranks(ready) == [("ready", 0.0, 7), ("ready", 3.0, 8)]
+    assert ranks(replace(ready, rank=2)) == [("ready", 0.0, 7), ("left out", 0.0, 0)]
     driver.exit()
     assert ranks() == [("stopped", 0.0, 0), ("stopped", 0.0, 0)]
 

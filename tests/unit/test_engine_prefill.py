@@ -231,6 +231,13 @@ def test_prompts_share_passes_if_padding_is_cheaper_than_a_pass(
     assert set(turns.plan(decode_rows=0)) == first
 
 
+def test_a_pass_of_several_ranks_reads_a_few_prompts_at_most() -> None:
+    turns = together(most_prompts=2)
+    for uid, total in enumerate([100, 98, 90]):
+        turns.add(uid, total=total, known=0)
+    assert set(turns.plan(decode_rows=0)) == {1, 2}
+
+
 def test_what_is_read_together_stays_together_and_what_comes_later_is_read_first() -> None:
     turns = together()
     done: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mlxsup.protocol.codec import DecodeError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.worker.engine import BadLaunchError, BadModelError, Row
+from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.engines.mlx.ranks import identify_folder
@@ -64,7 +65,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
     call = Call(number=1, name="step", arguments=pack_arguments((), {}), digest=2**32 - 1)
-    for message in (Plan(addresses=["127.0.0.1:1"]), call, Stop()):
+    for message in (Plan(rank=1, addresses=["127.0.0.1:1"]), call, Stop()):
         writer.ping()
         writer.write(message)
         assert reader.read() is None
@@ -76,7 +77,7 @@ def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -
 
 def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
-    writer.write(Beat(begun=1, ended=0))
+    writer.write(Beat(begun=1, ended=0, available_bytes=0))
     with pytest.raises(DecodeError, match="unknown type 'beat'"):
         reader.read()
     os.write(pipe[1], b"\x7f\xff\xff\xff")
@@ -111,11 +112,12 @@ def test_equal_calls_have_equal_digests_and_other_results_have_others() -> None:
 
 def test_ranks_of_other_versions_or_files_are_refused_by_name() -> None:
     greeting = Greeting(address="a:1", versions={"mlx": "1"}, fingerprint="f")
-    check_greeting("rank 1 (b)", greeting, "f", {"mlx": "1"})
+    own = ModelFiles(fingerprint="f", versions={"mlx": "1"}, weight_bytes=1)
+    check_greeting("rank 1 (b)", greeting, own)
     with pytest.raises(BadLaunchError, match=r"^rank 1 \(b\) has mlx 1, not 2; install"):
-        check_greeting("rank 1 (b)", greeting, "f", {"mlx": "2"})
+        check_greeting("rank 1 (b)", greeting, replace(own, versions={"mlx": "2"}))
     with pytest.raises(BadModelError, match=r"^rank 1 \(b\) has other model files"):
-        check_greeting("rank 1 (b)", greeting, "g", {"mlx": "1"})
+        check_greeting("rank 1 (b)", greeting, replace(own, fingerprint="g"))
 
 
 def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_path: Path) -> None:

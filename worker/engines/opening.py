@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlxsup.protocol.launch import LaunchSpec
 
-from ..engine import Engine, NoDeviceError, Rank
-from .fake.engine import FakeEngine, Reach
+from ..engine import Engine, ModelFiles, NoDeviceError, Rank
+from .fake.engine import FakeEngine, Reach, identify_fake
 
 
 def open_engine(
@@ -43,15 +43,14 @@ def open_engine(
         raise NoDeviceError(f"MLX cannot be imported: {error}") from error
 
 
-def identify(spec: LaunchSpec) -> tuple[str, dict[str, str]]:
-    """Return what must be the same on every host of a group: a fingerprint of the model's files,
-    and the versions of the engine's libraries; nothing is imported for it.
+def identify(spec: LaunchSpec) -> ModelFiles:
+    """Return what must be the same on every host of a group; nothing is imported for it.
 
     Raises:
         ModelMissingError, BadModelError: the files cannot be used.
     """
     if spec.engine == "fake":
-        return f"fake {spec.fake}", {}
+        return identify_fake(spec)
     from .mlx.ranks import identify_folder
 
     return identify_folder(Path(spec.path))

@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from ..engine import BadLaunchError, BadModelError, EngineFacts
+from ..engine import BadLaunchError, BadModelError, DivergedError, EngineFacts, ModelFiles
 from .frames import Greeting, Loaded
-
-
-class DivergedError(Exception):
-    """A rank has computed something else than the leader; the message says what (exit 70)."""
 
 
 def free_address(host: str) -> str:
@@ -28,27 +24,24 @@ def free_address(host: str) -> str:
         ) from None
 
 
-def check_greeting(
-    rank: object, greeting: Greeting, fingerprint: str, versions: dict[str, str]
-) -> None:
+def check_greeting(rank: object, greeting: Greeting, files: ModelFiles) -> None:
     """Raise if a rank cannot take part.
 
     Args:
         rank: its name for people.
         greeting: of it.
-        fingerprint: of the leader's files.
-        versions: of the leader's libraries.
+        files: of the leader.
 
     Raises:
         BadLaunchError: other versions are installed on its host.
         BadModelError: its model has other files.
     """
-    for name, version in versions.items():
+    for name, version in files.versions.items():
         if (theirs := greeting.versions.get(name)) != version:
             raise BadLaunchError(
                 f"{rank} has {name} {theirs}, not {version}; install the same on every host"
             )
-    if greeting.fingerprint != fingerprint:
+    if greeting.fingerprint != files.fingerprint:
         raise BadModelError(
             f"{rank} has other model files than this host; copy the folder there again"
         )

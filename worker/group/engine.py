@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import queue
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.text import size_text
 from mlxsup.protocol.worker_messages import RankState
 
 from ..engine import (
+    BadLaunchError,
     Engine,
     EngineFacts,
+    ModelFiles,
     Rank,
     ReportProgress,
     Row,
@@ -24,6 +28,7 @@ from ..engine import (
 )
 from ..engines.fake.engine import Reach
 from ..engines.opening import identify, open_engine, prepare
+from ..heartbeat import Board
 from .agreement import check_facts, check_greeting, free_address
 from .followers import Follower, Followers
 from .frames import Call, Plan, pack_arguments
@@ -31,6 +36,12 @@ from .replay import Replay
 
 HELLO_LIMIT_S = 60.0
 """How long all ranks may take to say what they are."""
+
+MEMORY_LIMIT_S = 10.0
+"""How long the memory of a host may take to be free: that of an earlier rank, for example."""
+
+OWN_BYTES = 2**29
+"""What a rank takes besides its share of the weights, at least."""
 
 LOOK_S = 0.05
 """How often a load that waits for other ranks looks for an Exit of the supervisor."""
@@ -47,15 +58,19 @@ class GroupEngine:
         spec: of the worker, with at least two hosts.
         clock: seconds that this process has worked.
         reach: see `open_engine`.
+        board: see `Followers`; the ranks start at once.
     """
 
-    def __init__(self, spec: LaunchSpec, clock: Callable[[], float], reach: Reach | None) -> None:
+    def __init__(
+        self, spec: LaunchSpec, clock: Callable[[], float], reach: Reach | None, board: Board
+    ) -> None:
         self._spec = spec
         self._clock = clock
         self._reach = reach
-        self._followers: Followers | None = None
+        self._followers = Followers(spec, board)
         self._engine: Engine | None = None
         self._replay: Replay | None = None
+        self._warnings: list[str] = []
         self._decode_s = 0.0  # of the latest step that read no prompt
 
     def load(self, report: ReportProgress) -> EngineFacts:
@@ -66,22 +81,17 @@ class GroupEngine:
             DivergedError: a rank has found out something else.
             Exception: what `Engine.load` raises.
         """
-        report(LoadPhase.IMPORT, 0.0)
-        self._followers = Followers(self._spec)
-        fingerprint, versions = identify(self._spec)
-        self._wait(
-            lambda one: one.greeting is not None,
-            lambda: report(LoadPhase.IMPORT, 0.0),
-            limit_s=HELLO_LIMIT_S,
-        )
-        addresses = [free_address(self._spec.hosts[0].address)]
-        for one in self._followers.ranks:
-            assert one.greeting is not None
-            check_greeting(one, one.greeting, fingerprint, {"mlxsup": VERSION, **versions})
-            addresses.append(one.greeting.address)
+
+        def look() -> None:
+            report(LoadPhase.IMPORT, 0.0)
+
+        look()
+        files = identify(self._spec)
+        addresses = self._gather(files, look)
         prepare(self._spec)
-        self._wait(lambda one: one.progress is not None, lambda: report(LoadPhase.IMPORT, 0.0))
-        self._followers.send(Plan(addresses=addresses))
+        self._wait(lambda one: one.progress is not None, look)
+        for number, one in enumerate(self._followers.ranks, 1):
+            one.send(Plan(rank=number, addresses=addresses))
         rank = Rank(number=0, addresses=tuple(addresses))
         spec = replace(self._spec, hosts=())
         self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)
@@ -91,7 +101,46 @@ class GroupEngine:
             assert one.loaded is not None
             check_facts(one, one.loaded, facts)
         self._replay = Replay(self._engine)
-        return facts
+        return replace(facts, warnings=(*facts.warnings, *self._warnings))
+
+    def _gather(self, files: ModelFiles, look: Callable[[], object]) -> list[str]:
+        """Wait until every rank has said what it is, and return their addresses; ranks that are
+        unreachable are left out if the others are enough.
+
+        Args:
+            files: of this host.
+            look: called now and then.
+
+        Raises:
+            BadLaunchError, BadModelError: a rank cannot take part.
+        """
+        ranks = self._followers.ranks
+        self._wait(lambda one: bool(one.greeting or one.unreachable), look, limit_s=HELLO_LIMIT_S)
+        missing = [one for one in ranks if one.greeting is None]
+        size = 1 + len(ranks) - len(missing)
+        needed_bytes = -(-files.weight_bytes // size) + OWN_BYTES
+        for one in missing:
+            one.unreachable = one.unreachable or f"{one} has said nothing for {HELLO_LIMIT_S:g} s"
+            is_enough = size >= (self._spec.min_hosts or len(self._spec.hosts))
+            if not is_enough or psutil.virtual_memory().available < needed_bytes:
+                self._followers.lose(ExitCode.RANK_LOST, one.unreachable)
+            self._warnings.append(f"{one.unreachable}; the other hosts serve the model without it")
+            ranks.remove(one)
+            one.end()
+        addresses = [free_address(self._spec.hosts[0].address)]
+        for one in ranks:
+            assert one.greeting is not None
+            check_greeting(one, one.greeting, files)
+            addresses.append(one.greeting.address)
+        # What an earlier life held there may still be about to be freed.
+        self._wait(lambda one: one.available_bytes >= needed_bytes, look, limit_s=MEMORY_LIMIT_S)
+        for one in ranks:
+            if one.available_bytes < needed_bytes:
+                raise BadLaunchError(
+                    f"{one} has {size_text(one.available_bytes)} of memory free, but its share"
+                    f" needs {size_text(needed_bytes)}; free some there, or add a host"
+                )
+        return addresses
 
     def ranks(self) -> list[RankState]:
         """Return the states of the other ranks, from rank 1; on any thread."""
@@ -100,7 +149,6 @@ class GroupEngine:
     def _report_slowest(self, report: ReportProgress) -> ReportProgress:
         """Report progress, and wait before the first pass until every rank has its weights: a rank
         whose disk is slow must not look like one that hangs in that pass."""
-        assert self._followers is not None
         has_waited = False
 
         def reported(phase: LoadPhase, progress: float) -> None:
@@ -113,7 +161,6 @@ class GroupEngine:
         return reported
 
     def _slowest(self) -> float:
-        assert self._followers is not None
         told = [one.progress for one in self._followers.ranks]
         return min(0.0 if one is None else one.progress for one in told)
 
@@ -122,31 +169,25 @@ class GroupEngine:
         is_met: Callable[[Follower], bool],
         look: Callable[[], object],
         *,
-        limit_s: float | None = None,
+        limit_s: float = math.inf,
     ) -> None:
-        """Wait until something holds for all followers.
+        """Wait until something holds for all followers, or for so many seconds.
 
         Args:
             is_met: whether it holds for one.
             look: called now and then.
-            limit_s: after this long, one for which it does not hold is lost.
+            limit_s: how long to wait at most.
         """
-        assert self._followers is not None
         began = self._clock()
-        while late := [one for one in self._followers.ranks if not is_met(one)]:
-            if limit_s is not None and self._clock() - began > limit_s:
-                cause = f"{late[0]} has said nothing for {limit_s:g} s"
-                self._followers.lose(ExitCode.RANK_LOST, cause)
-            try:
-                self._followers.news.get(timeout=LOOK_S)
-            except queue.Empty:
-                look()
+        while not all(map(is_met, self._followers.ranks)) and self._clock() - began < limit_s:
+            self._followers.news.wait(LOOK_S)
+            self._followers.news.clear()
+            look()
 
     # ------------------------------------------------------------ what all ranks do
 
     def _call(self, name: str, *arguments: Any, is_constrained: bool = False, **named: Any) -> Any:
         assert self._replay is not None
-        assert self._followers is not None
         self._followers.send(
             Call(
                 number=self._replay.number + 1,
@@ -220,7 +261,6 @@ class GroupEngine:
 
     def close(self) -> None:
         """See `Engine.close`; every rank exits."""
-        assert self._followers is not None
         self._followers.stop()
         if self._engine is not None:
             self._engine.close()

@@ -15,19 +15,20 @@ import time
 import traceback
 from typing import NoReturn
 
+import psutil
+
 from mlxsup.protocol.codec import read_known
 from mlxsup.protocol.group import PULSE_S
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import LoadPhase
-from mlxsup.protocol.version import VERSION
 
 from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
-from ..engine import Rank
+from ..engine import DivergedError, Rank
 from ..engines.opening import identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
-from .agreement import DivergedError, facts_to_compare, free_address
+from .agreement import facts_to_compare, free_address
 from .frames import (
     TO_FOLLOWER,
     Beat,
@@ -40,7 +41,6 @@ from .frames import (
     Plan,
     Progress,
     Stop,
-    Stopped,
     Who,
     unpack_arguments,
 )
@@ -85,30 +85,28 @@ class Follower:
         spec = read_known(LaunchSpec, who.launch)
         configure(spec.log_level, sys.stderr)
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        fingerprint, versions = identify(spec)
+        files = identify(spec)
         self._writer.write(
             Greeting(
                 address=free_address(who.address),
-                versions={"mlxsup": VERSION, **versions},
-                fingerprint=fingerprint,
+                versions=files.versions,
+                fingerprint=files.fingerprint,
             )
         )
         prepare(spec)
         self._report(LoadPhase.IMPORT, 1.0)
         plan = self._wait()
         assert isinstance(plan, Plan)
-        rank = Rank(number=who.rank, addresses=tuple(plan.addresses))
+        rank = Rank(number=plan.rank, addresses=tuple(plan.addresses))
         engine = open_engine(spec, time.perf_counter, rank=rank)
         facts = engine.load(self._report)
-        self._writer.write(
-            Loaded(facts=facts_to_compare(facts), active_bytes=engine.bytes_held().active)
-        )
+        held = engine.bytes_held()
+        self._writer.write(Loaded(facts=facts_to_compare(facts), active_bytes=held.active))
         replay = Replay(engine)
         while isinstance(message := self._wait(), Call):
             self._make(replay, message)
         assert isinstance(message, Stop)
         engine.close()
-        self._writer.write(Stopped())
 
     def _make(self, replay: Replay, call: Call) -> None:
         if call.number != replay.number + 1:
@@ -132,7 +130,10 @@ class Follower:
     def _beat(self) -> None:
         while True:
             try:
-                self._writer.write(Beat(begun=self._begun, ended=self._ended))
+                available = psutil.virtual_memory().available
+                self._writer.write(
+                    Beat(begun=self._begun, ended=self._ended, available_bytes=available)
+                )
             except BrokenPipeError:
                 leave(ORPHANED_EXIT)
             time.sleep(PULSE_S)

@@ -8,7 +8,6 @@ process group; ranks on other hosts see the end of their pipe.
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RankState
 
+from ..heartbeat import Board
 from .frames import (
     TO_LEADER,
     Beat,
@@ -37,7 +37,6 @@ from .frames import (
     Loaded,
     Progress,
     Stop,
-    Stopped,
     ToFollower,
     Who,
 )
@@ -66,37 +65,32 @@ class Follower:
         rank: its number.
         host: where it runs.
         greeting: what it is; None until it has said so.
+        unreachable: why it will not say so; empty while it may.
         progress: of its load; None until that has begun.
         loaded: what its load found out; None until it has ended.
         sent: calls that were sent to it.
         begun, ended: calls, as it said last.
+        available_bytes: memory of its host, as it said last.
         silent: pulses without a frame of it.
         idle: pulses in which it did nothing although a call was sent to it.
 
     Args:
         rank: from 1.
         host: see the attribute.
-        news: gets the rank's number whenever it has said something that a load waits for.
-        lose: called, on a thread, with the exit code and the cause if the rank is lost.
+        group: hears, on other threads, of what a load waits for, and when the rank is lost.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        host: GroupHost,
-        news: queue.SimpleQueue[int],
-        lose: Callable[[int, str], object],
-    ) -> None:
+    def __init__(self, rank: int, host: GroupHost, group: Followers) -> None:
         self.rank = rank
         self.host = host
         self.greeting: Greeting | None = None
+        self.unreachable = ""
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
         self.sent = self.begun = self.ended = self.silent = self.idle = 0
-        self._news = news
-        self._lose = lose
+        self.available_bytes = 0
+        self._group = group
         self._failed: Failed | None = None
-        self._is_stopped = False
         self._last_lines: deque[str] = deque(maxlen=MOST_LINES)
         self._process = subprocess.Popen(
             host_argv(host, AGENT),
@@ -120,11 +114,12 @@ class Follower:
     def state(self) -> RankState:
         """Return its state for people."""
         if self.greeting is None:
-            return RankState(state="starting")
+            return RankState(rank=self.rank, state="starting")
         silent_s = self.silent * PULSE_S
         if self.loaded is None:
-            return RankState(state="loading", silent_s=silent_s)
-        return RankState(state="ready", silent_s=silent_s, active_bytes=self.loaded.active_bytes)
+            return RankState(rank=self.rank, state="loading", silent_s=silent_s)
+        held = self.loaded.active_bytes
+        return RankState(rank=self.rank, state="ready", silent_s=silent_s, active_bytes=held)
 
     def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"rank-{self.rank}-{name}", daemon=True)
@@ -147,17 +142,13 @@ class Follower:
         except BrokenPipeError:
             pass
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it has come."""
+    def end(self, within_s: float = 0.0) -> None:
+        """Wait for the end of the process through which it is reached, and kill it if it has not
+        come within so many seconds."""
         try:
-            self._process.wait(timeout_s)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """End the process through which it is reached."""
-        self._process.kill()
+            self._process.kill()
 
     # ------------------------------------------------------------ on its threads
 
@@ -171,7 +162,7 @@ class Follower:
         except EOFError:
             pass  # `_watch` sees the exit
         except (FrameError, DecodeError) as error:
-            self._lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
+            self._group.lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
 
     def _hear(self, message: Message) -> None:
         match message:
@@ -179,6 +170,7 @@ class Follower:
                 if ended > self.ended or begun > ended or ended == self.sent:
                     self.idle = 0
                 self.begun, self.ended = begun, ended
+                self.available_bytes = message.available_bytes
                 return
             case Greeting():
                 self.greeting = message
@@ -186,11 +178,9 @@ class Follower:
                 self.progress = message
             case Loaded():
                 self.loaded = message
-            case Stopped():
-                self._is_stopped = True
             case Failed():
                 self._failed = message
-        self._news.put(self.rank)
+        self._group.news.set()
 
     def _relay(self) -> None:
         """Copy what it prints to this process's log, each line with its rank."""
@@ -206,15 +196,16 @@ class Follower:
         code = self._process.wait()
         self._listening.join(LAST_WORDS_S)
         self._relaying.join(LAST_WORDS_S)
-        if not self._is_stopped:
-            self._lose(*self._judge(code))
-
-    def _judge(self, code: int) -> tuple[int, str]:
-        if self._failed is not None:
-            return self._failed.code, f"{self}: {self._failed.text}"
         said = f": {self._last_lines[-1]}" if self._last_lines else ""
         if self.greeting is None and self.host.ssh and code == SSH_FAILED:
-            return ExitCode.RANK_LOST, f"{self} is unreachable{said}"
+            self.unreachable = f"{self} is unreachable{said}"
+            self._group.news.set()
+        elif not self.unreachable:
+            self._group.lose(*self._judge(code, said))
+
+    def _judge(self, code: int, said: str) -> tuple[int, str]:
+        if self._failed is not None:
+            return self._failed.code, f"{self}: {self._failed.text}"
         if self.greeting is None and has_no_mlxsup(code, said):
             python = self.host.python or sys.executable
             return ExitCode.BAD_LAUNCH, f"{self} has no mlxsup at {python}; set python of this host"
@@ -225,27 +216,26 @@ class Follower:
 class Followers:
     """All other ranks of the leader.
 
+    Attributes:
+        ranks: in the order of their hosts.
+        news: set when a rank has said something that a load waits for.
+
     Args:
         spec: the leader's launch spec, with at least two hosts.
+        board: where it is published which ranks are behind.
     """
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, board: Board) -> None:
+        self._board = board
         self._losing = threading.Lock()
         self._is_over = threading.Event()
-        self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.news = threading.Event()
         self.ranks: list[Follower] = []
         for number, host in enumerate(spec.hosts[1:], 1):
-            follower = Follower(number, host, self.news, self.lose)
+            follower = Follower(number, host, self)
             self.ranks.append(follower)
             launch = replace(spec, path=host.path or spec.path, hosts=(), token="", endpoint="")
-            follower.send(
-                Who(
-                    rank=number,
-                    size=len(spec.hosts),
-                    launch=to_map(launch),
-                    address=host.address,
-                )
-            )
+            follower.send(Who(launch=to_map(launch), address=host.address))
         threading.Thread(target=self._pulse, name="group-pulse", daemon=True).start()
 
     def send(self, message: ToFollower) -> None:
@@ -270,14 +260,12 @@ class Followers:
 
     def stop(self) -> None:
         """Have all of them close their engines and exit; end those that do not."""
-        self.send(Stop())
-        ends_at = time.monotonic() + STOP_LIMIT_S
-        while any(not one.wait(0.0) for one in self.ranks) and time.monotonic() < ends_at:
-            self.ranks[0].wait(0.01)
         with self._losing:
             self._is_over.set()
+        self.send(Stop())
+        ends_at = time.monotonic() + STOP_LIMIT_S
         for follower in self.ranks:
-            follower.kill()
+            follower.end(max(0.0, ends_at - time.monotonic()))
 
     def _pulse(self) -> None:
         """Ping every rank, and notice those that have said nothing for too long.
@@ -285,7 +273,9 @@ class Followers:
         Pulses are counted, not seconds: if this process was stopped, so were they, perhaps.
         """
         while not self._is_over.wait(PULSE_S):
-            for follower in self.ranks:
+            behind = [one for one in self.ranks if one.silent > 1 or one.begun < one.sent]
+            self._board.waits_for = " and ".join(map(str, behind))
+            for follower in list(self.ranks):
                 follower.ping()
                 if follower.greeting is None:
                     continue  # `HELLO_LIMIT_S` counts

@@ -31,19 +31,15 @@ class FrameError(Exception):
 
 @record
 class Who(Message):
-    """Leader → follower: what it is, before it looks at anything.
+    """Leader → follower: what it serves, before it looks at anything.
 
     Attributes:
-        rank: its number; the leader is 0.
-        size: how many ranks there are.
         launch: its launch spec, with the path on its own host.
         address: the address of its host on which the ranks meet.
     """
 
     TYPE: ClassVar[str] = "who"
 
-    rank: int
-    size: int
     launch: dict[str, Any]
     address: str
 
@@ -53,11 +49,13 @@ class Plan(Message):
     """Leader → follower: all ranks fit together, so load.
 
     Attributes:
+        rank: its number; the leader is 0.
         addresses: where each rank listens, `ip:port`, rank 0 first.
     """
 
     TYPE: ClassVar[str] = "plan"
 
+    rank: int
     addresses: list[str]
 
 
@@ -95,8 +93,7 @@ class Greeting(Message):
 
     Attributes:
         address: where it will listen for other ranks.
-        versions: of mlxsup and of the engine's libraries.
-        fingerprint: of the model's files, the same on every host.
+        versions, fingerprint: see `ModelFiles`.
     """
 
     TYPE: ClassVar[str] = "hello"
@@ -133,19 +130,18 @@ class Loaded(Message):
 
 @record
 class Beat(Message):
-    """Follower → leader, every second: how many calls it has begun, and how many have ended."""
+    """Follower → leader, every second.
+
+    Attributes:
+        begun, ended: how many calls, so far.
+        available_bytes: memory that programs could have on its host.
+    """
 
     TYPE: ClassVar[str] = "beat"
 
     begun: int
     ended: int
-
-
-@record
-class Stopped(Message):
-    """Follower → leader: its engine is closed."""
-
-    TYPE: ClassVar[str] = "stopped"
+    available_bytes: int
 
 
 @record
@@ -164,10 +160,10 @@ class Failed(Message):
 
 
 ToFollower = Who | Plan | Call | Stop
-ToLeader = Greeting | Progress | Loaded | Beat | Stopped | Failed
+ToLeader = Greeting | Progress | Loaded | Beat | Failed
 
 TO_FOLLOWER: tuple[type[Message], ...] = (Who, Plan, Call, Stop)
-TO_LEADER: tuple[type[Message], ...] = (Greeting, Progress, Loaded, Beat, Stopped, Failed)
+TO_LEADER: tuple[type[Message], ...] = (Greeting, Progress, Loaded, Beat, Failed)
 
 
 class FrameReader:

@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     versions, fingerprint, problem, port = {"mlxsup": VERSION}, "", "", 0
     with ExitStack() as open_sockets:
         try:
-            fingerprint, libraries = identify(spec)
-            versions |= libraries
+            files = identify(spec)
+            versions, fingerprint = files.versions, files.fingerprint
         except (BadModelError, ModelMissingError, ImportError) as error:
             problem = str(error)
         try:

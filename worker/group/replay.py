@@ -9,11 +9,6 @@ from mlxsup.protocol.ids import RequestKey
 
 from ..engine import Engine, RowSetAside, RowToken, StepResult
 
-REPLAYED = frozenset({
-    "insert", "remove", "set_aside", "drop_kept", "free_kept", "step", "decode", "give_back",
-})  # fmt: skip
-"""The methods of an engine that change its rows or run a pass."""
-
 
 class Replay:
     """Makes the calls of one rank, and sums up their results: the leader makes them as its step
@@ -47,7 +42,7 @@ class Replay:
         """Make a call and return its result.
 
         Args:
-            name: one of `REPLAYED`.
+            name: of a method that changes rows or runs a pass.
             arguments, named: of the method.
             is_constrained: whether it inserts a row with a grammar. Only the leader sees how such a
                 row ends, so its tokens do not count.

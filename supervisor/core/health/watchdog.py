@@ -94,6 +94,7 @@ class Watch:
         is_preparing: whether that beat said that prompts are being tokenised.
         step: how many steps have ended, as far as is known.
         phase: what its latest beat said it was doing.
+        waits_for: the ranks of a group that are behind, according to its latest beat.
         is_working: whether that beat came after the last step's end and reported work under way.
         progress_at: the earliest time at which that work, or its wait, can have begun.
         predicted_s: how long that step was predicted to take.
@@ -119,6 +120,7 @@ class Watch:
     phase: WorkerPhase = WorkerPhase.LOADING
     progress_at: float
     predicted_s: float = 0.0
+    waits_for: str = ""
     is_held_up: bool = False
     freed_at: float
     looked_at: float | None = None
@@ -181,6 +183,7 @@ class Watch:
         is_same_moment = (message.sent, message.received) == (self.heard, self.told)
         self.lost = max(0, given - message.requests) if is_same_moment else 0
         self.is_preparing = message.preparing > 0
+        self.waits_for = message.waits_for
         self.beat_at = now
         self._is_alive(now)
 
@@ -324,6 +327,7 @@ class Watch:
             free_s = now - self._free_since
             return f"it waits for a lease, and nothing has kept it from reading for {free_s:.1f} s"
         took = f"did not end in {now - self.progress_at:.1f} s"
+        took += f"; it waits for {self.waits_for}" if self.waits_for else ""
         if self.phase in (WorkerPhase.PREFILL, WorkerPhase.DECODE):
             return f"step {self.step + 1} ({self.phase}) {took}"
         return f"what follows step {self.step} ({self.phase}) {took}"

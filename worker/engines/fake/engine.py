@@ -44,11 +44,13 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
+from mlxsup.protocol.version import VERSION
 
 from ...engine import (
     BadModelError,
     EngineBytes,
     EngineFacts,
+    ModelFiles,
     ModelMissingError,
     NoDeviceError,
     Rank,
@@ -167,6 +169,15 @@ class FakeRow:
         if index < len(self.said):
             return self.said[index]
         return answer_token(self.digest, index, self.seed)
+
+
+def identify_fake(spec: LaunchSpec) -> ModelFiles:
+    """Return what all ranks must have alike; the weights take the option `active_bytes`."""
+    return ModelFiles(
+        fingerprint=f"fake {spec.fake}",
+        versions={"mlxsup": VERSION},
+        weight_bytes=spec.fake.get("active_bytes", 0),
+    )
 
 
 class FakeEngine:

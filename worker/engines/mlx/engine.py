@@ -35,9 +35,17 @@ from ...engine import (
     TextCodec,
 )
 from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
-from .prefill import LARGEST_CHUNK, LARGEST_CPU_CHUNK, CostModel, SerialScheduler, TogetherScheduler
+from .prefill import (
+    FIXED_CHUNK,
+    LARGEST_CHUNK,
+    LARGEST_CPU_CHUNK,
+    MOST_READ_TOKENS,
+    CostModel,
+    SerialScheduler,
+    TogetherScheduler,
+)
 from .quirks import find_warnings
-from .ranks import check_split, join, take_share
+from .ranks import join, take_share
 from .shapes import SeenShapes
 
 if TYPE_CHECKING:
@@ -200,6 +208,7 @@ class MlxEngine:
         self._spec = spec
         self._rank = rank
         self._group: mx.distributed.Group | None = None
+        self._parallel = ""
         self._clock = clock
         self.model: Any = None
         self._model_type = ""
@@ -222,8 +231,6 @@ class MlxEngine:
             MemoryError: not enough memory now.
         """
         folder = find_folder(self._spec, report)
-        if self._rank is not None:
-            check_split(folder, self._rank, self._spec.parallel)
         with reading_ahead(folder.shards):
             backend, self.stream, self._limits = open_device(self._spec)
             report(LoadPhase.IMPORT, IMPORTED)
@@ -235,6 +242,7 @@ class MlxEngine:
         self._facts = self._find_facts(folder, backend, versions)
         steps = LoadSteps(lambda share: report(LoadPhase.WARMUP, share), MATERIALISED)
         steps()  # the phase begins
+        self._check_group(folder, steps)
         self._choose_way(steps)
         self._make_batch()
         self._warm_up(steps)
@@ -267,7 +275,7 @@ class MlxEngine:
                 folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
             if self._group is not None:
-                take_share(model, folder, self._group, self._spec.parallel)
+                self._parallel = take_share(model, folder, self._group, self._spec.parallel)
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
@@ -277,6 +285,7 @@ class MlxEngine:
                 model,
                 folder,
                 lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
+                is_share=self._group is not None,
             )
             if adapters:
                 model = adapt(model, adapters)
@@ -343,6 +352,17 @@ class MlxEngine:
         self._text, self._vision = text, model
         return model
 
+    def _check_group(self, folder: ModelFolder, steps: LoadSteps) -> None:
+        """Raise if the ranks compute something wrong; see `check_group`."""
+        import mlx.core as mx
+
+        from .known_answer import check_group
+
+        if self._group is None:
+            return
+        with mx.stream(self.stream):
+            check_group(self.model, folder, self._group, facts=self.facts, report=steps)
+
     def _choose_way(self, steps: LoadSteps) -> None:
         """Finds out how rows may share passes, unless an earlier life has."""
         from .capability_probe import UNTRIED, log_finding
@@ -395,7 +415,11 @@ class MlxEngine:
             largest_chunk=LARGEST_CPU_CHUNK if self.facts.backend == "cpu" else LARGEST_CHUNK,
         )
         kind = TogetherScheduler if way is Batching.TOGETHER else SerialScheduler
-        scheduler = kind(costs, decode_share=self._spec.decode_share)
+        scheduler = kind(
+            costs,
+            decode_share=self._spec.decode_share,
+            most_prompts=None if self._group is None else MOST_READ_TOKENS // FIXED_CHUNK,
+        )
         self.prefixes = PrefixCache()
         drafts = self._make_drafts()
         draw = choose_draw(self.facts.backend)
@@ -439,7 +463,8 @@ class MlxEngine:
         context = find_context_length(folder.config, self._spec.context_length)
         own = model_fingerprint(folder, backend, versions)
         if self._rank is not None:
-            own += f"+{self._spec.parallel}{self._rank.size}"
+            # A pipeline rounds as one host does; sums of other parts are rounded otherwise.
+            own += f"+tensor{self._rank.size}" if self._parallel == "tensor" else "+pipeline"
         return EngineFacts(
             context_length=context.tokens,
             vocabulary_size=self._text.vocabulary_size,
@@ -453,6 +478,7 @@ class MlxEngine:
                 *self._picture_warnings,
             ),
             takes_pictures=self._vision is not None,
+            parallel=self._parallel,
             sampling=makers_sampling(folder.generation_config),
         )
 

@@ -32,6 +32,10 @@ R = TypeVar("R")
 GROUP_BYTES = 128 * 1024 * 1024
 """How much is read between two reports of progress."""
 
+SHARE_GROUPS = 200
+"""Into so many groups a rank divides its share, because while a group is read the parts of other
+ranks are in memory, too: with `READERS` groups under way, 4 % of the share for each other rank."""
+
 READERS = 8
 """Streams that read weights at the same time, at most; as many groups are under way."""
 
@@ -333,7 +337,13 @@ def _culprit(folder: ModelFolder, error: Exception) -> str:
     return str(folder.path / "config.json")
 
 
-def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None]) -> None:
+def materialise(
+    root: Any,
+    folder: ModelFolder,
+    report: Callable[[float], None],
+    *,
+    is_share: bool = False,
+) -> None:
     """Evaluates every array that a model refers to, on the calling thread (A4).
 
     With CUDA, what the CPU has read moves to the GPU while the next files are read: left to the
@@ -343,6 +353,7 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
         root: the module tree.
         folder: named when an array cannot be read.
         report: called with the share of the bytes that are in memory.
+        is_share: whether arrays are parts of others, all of which are read for that.
 
     Raises:
         BadModelError: a weight file cannot be read.
@@ -354,7 +365,8 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
     under_way: deque[list[mx.array]] = deque()
     moving: list[mx.array] = []
     try:
-        groups = iter(_groups(arrays))
+        group_bytes = min(GROUP_BYTES, total // SHARE_GROUPS) if is_share else GROUP_BYTES
+        groups = iter(_groups(arrays, group_bytes))
         for group in islice(groups, READERS):
             under_way.append(_begin(group))
         while under_way:
@@ -374,14 +386,14 @@ def materialise(root: Any, folder: ModelFolder, report: Callable[[float], None])
     report(1.0)
 
 
-def _groups(arrays: Iterable[mx.array]) -> Iterator[list[mx.array]]:
-    """Yield arrays in groups of `GROUP_BYTES`."""
+def _groups(arrays: Iterable[mx.array], least_bytes: int) -> Iterator[list[mx.array]]:
+    """Yield arrays in groups of so many bytes."""
     group: list[mx.array] = []
     size = 0
     for array in arrays:
         group.append(array)
         size += array.nbytes
-        if size >= GROUP_BYTES:
+        if size >= least_bytes:
             yield group
             group, size = [], 0
     if group:

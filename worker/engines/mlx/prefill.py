@@ -51,6 +51,10 @@ FIXED_CHUNK = 256
 """The chunk size if answers must not depend on measurements: on a GPU the size of a chunk affects
 rounding."""
 
+MOST_READ_TOKENS = 1024
+"""Of all prompts in a pass of several ranks: long messages between them were seen to go wrong
+(mlx#4342), and `known_answer` tries none that are longer."""
+
 APART = 4
 """Two sizes that differ by this factor tell the cost of a pass from that of its tokens."""
 
@@ -390,9 +394,13 @@ class PrefillScheduler(ABC):
     Args:
         costs: sizes the chunks.
         decode_share: of the time, for the rows that decode; from 0 to below 1.
+        most_prompts: how many a pass reads at most; None: any number.
     """
 
-    def __init__(self, costs: CostModel, *, decode_share: float = 0.0) -> None:
+    def __init__(
+        self, costs: CostModel, *, decode_share: float = 0.0, most_prompts: int | None = None
+    ) -> None:
+        self._most_prompts = most_prompts
         self.pads = False
         self._costs = costs
         self._debt_per_s = decode_share / (1.0 - decode_share)
@@ -683,6 +691,7 @@ class TogetherScheduler(PrefillScheduler):
             if self._pass_s(len(turn) + 1, longest) > LITTLE_MORE * apart_s:
                 break
             turn.append(uid)
+        turn = turn[: self._most_prompts]
         if self.pads:
             turn = turn[: 1 << len(turn).bit_length() - 1]  # each count is a shape of its own
         return turn

@@ -11,14 +11,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.model_files import is_tokenizer_file
+from mlxsup.protocol.version import VERSION
 
-from ...engine import BadLaunchError, BadModelError, NoDeviceError, Rank
+from ...engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Rank
 from .folder import NESTED, ModelFolder, check_folder
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size"
 """What `tensor` divides among the ranks."""
 
 
-def identify_folder(path: Path) -> tuple[str, dict[str, str]]:
-    """Return what must be the same on every host: a fingerprint of the files, and the versions of
-    the libraries; MLX is not imported.
+def identify_folder(path: Path) -> ModelFiles:
+    """Return what must be the same on every host; MLX is not imported.
 
     Raises:
         ModelMissingError, BadModelError: the files cannot be used.
@@ -49,7 +49,12 @@ def identify_folder(path: Path) -> tuple[str, dict[str, str]]:
     for shard in folder.shards:
         digest.update(f"{shard.name} {shard.stat().st_size}\n".encode())
         _add_samples(digest, shard)
-    return digest.hexdigest(), {name: version(name) for name in ("mlx", "mlx-lm")}
+    libraries = {name: version(name) for name in ("mlx", "mlx-lm")}
+    return ModelFiles(
+        fingerprint=digest.hexdigest(),
+        versions={"mlxsup": VERSION, **libraries},
+        weight_bytes=sum(shard.stat().st_size for shard in folder.shards),
+    )
 
 
 def _add_samples(digest: Any, path: Path) -> None:
@@ -61,26 +66,6 @@ def _add_samples(digest: Any, path: Path) -> None:
             digest.update(file.read(BLOCK_BYTES))
 
 
-def check_split(folder: ModelFolder, rank: Rank, parallel: str) -> None:
-    """Raise if the sizes of a model cannot be divided among the ranks.
-
-    Raises:
-        BadLaunchError: names the file and the size.
-    """
-    if parallel != "tensor":
-        return
-    config: Mapping[str, Any] = folder.config
-    for place in ("", *NESTED):
-        sizes = config.get(place, {}) if place else config
-        for name in SPLIT_SIZES if isinstance(sizes, dict) else ():
-            size = sizes.get(name)
-            if isinstance(size, int) and size % rank.size:
-                raise BadLaunchError(
-                    f"{folder.path / 'config.json'}: {name} is {size}, which {rank.size} hosts"
-                    ' cannot divide; use another number of hosts, or parallel = "pipeline"'
-                )
-
-
 def join(rank: Rank) -> mx.distributed.Group:
     """Connect to the other ranks, and return the group.
 
@@ -90,6 +75,8 @@ def join(rank: Rank) -> mx.distributed.Group:
     """
     import mlx.core as mx
 
+    if rank.size == 1:
+        return mx.distributed.init()  # the ring refuses a single rank
     if not mx.distributed.is_available("ring"):
         raise NoDeviceError("this build of MLX cannot connect hosts: it has no ring backend")
     with tempfile.TemporaryDirectory(prefix="mlxsup-") as folder:
@@ -99,25 +86,60 @@ def join(rank: Rank) -> mx.distributed.Group:
         return mx.distributed.init(strict=True, backend="ring")
 
 
-def take_share(model: Any, folder: ModelFolder, group: mx.distributed.Group, parallel: str) -> None:
-    """Leave a rank's share of a model whose arrays were not read yet.
+def take_share(model: Any, folder: ModelFolder, group: mx.distributed.Group, parallel: str) -> str:
+    """Leave a rank's share of a model whose arrays were not read yet; return how it is divided.
+
+    Args:
+        model: whole.
+        folder: named in errors.
+        group: the ranks.
+        parallel: `tensor`, `pipeline`, or `auto` for the first of `pipeline` and `tensor` that the
+            type of the model can do: pipelines hand on less, so less can go wrong.
 
     Raises:
         BadModelError: models of its type cannot be shared in this way.
+        BadLaunchError: so many ranks cannot divide its sizes.
     """
     ways = {
-        "tensor": getattr(model, "shard", None),
         "pipeline": getattr(getattr(model, "model", None), "pipeline", None),
+        "tensor": getattr(model, "shard", None),
     }
-    share = ways[parallel]
-    if share is None:
-        others = [way for way, other in ways.items() if other is not None]
-        hint = f'set parallel = "{others[0]}"' if others else "remove hosts from its entry"
+    possible = {way: share for way, share in ways.items() if share is not None}
+    config = folder.path / "config.json"
+    model_type = folder.config["model_type"]
+    if not possible:
         raise BadModelError(
-            f"{folder.path / 'config.json'}: models of type {folder.config['model_type']} cannot"
-            f" be divided by {parallel}; {hint}"
+            f"{config}: models of type {model_type} cannot be divided; remove hosts from its entry"
         )
-    share(group)
+    first = next(iter(possible))
+    way = first if parallel == "auto" else parallel
+    if way not in possible:
+        raise BadModelError(
+            f"{config}: models of type {model_type} cannot be divided by {parallel}; set"
+            f' parallel = "{first}"'
+        )
+    if way == "tensor":
+        other = ', or parallel = "pipeline"' if "pipeline" in possible else ""
+        for name, size in _split_sizes(folder.config):
+            if size % group.size():
+                raise BadLaunchError(
+                    f"{config}: {name} is {size}, which {group.size()} hosts cannot divide;"
+                    f" use another number of hosts{other}"
+                )
+    try:
+        possible[way](group)
+    except ValueError as error:
+        raise BadLaunchError(f"{config}: {error}; use another number of hosts") from error
+    return way
+
+
+def _split_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the name and value of each size that `tensor` divides."""
+    for place in ("", *NESTED):
+        sizes = config.get(place, {}) if place else config
+        for name in SPLIT_SIZES if isinstance(sizes, dict) else ():
+            if isinstance(size := sizes.get(name), int):
+                yield name, size
 
 
 def first_rank_tokens(tokens: mx.array, group: mx.distributed.Group) -> mx.array:

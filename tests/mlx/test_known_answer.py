@@ -1,0 +1,100 @@
+"""How ranks divide a model, and what the trial of a group lets pass; one rank, real collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import _get_classes, load_model
+
+from mlxsup.worker.engine import BadLaunchError, BadModelError, DivergedError
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.known_answer import check_layer
+from mlxsup.worker.engines.mlx.ranks import take_share
+
+from support.model_types.build import make_model
+from support.model_types.listed import MODEL_TYPES, UNLOADABLE, model_file
+from support.models.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.mlx
+
+TOKENS = 1400
+
+NOT_TRIED = {*UNLOADABLE, "prism_hadamard_qwen35"}
+"""The last one has signs beside its quantised weights, which mlx-lm cannot divide."""
+
+
+def try_layer(folder: Path, count: int = TOKENS) -> None:
+    """Try the first layer of the model in a folder."""
+    (share, _), (whole, _) = load_model(folder, lazy=True), load_model(folder, lazy=True)
+    share.shard(mx.distributed.init())
+    check_layer(share, whole, mx.arange(count) * 7 % 500, lambda: None)
+
+
+WRONG: dict[str, Callable[[list[mx.array]], mx.array]] = {
+    "long messages": lambda sums: sums[-1] * (0.0 if sums[-1].shape[1] > 512 else 1.0),
+    "one of three ranks": lambda sums: sums[-1] * 0.7,
+    "after five messages": lambda sums: sums[-1] * (0.7 if len(sums) > 5 else 1.0),
+    "not a number": lambda sums: sums[-1] * (float("nan") if len(sums) > 5 else 1.0),
+}
+"""What is wrong, in the same way in all ranks: makes the latest sum of those so far wrong."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_wrong_sums_are_noticed_though_all_ranks_have_the_same(
+    way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_sum = mx.distributed.all_sum
+    sums: list[mx.array] = []
+
+    def wrong_sum(array: mx.array, **named: Any) -> mx.array:
+        sums.append(all_sum(array, **named))
+        return WRONG[way](sums)
+
+    monkeypatch.setattr(mx.distributed, "all_sum", wrong_sum)
+    with pytest.raises(DivergedError, match="the hosts compute layer 1 together otherwise"):
+        try_layer(folder)
+
+
+DIVIDED = {
+    model_file(one.config): one.name
+    for one in MODEL_TYPES
+    if one.name not in NOT_TRIED and hasattr(_get_classes(dict(one.config))[0], "shard")
+}
+"""A model for each file of mlx-lm that can be divided."""
+
+
+@pytest.mark.parametrize("name", DIVIDED.values())
+def test_every_type_that_hosts_can_divide_passes(name: str, tmp_path: Path) -> None:
+    try_layer(make_model(tmp_path / "model", name), 300)
+
+
+def shared(folder: Path, parallel: str, ranks: int = 1) -> str:
+    """Return how so many ranks divide the model in a folder."""
+    model, _ = load_model(folder, lazy=True)
+    group = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
+    return take_share(model, check_folder(folder, lambda share: None), group, parallel)  # type: ignore[arg-type]
+
+
+def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", "qwen2")
+    assert shared(other, "auto") == "pipeline"
+    with pytest.raises(BadLaunchError, match=r"config\.json: .* use another number of hosts"):
+        shared(other, "auto", ranks=99)
+    with pytest.raises(BadLaunchError, match=r'99 hosts cannot divide; .* parallel = "pipeline"'):
+        shared(other, "tensor", ranks=99)
+    with pytest.raises(BadLaunchError, match=r"is 4, which 3 hosts .* another number of hosts$"):
+        shared(folder, "auto", ranks=3)
+    with pytest.raises(BadModelError, match=r'llama cannot be divided by pipeline; .* "tensor"'):
+        shared(folder, "pipeline")
+    with pytest.raises(BadModelError, match=r"mamba cannot be divided; remove hosts"):
+        shared(make_model(tmp_path / "neither", "mamba"), "auto")
