@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.regular_file import replace_file
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
-from .new_file import new_file, replaced_file
+from .new_file import new_file
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -154,5 +155,4 @@ def write_configuration(path: Path, text: str) -> None:
     with new_file(path, 0o666) as file:
         file.write(text.encode())
         file.flush()
-        with replaced_file(path.with_name(SCHEMA_NAME), 0o666) as schema:
-            schema.write(f"{schema_text()}\n".encode())
+        replace_file(path.with_name(SCHEMA_NAME), f"{schema_text()}\n".encode())
