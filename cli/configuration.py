@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.gateway import DEFAULT_LISTEN
-from mlxsup.protocol.regular_file import replace_file
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
@@ -152,7 +151,14 @@ def write_configuration(path: Path, text: str) -> None:
         FileExistsError: it exists.
         OSError: it or the schema cannot be written; no part of it is left.
     """
+    schema = path.with_name(SCHEMA_NAME)
+    new = path.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
     with new_file(path, 0o666) as file:
         file.write(text.encode())
         file.flush()
-        replace_file(path.with_name(SCHEMA_NAME), f"{schema_text()}\n".encode())
+        try:
+            with new_file(new, 0o666) as draft:
+                draft.write(f"{schema_text()}\n".encode())
+            new.replace(schema)
+        finally:
+            new.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ start.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterable
@@ -15,13 +16,15 @@ from pathlib import Path
 from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
 from mlxsup.protocol.regular_file import kind_of
 
-from .description import CONFIG, missing_files, regular_files
+from .description import CONFIG, TOKENIZERS, missing_files, regular_files
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
 
 GGUF_SUFFIX = ".gguf"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".safetensors")
 MAX_NAMED = 3
 MAX_LOOKED_AT = 200
+MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as its makers limit it."""
 """Folders that are searched for models below one that is none."""
 
 
@@ -53,6 +56,51 @@ def folder_problem(path: Path) -> FolderProblem | None:
     except OSError as error:
         what = error.strerror or str(error)
         return FolderProblem(text=f"{error.filename or path} cannot be read: {what}")
+
+
+def damage(path: Path) -> FolderProblem | None:
+    """Return which file of a model folder was cut off or is no such file; None if none is.
+
+    The weights are not read: a safetensors file says in its first bytes how long it must be.
+    """
+    try:
+        for name in regular_files(path):
+            if is_weight_file(name) and (text := _cut_off(path / name)):
+                return FolderProblem(text=text, hint="copy or download this file again")
+        tokenizer = path / TOKENIZERS[0]
+        if tokenizer.is_file() and not _is_tokenizer(tokenizer):
+            text = f"{tokenizer} is not a tokenizer in JSON"
+            return FolderProblem(text=text, hint="copy or download this file again")
+    except OSError as error:
+        what = error.strerror or str(error)
+        return FolderProblem(text=f"{error.filename or path} cannot be read: {what}")
+    return None
+
+
+def _cut_off(path: Path) -> str:
+    """Return what is wrong with the length of a safetensors file; empty if nothing is."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 + length or length > MAX_HEADER_BYTES:
+            return f"{path} is not a safetensors file, or only a part of one"
+        try:
+            tensors = json.loads(file.read(length))
+            end = max(
+                (one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__"),
+                default=0,
+            )
+            is_whole = size == 8 + length + end
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            return f"{path} is not a safetensors file"
+    return "" if is_whole else f"{path} has {size} bytes instead of {8 + length + end}"
+
+
+def _is_tokenizer(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes())["model"], dict)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
 
 
 def _odd_file(path: Path) -> FolderProblem | None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 
-from .folder_problems import GGUF_SUFFIX, repository_problem
+from .folder_problems import GGUF_SUFFIX, damage, repository_problem
 from .hub_cache import (
     DEFAULT_REVISION,
     check_revision,
@@ -150,7 +150,8 @@ def servable(source: Source) -> Source:
     if source.folder is None:
         problem = repository_problem(source.repo, source.revision) if is_offline() else None
     else:
-        problem = look_at(source.folder, source.title, Origin.NAMED, served_types()).problem
+        found = look_at(source.folder, source.title, Origin.NAMED, served_types())
+        problem = found.problem or damage(source.folder)
     if problem is None:
         return source
     named = shlex.quote(source.repo or str(source.folder))

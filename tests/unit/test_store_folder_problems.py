@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from mlxsup.store.folder_problems import folder_problem, repository_problem
+from mlxsup.store.folder_problems import damage, folder_problem, repository_problem
 
 from support.daemon.hub_caches import MODEL, REPO, index_of, write_folder, write_repository
 
 Files = Mapping[str, bytes]
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+TOKENIZER = b'{"model": {}}'
 HUB = f"models--{REPO.replace('/', '--')}"
 
 
@@ -95,6 +96,28 @@ def test_device_for_a_file_is_named(tmp_path: Path) -> None:
 def test_model_folder_has_no_problem(tmp_path: Path) -> None:
     assert folder_problem(write_folder(tmp_path / "m")) is None
     assert folder_problem(write_repository(tmp_path / "hub")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("model.safetensors", lambda content: content[:-1], "has {short} bytes instead of {whole}"),
+        ("model.safetensors", lambda content: content[:40], "only a part of one"),
+        ("model.safetensors", lambda content: content[:8] + b"x" * len(content), "not a safet"),
+        ("tokenizer.json", lambda content: b"{", "is not a tokenizer in JSON"),
+    ],
+    ids=["a byte is missing", "half a header", "no header", "no tokenizer"],
+)
+def test_damaged_file_is_named(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes], text: str
+) -> None:
+    folder, whole = write_folder(tmp_path, {**MODEL, "tokenizer.json": TOKENIZER}), MODEL[name]
+    assert damage(folder) is None
+    (folder / name).write_bytes(change(whole))
+    found = damage(folder)
+    assert found is not None
+    assert found.text.startswith(str(folder / name))
+    assert text.format(short=len(whole) - 1, whole=len(whole)) in found.text
 
 
 def test_unreadable_folder_is_a_problem(tmp_path: Path) -> None:
