@@ -15,7 +15,7 @@ from mlxsup.protocol.gateway import DEFAULT_LISTEN
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
-from .new_file import new_file, replaced_file
+from .new_file import new_file
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
@@ -151,8 +151,14 @@ def write_configuration(path: Path, text: str) -> None:
         FileExistsError: it exists.
         OSError: it or the schema cannot be written; no part of it is left.
     """
+    schema = path.with_name(SCHEMA_NAME)
+    new = path.with_name(f".{SCHEMA_NAME}.{os.getpid()}")
     with new_file(path, 0o666) as file:
         file.write(text.encode())
         file.flush()
-        with replaced_file(path.with_name(SCHEMA_NAME), 0o666) as schema:
-            schema.write(f"{schema_text()}\n".encode())
+        try:
+            with new_file(new, 0o666) as draft:
+                draft.write(f"{schema_text()}\n".encode())
+            new.replace(schema)
+        finally:
+            new.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The programs that use a daemon over HTTP: what `mlxsup connect` writes for each, and what
+"""The programs that use a daemon over HTTP: what `mlxsup connect` prints for each, and what
 `mlxsup launch` gives to the process of an agent."""
 
 from __future__ import annotations
@@ -81,19 +81,15 @@ class Settings:
     """The settings with which a program uses a daemon.
 
     Attributes:
-        path: of its file; None if it keeps its settings elsewhere.
-        content: the whole text of that file, or what makes its new JSON value of the old one, which
-            is None if there is no file, and raises ValueError if it is of another type.
-        is_pasted: whether the file is one that people write with comments, which only they can
-            keep: its content is for pasting.
-        usage: what to do then: commands, or what to choose where.
+        path: of the file that they go into.
+        text: what belongs there; of a JSON file, the keys that are ours.
+        usage: what to do then: a command, or what to choose where.
         variables: of the environment, which it needs besides.
     """
 
-    path: Path | None = None
-    content: str | Callable[[Any], Any] = ""
-    is_pasted: bool = False
-    usage: Sequence[str]
+    path: Path
+    text: str
+    usage: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,24 +119,14 @@ class Program:
     """A program that can use a daemon.
 
     Attributes:
-        settings: returns what `connect` writes or prints.
+        settings: returns what `connect` prints; None for an agent that has no file for it.
         start: returns what `launch` gives to its process; None for a program that is no agent.
         install: the command that installs the agent.
     """
 
-    settings: Callable[[Site], Settings]
+    settings: Callable[[Site], Settings] | None = None
     start: Callable[[Site], Start] | None = None
     install: str = ""
-
-
-def _by_start(command: str, start: Callable[[Site], Start], install: str) -> Program:
-    """Return an agent without a file for its settings: it is told how to be started instead."""
-
-    def settings(site: Site) -> Settings:
-        begun = start(site)
-        return Settings(usage=[shlex.join([command, *begun.arguments])], variables=begun.variables)
-
-    return Program(settings, start, install)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -212,18 +198,8 @@ def is_key_missing(target: Target, given: str | None) -> bool:
 # ---------------------------------------------------------------- the programs
 
 
-def _put(*keys: str, value: Any) -> Callable[[Any], Any]:
-    """Return what puts a value at this place of a JSON object, and leaves the rest of it alone."""
-
-    def put(old: Any, place: int = 0) -> Any:
-        if place == len(keys):
-            return value
-        if not isinstance(old, dict | None):
-            raise ValueError(f"{'.'.join(keys[:place]) or 'the whole file'} is not an object")
-        key, there = keys[place], old or {}
-        return {**there, key: put(there.get(key), place + 1)}
-
-    return put
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _home(variable: str, default: str) -> Path:
@@ -249,13 +225,8 @@ def _claude_variables(site: Site) -> dict[str, str]:
 
 
 def _claude(site: Site) -> Settings:
-    def content(old: Any) -> Any:
-        for key, value in _claude_variables(site).items():
-            old = _put("env", key, value=value)(old)
-        return old
-
     path = _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    return Settings(path=path, content=content, usage=["claude"])
+    return Settings(path=path, text=_json({"env": _claude_variables(site)}), usage="claude")
 
 
 def _start_claude(site: Site) -> Start:
@@ -297,11 +268,9 @@ wire_api = "responses"
 
 
 def _codex(site: Site) -> Settings:
-    head = "# Written by `mlxsup connect codex --write`.\n"
-    text = head + _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
+    text = _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
     path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
-    usage = [f"codex --profile {PROVIDER}"]
-    return Settings(path=path, content=text, usage=usage)
+    return Settings(path=path, text=text.rstrip("\n"), usage=f"codex --profile {PROVIDER}")
 
 
 def _start_codex(site: Site) -> Start:
@@ -334,8 +303,8 @@ def _opencode(site: Site) -> Settings:
     commented = folder / "opencode.jsonc"
     return Settings(
         path=commented if commented.exists() else folder / "opencode.json",
-        content=_put("provider", PROVIDER, value=_opencode_provider(site)),
-        usage=[f"opencode --model {PROVIDER}/{site.model.name}"],
+        text=_json({"provider": {PROVIDER: _opencode_provider(site)}}),
+        usage=f"opencode --model {PROVIDER}/{site.model.name}",
     )
 
 
@@ -367,8 +336,8 @@ def _pi_provider(site: Site, key: str) -> dict[str, Any]:
 def _pi(site: Site) -> Settings:
     return Settings(
         path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
-        content=_put("providers", PROVIDER, value=_pi_provider(site, site.key)),
-        usage=[shlex.join(_pi_choice(site))],
+        text=_json({"providers": {PROVIDER: _pi_provider(site, site.key)}}),
+        usage=shlex.join(_pi_choice(site)),
     )
 
 
@@ -435,8 +404,8 @@ def _vscode(site: Site) -> Settings:
     mac = Path.home() / "Library" / "Application Support"
     folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
     path = folder / "Code" / "User" / "chatLanguageModels.json"
-    usage = [f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"]
-    return Settings(path=path, content=lambda _: [entry], is_pasted=True, usage=usage)
+    usage = f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"
+    return Settings(path=path, text=_json([entry]), usage=usage)
 
 
 def _zed(site: Site) -> Settings:
@@ -454,10 +423,9 @@ def _zed(site: Site) -> Settings:
     entry = {"api_url": site.base, "available_models": models}
     return Settings(
         path=_home("XDG_CONFIG_HOME", ".config") / "zed" / "settings.json",
-        content=_put("language_models", "openai_compatible", PROVIDER, value=entry),
-        usage=[f"choose {site.model.name} in the agent panel's list of models"],
+        text=_json({"language_models": {"openai_compatible": {PROVIDER: entry}}}),
+        usage=f"choose {site.model.name} in the agent panel's list of models",
         variables={f"{PROVIDER.upper()}_API_KEY": site.key},
-        is_pasted=True,
     )
 
 
@@ -466,9 +434,9 @@ PROGRAMS: dict[str, Program] = {
     "codex": Program(_codex, _start_codex, "npm install --global @openai/codex"),
     "opencode": Program(_opencode, _start_opencode, "npm install --global opencode-ai"),
     "pi": Program(_pi, _start_pi, "npm install --global @earendil-works/pi-coding-agent"),
-    "qwen": _by_start("qwen", _start_qwen, "npm install --global @qwen-code/qwen-code"),
-    "copilot": _by_start("copilot", _start_copilot, "npm install --global @github/copilot"),
-    "aider": _by_start("aider", _start_aider, "uv tool install --python 3.12 aider-chat"),
+    "qwen": Program(None, _start_qwen, "npm install --global @qwen-code/qwen-code"),
+    "copilot": Program(None, _start_copilot, "npm install --global @github/copilot"),
+    "aider": Program(None, _start_aider, "uv tool install --python 3.12 aider-chat"),
     "vscode": Program(_vscode),
     "zed": Program(_zed),
 }

@@ -24,21 +24,3 @@ def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def replaced_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of another, or of none, once the body has ended well.
-
-    Readers find the old text or the new one.
-
-    Raises:
-        OSError: it cannot be made or written.
-    """
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with new_file(new, mode) as file:
-        yield file
-    try:
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

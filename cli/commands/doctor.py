@@ -81,7 +81,6 @@ def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
         "configuration": installed.check_configuration,
         "models": installed.check_models,
         "downloads": installed.check_downloads,
-        "token": installed.check_token,
         "folders": installed.check_folders,
         "memory": installed.check_memory,
         "daemon": running.check_daemon,

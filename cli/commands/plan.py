@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.core.memory.budget import Budget
     from mlxsup.supervisor.core.memory.need import Figure, Need
     from mlxsup.supervisor.core.settings import ModelSettings
-    from mlxsup.supervisor.memory.estimator import MemoryEstimator
+    from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, Placement
 
 
@@ -106,7 +106,6 @@ def _plan_of(
     output: Output | None,
 ) -> dict[str, Any]:
     from mlxsup.supervisor.core.memory.need import bounded
-    from mlxsup.supervisor.memory.estimator import MemoryEstimator
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, make_plan
@@ -114,7 +113,7 @@ def _plan_of(
     backend = find_backend()
     budget = _find_budget(memory_budget, backend, runtime_dir)
     measurements = Measurements(runtime_dir)
-    appraised, problems = _needs_of(models, MemoryEstimator(backend, measurements), output)
+    appraised, problems = _needs_of(models, backend, measurements, output)
     pinned = [model.name for model in models if model.pinned]
     bounds = bounded(appraised, pinned, budget.size_bytes)
     candidates = [
@@ -205,11 +204,14 @@ def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
 
 
 def _needs_of(
-    models: Sequence[ModelSettings], estimator: MemoryEstimator, output: Output | None
+    models: Sequence[ModelSettings],
+    backend: str,
+    measurements: Measurements,
+    output: Output | None,
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.supervisor.core.memory.need import known_problem
-    from mlxsup.supervisor.memory.estimates import estimate_folders
+    from mlxsup.supervisor.memory.estimator import needs_without_daemon
     from mlxsup.supervisor.memory.folder import FolderError
 
     def asking(count: int) -> None:
@@ -218,21 +220,15 @@ def _needs_of(
             models = "1 model" if count == 1 else f"{count} models"
             output.note(f"estimating the memory of {models}")
 
-    launches = [model.launch for model in models if model.launch.engine != "fake"]
-    found = estimate_folders({one.path: one.adapters.values() for one in launches}, asking)
     needs: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
-    for model in models:
-        estimate = None if model.launch.engine == "fake" else found[model.launch.path]
-        if isinstance(estimate, FolderError):
-            problems[model.name] = str(estimate)
-            continue
-        need = estimator.need_of(model.launch, estimate)
-        too_little = known_problem(need)
-        if too_little:
-            problems[model.name] = too_little
+    for name, need in needs_without_daemon(models, backend, measurements, asking).items():
+        if isinstance(need, FolderError):
+            problems[name] = str(need)
+        elif too_little := known_problem(need):
+            problems[name] = too_little
         else:
-            needs[model.name] = need
+            needs[name] = need
     return needs, problems
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.regular_file import replace_file
+
 from ..connection import config_option, output_options
 from ..exit_status import CliError, ExitStatus
-from ..new_file import replaced_file
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ system_option = click.option(
 dry_option = click.option(
     "--dry-run", "is_dry", is_flag=True, help="Only print what would be done."
 )
-
-DEFAULT_LINES = 50
 
 KEPT_VARIABLES = (
     "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
@@ -155,8 +154,8 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
 def status(is_system: bool, output: Output) -> None:
     """Example: mlxsup service status
 
-    Shows whether the service is installed, runs, and starts by itself. `mlxsup status` shows the
-    models.
+    Shows whether the service is installed, runs, and starts by itself, and the command that prints
+    its log, such as why the daemon could not start. `mlxsup status` shows the models.
     """
     from ..service.facts import program_in, read_file
 
@@ -181,65 +180,12 @@ def status(is_system: bool, output: Output) -> None:
         "starts": f"at {state.starts_at}" if state.is_enabled else "not automatically",
         "program": program or "changed since mlxsup wrote it",
         "file": manager.path,
+        "log": shlex.join(manager.log_command()),
     }
     shown = {name: fact for name, fact in rows.items() if fact not in (None, "")}
     output.result(value, "\n".join(f"{name:<9}  {fact}" for name, fact in shown.items()))
     if state.pid is None:
-        output.note("`mlxsup service logs` may show why it does not run")
-
-
-@service.command(short_help="Show the output recorded by the service manager.")
-@system_option
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow new lines.")
-@click.option(
-    "-n",
-    "--lines",
-    "count",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=DEFAULT_LINES,
-    help=f"Show the last N lines; the default is {DEFAULT_LINES}.",
-)
-@output_options
-def logs(is_system: bool, is_following: bool, count: int, output: Output) -> None:
-    """Example: mlxsup service logs -n 20
-
-    Shows when the service started and ended, and the daemon's output, such as why it could not
-    start. `mlxsup logs mlxsup` shows what the daemon did while it ran.
-    """
-    manager = _find_manager(is_system=is_system)
-    for line in _lines_of(manager.log_command(count, is_following=is_following)):
-        output.result({"line": line}, line)
-
-
-def _lines_of(command: list[str]) -> Iterator[str]:
-    """Yield what a command prints, line by line; raise its last words if it fails."""
-    import subprocess
-
-    from ..service.facts import no_program
-
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
-        )
-    except FileNotFoundError:
-        raise no_program(command[0]) from None
-    with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            for line in process.stdout:
-                yield line.rstrip("\n")
-            said = process.stderr.read().strip()
-            process.wait()
-        finally:
-            process.kill()  # if the reader of our output is gone
-    if process.returncode:
-        last = said.rpartition("\n")[2] or f"exit code {process.returncode}"
-        raise CliError(
-            f"{command[0]}: {last}", code="service_manager", hint="see `mlxsup service status`"
-        )
+        output.note("its log may show why it does not run")
 
 
 def _difference(before: str | None, text: str) -> str:
@@ -297,10 +243,9 @@ def _write(manager: Manager, text: str, facts: ServiceFacts, steps: Steps, outpu
     before, after = steps
     _make_folders(facts)
     manager.path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced_file(manager.path) as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(text.encode())
-        _run(before, manager, output)
+    _run(before, manager, output)
+    replace_file(manager.path, text.encode())
+    manager.path.chmod(0o644)
     _run(after, manager, output)
 
 

@@ -324,20 +324,6 @@ def check_downloads(setting: Setting) -> Iterator[Finding]:
             )
 
 
-def check_token(_setting: Setting) -> Iterator[Finding]:
-    """Judge who can read the hub's token, which is never printed itself."""
-    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
-    path = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH", f"{home}/token"))).expanduser()
-    with suppress(OSError):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            what = f"other users can read the token in {path} (mode {mode:04o})"
-            why = "anyone who reads it can use the hub in your name"
-            yield note("downloads", what, why=why, command=f"chmod 600 {shlex.quote(str(path))}")
-        else:
-            yield ok("downloads", f"there is a token for the hub ({path})")
-
-
 def offline_variable() -> str:
     """Return the variable that forbids downloads; empty if none does."""
     return next((name for name in OFFLINE_VARIABLES if os.environ.get(name, "").upper() in YES), "")

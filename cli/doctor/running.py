@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from mlxsup.protocol.discovery import socket_at
-from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, LOCK_NAME
+from mlxsup.protocol.folders import LOCK_NAME
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.key_file import have_been_made
 from mlxsup.protocol.version import VERSION
@@ -31,10 +31,6 @@ from .installed import Setting, system_name
 
 START = "mlxsup start --detach"
 
-OWN_NAMES = ("mlxsup", "mlxsup.cli")
-DAEMON_WORDS = 5
-"""Of a daemon's command line, up to `start`."""
-
 LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose services run without a login."""
 
@@ -43,7 +39,6 @@ LINGERING = Path("/var/lib/systemd/linger")
 
 def check_daemon(setting: Setting) -> Iterator[Finding]:
     """Judge the holder of the runtime folder, what answers there, and its gateway."""
-    folder = socket_at(setting.endpoint).parent
     status, failure = ask_status(setting.endpoint)
     holder = lock_holder(setting.endpoint)
     if status is not None:
@@ -51,16 +46,7 @@ def check_daemon(setting: Setting) -> Iterator[Finding]:
     elif holder is not None:
         yield _silent(setting.endpoint, holder, failure)
     else:
-        yield _absent(setting.endpoint, folder)
-    if others := list(_other_daemons(folder)):
-        run = "another daemon runs" if len(others) == 1 else "other daemons run"
-        end = shlex.quote(others[0][1]) if len(others) == 1 else "ENDPOINT"
-        yield note(
-            "daemon",
-            f"{run} at {', '.join(f'{endpoint} (pid {pid})' for pid, endpoint in others)}",
-            why="each daemon plans to use the memory of the whole machine",
-            fix=f"`mlxsup stop --endpoint {end}` ends one that you do not need",  # it may be needed
-        )
+        yield _absent(setting.endpoint, socket_at(setting.endpoint).parent)
     yield from _gateway(setting, status or {}, holder)
 
 
@@ -159,24 +145,6 @@ def _absent(endpoint: str, folder: Path) -> Finding:
             command=START,
         )
     return ok("daemon", f"no daemon runs at {endpoint}")
-
-
-def _other_daemons(folder: Path) -> Iterator[tuple[int, str]]:
-    """Return the pids and endpoints of this user's daemons, except that of a folder."""
-    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
-        words, users = process.info["cmdline"] or [], process.info["uids"]
-        names = [Path(word).name for word in words[:DAEMON_WORDS]]
-        is_daemon = "start" in words and any(name in OWN_NAMES for name in names)
-        if not is_daemon or users is None or users.real != os.getuid():
-            continue
-        try:
-            held = [Path(file.path) for file in process.open_files()]
-        except psutil.Error:
-            continue  # it has ended by now
-        folders = [path.parent for path in held if path.name == LOCK_NAME]
-        ours = os.path.realpath(folder)
-        if folders and all(os.path.realpath(one) != ours for one in folders):
-            yield process.pid, f"ipc://{folders[0] / CLIENT_SOCKET_NAME}"
 
 
 # ---------------------------------------------------------------- its gateway

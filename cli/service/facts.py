@@ -157,7 +157,7 @@ def must(argv: Sequence[str], allowed: Collection[int] = (0,)) -> None:
         raise CliError(
             f"`{shlex.join(argv)}` failed with exit code {done.returncode}{said}",
             code="service_manager",
-            hint="see `mlxsup service logs` and `mlxsup service status`",
+            hint="see `mlxsup service status`",
         )
 
 

@@ -211,14 +211,9 @@ class Systemd:
             restarts=_number(shown.get("NRestarts")),
         )
 
-    def log_command(self, lines: int, *, is_following: bool) -> list[str]:
+    def log_command(self) -> list[str]:
         """Return what prints the journal of the service."""
-        unit = "--unit" if self._is_system else "--user-unit"
-        follow = ["--follow"] if is_following else []
-        return [
-            "journalctl", unit, UNIT, "--lines", str(lines), "--no-pager", "--output=short-iso",
-            *follow,
-        ]  # fmt: skip
+        return ["journalctl", "--unit" if self._is_system else "--user-unit", UNIT]
 
     def _control(self, *arguments: str) -> list[str]:
         return ["systemctl", *([] if self._is_system else ["--user"]), *arguments]

@@ -28,6 +28,7 @@ from ..core.settings import (
 )
 from .lines import MODEL_NAME
 from .values import (
+    Alias,
     Class,
     Count,
     CountFromOne,
@@ -37,9 +38,13 @@ from .values import (
     DurationAboveZero,
     Flag,
     Folder,
+    Host,
+    JsonTable,
+    Origin,
     Repository,
     Revision,
     SizeAboveZero,
+    SizeAboveZeroOrAuto,
     SizeAutoOrOff,
     SizeOrAuto,
     WarmWorkers,
@@ -47,6 +52,10 @@ from .values import (
 
 MAX_CONCURRENCY = 1024
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
+MAX_ADAPTERS, MAX_HOSTS = 128, 64
+MAX_SITES = 32
+"""They travel with the command that starts the gateway."""
+
 CLIENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}"
 
 _CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
@@ -121,7 +130,7 @@ class SupervisorTable(Table):
         "; used by one daemon only. Without this key: `logs` in `runtime_dir`, if `runtime_dir` is"
         " not the default",
     )
-    memory_budget: SizeOrAuto = key(
+    memory_budget: SizeAboveZeroOrAuto = key(
         "auto",
         "what `mlxsup plan` fits all models into",
         '; not more than the machine has. `"auto"`: see [memory](#what-fits-into-memory)',
@@ -245,21 +254,25 @@ class GatewayTable(Table):
         " models' own names, aliases and presets",
         description="a table of names, each with the name of a model",
     )
-    hosts: list[str] = key(
+    hosts: list[Host] = key(
         [],
         "further names in the `host` header, as a proxy passes them on",
         ': `hosts = ["ai.example"]`; see [behind a proxy](http-api.md#behind-a-proxy). Those that'
         " are not of this machine need [keys](http-api.md#keys)",
         unit="names",
-        description="an array of names, without schemes, ports and paths",
+        max_length=MAX_SITES,
+        description=f"an array of at most {MAX_SITES} names, without schemes, ports and paths, such"
+        ' as "ai.example"',
     )
-    origins: list[str] = key(
+    origins: list[Origin] = key(
         [],
         "pages of other sites that may ask (CORS)",
         ': `origins = ["https://chat.example"]`; those that are not of this machine need'
         " [keys](http-api.md#pages-of-other-sites)",
         unit="origins",
-        description="an array of schemes and names, without paths",
+        max_length=MAX_SITES,
+        description=f"an array of at most {MAX_SITES} schemes and names, with a port if it is not"
+        ' the usual one and no path, such as "https://chat.example"',
     )
     keys: Literal["auto", "required"] = key(
         "auto",
@@ -406,10 +419,10 @@ else:
             "tokens",
         ),
         chat_template_kwargs=(
-            dict[str, Any],
+            JsonTable,
             table(
                 "further arguments for the chat template, such as enable_thinking",
-                "a table of texts, numbers, truth values and tables",
+                "a table of texts, numbers, truth values and tables, without dates",
             ),
         ),
     )
@@ -439,13 +452,14 @@ class ModelTable(Table):
         "; which commit a branch means is looked up at the start and at a reload",
         unit="name",
     )
-    aliases: list[str] = key(
+    aliases: list[Alias] = key(
         [],
         "other names for it, in requests and commands",
         "; the status shows it under its name",
         unit="names",
         page=("Other names", "Programs can use these names, too. Put commas between them."),
-        description="an array of names",
+        description="an array of names of 1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first"
+        " a letter or digit",
     )
     preload: Flag = key(
         _MODEL.preload,
@@ -563,7 +577,9 @@ class ModelTable(Table):
         "the hosts that serve the model together, this one first",
         "; see [groups](groups.md)",
         unit="tables",
-        description="a table for each host, [[models.NAME.hosts]], this machine first",
+        max_length=MAX_HOSTS,
+        description=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
+        " machine first",
     )
     min_hosts: int = key(
         _LAUNCH.min_hosts,
@@ -587,15 +603,17 @@ class ModelTable(Table):
         '"mlx", or "fake", which answers without a model, for tests',
         description='"mlx" or "fake"',
     )
-    fake: dict[str, Any] = table(
+    fake: JsonTable = table(
         'options of the fake engine; only with engine = "fake"',
-        "a table of the fake engine's options",
+        "a table of texts, numbers, truth values and tables, without dates",
     )
     restart: RestartTable = table("how often and how soon a crashed worker is started again")
     sampling: SamplingTable = table("the parameters of requests that leave them out")
-    adapters: dict[str, Folder] = table(
-        "LoRA adapters: NAME:ADAPTER is the model with this one",
-        "a table of names, each with a folder",
+    adapters: dict[str, Folder] = Field(
+        default_factory=dict,
+        title="LoRA adapters: NAME:ADAPTER is the model with this one",
+        max_length=MAX_ADAPTERS,
+        description=f"a table of at most {MAX_ADAPTERS} names, each with a folder",
     )
     presets: dict[str, PresetTable] = table(
         "over HTTP, NAME:PRESET is the model with these parameters",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from mlxsup.protocol.launch import MOST_DECODE_SHARE
 from mlxsup.protocol.text import DURATION_PATTERN, parse_duration
@@ -23,6 +24,7 @@ _DURATION = 'seconds as a number, or text such as "90s", "5m" or "1h"'
 _SIZE = 'bytes as an integer, or text such as "256MiB"'
 
 _SIZE_PATTERN = r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)"
+_HOST = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\])"
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -55,6 +57,15 @@ def _from_text(parse: Callable[[str], object]) -> BeforeValidator:
 def _word(word: str, meant: int | None) -> BeforeValidator:
     """Replace a word by the value it stands for, and leave the rest as it is."""
     return BeforeValidator(lambda value: meant if value == word else value)
+
+
+def _as_json(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table that fits into JSON, which the launch contract uses: TOML also has dates."""
+    try:
+        json.dumps(table)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return table
 
 
 def _written(number: dict[str, Any], *patterns: str) -> WithJsonSchema:
@@ -93,6 +104,12 @@ SizeOrAuto = Annotated[
     _word("auto", None),
     _written({"type": "integer", "minimum": 0}, "auto", _SIZE_PATTERN),
 ]
+SizeAboveZeroOrAuto = Annotated[
+    SizeAboveZero | None,
+    Field(description=f'"auto", or {_SIZE}, above 0'),
+    _word("auto", None),
+    _written({"type": "integer", "minimum": 1}, "auto", _SIZE_PATTERN),
+]
 SizeAutoOrOff = Annotated[
     SizeOrAuto,
     Field(description=f'"off", "auto", or {_SIZE}'),
@@ -122,6 +139,12 @@ Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$", description="
 Repository = Annotated[str, _from_text(check_repository)]
 Revision = Annotated[str, Field(description=REVISION_EXPECTED), _from_text(check_revision)]
 Flag = Annotated[bool, Field(description="true or false")]
+JsonTable = Annotated[dict[str, Any], AfterValidator(_as_json)]
+Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+Host = Annotated[str, StringConstraints(pattern=f"^{_HOST}$")]
+Origin = Annotated[
+    str, StringConstraints(pattern=rf"^[A-Za-z][A-Za-z0-9+.-]{{0,31}}://{_HOST}(:[0-9]{{1,5}})?$")
+]
 Class = Annotated[
     Literal["interactive", "normal", "batch"],
     Field(description='"interactive", "normal" or "batch"'),

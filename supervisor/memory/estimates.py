@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -182,7 +182,7 @@ async def ask(
         found[number] = read_part(Look, answer, "")
 
     lines = [to_line(question) for question in questions]
-    cause = await _converse(_Program(argv or reader_argv(), quiet_s=quiet_s), lines, take)
+    cause = await _converse(argv or reader_argv(), lines, take, quiet_s=quiet_s)
     left = [question for question in questions if question.number not in found]
     if not cause or len(questions) == 1:
         sentence = FATAL.format(cause=cause) if cause else SILENT
@@ -224,8 +224,9 @@ async def ask_engine(
             for number, path in enumerate(left)
         ]
         environment = child_environment(os.environ) | {"OPENBLAS_NUM_THREADS": "1"}
-        program = _Program(argv or estimate_argv(), quiet_s=quiet_s, environment=environment)
-        cause = await _converse(program, lines, take)
+        cause = await _converse(
+            argv or estimate_argv(), lines, take, quiet_s=quiet_s, environment=environment
+        )
         left = [path for path in left if path not in found]
         if left:
             problem = ENGINE_FATAL.format(cause=cause) if cause else ENGINE_SILENT
@@ -251,41 +252,34 @@ def _unanswered(estimate: Estimate, problem: str) -> Estimate:
     return replace(estimate, remark=f"{UNASKED}: {problem}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """A program that answers each line of its input with one of its output.
-
-    Attributes:
-        argv: its command, without the pid of its parent.
-        quiet_s: see `QUIET_S`.
-        environment: its variables.
-    """
-
-    argv: Sequence[str] = field(kw_only=False)
-    quiet_s: float
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-
 async def _converse(
-    program: _Program, lines: Sequence[bytes], take: Callable[[bytes], None]
+    argv: Sequence[str],
+    lines: Sequence[bytes],
+    take: Callable[[bytes], None],
+    *,
+    quiet_s: float,
+    environment: Mapping[str, str] = os.environ,
 ) -> str:
-    """Pass on the answers of a process; return why it ended before the last, or nothing.
+    """Pass on the answers of a program, a line for each line of its input; return why it ended
+    before the last, or nothing.
 
     Args:
-        program: which.
+        argv: its command, without the pid of its parent.
         lines: one for each question.
         take: takes the line of an answer; if it raises that the line is none, the process counts
             as ended.
+        quiet_s: see `QUIET_S`.
+        environment: its variables.
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *program.argv,
+            *argv,
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             # Arenas of each thread would use up the address space.
-            env={**program.environment, "MALLOC_ARENA_MAX": "1"},
+            env={**environment, "MALLOC_ARENA_MAX": "1"},
             limit=MAX_ANSWER_BYTES,
             process_group=0,  # an interrupt of the terminal is for the daemon
         )
@@ -296,7 +290,7 @@ async def _converse(
     try:
         process.stdin.writelines(lines)
         process.stdin.close()
-        is_silent, is_whole = await _collect(process, len(lines), program.quiet_s, take)
+        is_silent, is_whole = await _collect(process, len(lines), quiet_s, take)
     finally:
         # Otherwise it ends by itself; asyncio loses the exit code of one that is killed just then.
         if is_silent and process.returncode is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ..config.load import ConfigError, DaemonConfig
 from ..core.memory.budget import Budget
 from ..core.memory.fit import pins_problem
 from ..core.memory.need import Figure, Need, Source, known_problem
+from ..core.settings import ModelSettings
 from .folder import Estimate, FolderError, Stamp, fingerprint
 from .machine import NoDeviceMemoryError, command_budget, find_backend
 from .measurements import Measured, Measurements
@@ -180,29 +181,46 @@ def check_needs(
         raise ConfigError([where + problem for problem in problems])
 
 
+def needs_without_daemon(
+    models: Sequence[ModelSettings],
+    backend: str,
+    measurements: Measurements,
+    asking: Callable[[int], None] = lambda count: None,
+) -> dict[ModelName, Need | FolderError]:
+    """Return what models need, for a command: it reads their folders itself.
+
+    Args:
+        models: of one configuration.
+        backend: that MLX uses.
+        measurements: what its runtime folder remembers.
+        asking: see `estimate_folders`.
+    """
+    from .estimates import estimate_folders
+
+    estimator = MemoryEstimator(backend, measurements)
+    launches = [model.launch for model in models if model.launch.engine != "fake"]
+    found = estimate_folders({one.path: one.adapters.values() for one in launches}, asking)
+    needs: dict[ModelName, Need | FolderError] = {}
+    for model in models:
+        estimate = None if model.launch.engine == "fake" else found[model.launch.path]
+        needs[model.name] = (
+            estimate
+            if isinstance(estimate, FolderError)
+            else estimator.need_of(model.launch, estimate)
+        )
+    return needs
+
+
 def check_memory(config: DaemonConfig) -> None:
     """Check the same without a daemon, by what the runtime folder remembers of the models.
 
     Raises:
         ConfigError: as `check_needs`.
     """
-    from .estimates import estimate_folders
-
     backend = find_backend()
-    estimator = MemoryEstimator(backend, Measurements(config.runtime_dir))
-    launches = {model.name: model.launch for model in config.models}
-    folders = estimate_folders(
-        {one.path: one.adapters.values() for one in launches.values() if one.engine != "fake"}
-    )
-    found = {
-        name: None if launch.engine == "fake" else folders[launch.path]
-        for name, launch in launches.items()
-    }
-    needs = {
-        name: estimator.need_of(launches[name], estimate)
-        for name, estimate in found.items()
-        if not isinstance(estimate, FolderError)  # its load will fail, and say why
-    }
+    found = needs_without_daemon(config.models, backend, Measurements(config.runtime_dir))
+    # A load of the others will fail, and say why.
+    needs = {name: need for name, need in found.items() if isinstance(need, Need)}
     try:
         budget = command_budget(config.memory_budget, backend, config.runtime_dir)
     except NoDeviceMemoryError:

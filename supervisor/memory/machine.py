@@ -10,9 +10,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.text import size_text
@@ -33,16 +32,6 @@ LEAST_RESERVE_BYTES = 2 * 2**30
 SMALL_MAC_BYTES = 32 * 2**30
 """Up to this size, macOS recommends two thirds of the memory for the GPU, above three quarters."""
 
-WIRED_LIMIT = ("sysctl", "-n", "iogpu.wired_limit_mb")
-"""Says what somebody has set instead, in MiB; 0: nothing."""
-
-NVIDIA_SMI = (
-    "nvidia-smi", "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits", "--id=0",
-)  # fmt: skip
-NVIDIA_SMI_PROCESSES = (
-    "nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits",
-    "--id=0",
-)  # fmt: skip
 PROGRAM_LIMIT_S = 10.0
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -53,19 +42,6 @@ NO_LIMIT_BYTES = 2**60
 
 class NoDeviceMemoryError(Exception):
     """MLX would use CUDA, and the memory of the device cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """The memory of a GPU.
-
-    Attributes:
-        total_bytes: all of it.
-        used_bytes: what processes hold now.
-    """
-
-    total_bytes: int
-    used_bytes: int
 
 
 def find_backend() -> str:
@@ -99,7 +75,7 @@ def find_budget(given_bytes: int | None, backend: str, *, own_bytes: int = 0) ->
         NoDeviceMemoryError: the device's memory is not known, and no budget is given.
     """
     if backend == "cuda" and given_bytes is None:
-        return device_budget(read_device(), own_bytes)
+        return device_budget(*read_device(), own_bytes)
     if backend == "metal":
         automatic = mac_budget(ram_bytes(), _wired_limit())
     else:
@@ -163,8 +139,9 @@ def mac_budget(total_bytes: int, wired_bytes: int) -> Budget:
 
 
 def _wired_limit() -> int:
+    """Return what is set instead of the system's own limit, in bytes; 0: nothing."""
     try:
-        return int(_said_by(WIRED_LIMIT)) * 2**20
+        return int(_said_by("sysctl", "-n", "iogpu.wired_limit_mb")) * 2**20
     except (OSError, ValueError):  # systems before the setting
         return 0
 
@@ -194,15 +171,13 @@ def host_budget(total_bytes: int, group_bytes: int | None) -> Budget:
     )
 
 
-def device_budget(device: DeviceMemory, own_bytes: int) -> Budget:
-    """Return the device's memory less what others hold."""
-    others = max(0, device.used_bytes - own_bytes)
-    reason = (
-        f"{size_text(device.total_bytes)} of GPU memory less {size_text(others)} that others hold"
-    )
+def device_budget(total_bytes: int, used_bytes: int, own_bytes: int) -> Budget:
+    """Return the memory of a GPU less what others hold of what is used."""
+    others = max(0, used_bytes - own_bytes)
+    reason = f"{size_text(total_bytes)} of GPU memory less {size_text(others)} that others hold"
     return Budget(
-        size_bytes=max(0, device.total_bytes - others),
-        machine_bytes=device.total_bytes,
+        size_bytes=max(0, total_bytes - others),
+        machine_bytes=total_bytes,
         is_given=False,
         reason=reason,
     )
@@ -221,26 +196,26 @@ def largest_budget_bytes(given_bytes: int, backend: str) -> int:
     if backend != "cuda" or given_bytes <= host:
         return host
     try:
-        return max(host, read_device().total_bytes)
+        return max(host, read_device()[0])
     except NoDeviceMemoryError:
         return host
 
 
-def read_device() -> DeviceMemory:
-    """Return the memory of the first GPU, as NVIDIA's own program says.
+def read_device() -> tuple[int, int]:
+    """Return the memory of the first GPU, as NVIDIA's own program says, and how much is used.
 
     Raises:
         NoDeviceMemoryError: the program is missing, or does not answer.
     """
     try:
-        first = _said_by(NVIDIA_SMI).splitlines()[0]
+        first = _said_by_nvidia_smi("gpu=memory.total,memory.used").splitlines()[0]
         total, used = (int(part) * 2**20 for part in first.split(","))
     except (OSError, ValueError, IndexError) as error:
         raise NoDeviceMemoryError(
             "MLX would use CUDA here, but nvidia-smi does not report the memory of the GPU; "
             "set memory_budget to a size"
         ) from error
-    return DeviceMemory(total_bytes=total, used_bytes=used)
+    return total, used
 
 
 def held_on_device(pids: Collection[int]) -> int:
@@ -251,7 +226,7 @@ def held_on_device(pids: Collection[int]) -> int:
     if not pids:
         return 0
     try:
-        lines = _said_by(NVIDIA_SMI_PROCESSES).splitlines()
+        lines = _said_by_nvidia_smi("compute-apps=pid,used_gpu_memory").splitlines()
     except OSError:
         return 0
     wanted = {str(pid) for pid in pids}
@@ -261,7 +236,12 @@ def held_on_device(pids: Collection[int]) -> int:
     return sum(int(size) * 2**20 for pid, size in known if pid in wanted)
 
 
-def _said_by(command: Sequence[str]) -> str:
+def _said_by_nvidia_smi(query: str) -> str:
+    """Return the lines of an answer about the first GPU; raise OSError as `_said_by`."""
+    return _said_by("nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", "--id=0")
+
+
+def _said_by(*command: str) -> str:
     """Return what a program prints.
 
     Raises:
@@ -309,13 +289,10 @@ def limit_files(root: Path, own: Path) -> list[Path]:
         else:
             continue
         folder = base / group.lstrip("/")
-        files += [parent / name for parent in (folder, *folder.parents) if _is_in(parent, base)]
+        around = (one for one in (folder, *folder.parents) if one.is_relative_to(base))
+        files += [one / name for one in around]
         files.append(base / name)  # in a container, the path of the group may be the host's
     return files
-
-
-def _is_in(folder: Path, base: Path) -> bool:
-    return folder == base or base in folder.parents
 
 
 def read_limit(path: Path) -> int | None:

@@ -68,11 +68,7 @@ class MemorySnapshot:
 
     def watch(self) -> Watch:
         """Return what reads the memory that is available."""
-
-        def report(problem: str) -> None:
-            self._log.write("warning", "available memory not read", cause=problem)
-
-        return find_watch(self._backend, report)
+        return find_watch(self._backend)
 
     def changed(self, budget: Budget) -> None:
         """Log what is left of the budget: memory is short, or no longer."""

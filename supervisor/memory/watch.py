@@ -31,85 +31,55 @@ FILE_CACHE = ("inactive_file", "active_file")
 """In `memory.stat`: what the system drops if the group needs memory; `total_` is version 1."""
 
 
-Report = Callable[[str], None]
-
-
 Watch = Callable[[], Reading | None]
 """Returns what is available now; None: nothing limits models, as far as is known."""
 
 
-class LinuxWatch:
-    """Reads the machine's memory and that of the control groups that this process is in.
+def read_linux(
+    root: Path = CGROUP_ROOT, groups: Path = OWN_CGROUPS, stalls: Path = PRESSURE
+) -> Reading:
+    """Return what is available of the machine, or of the control group that has less left.
 
     Args:
-        report: called once for each file that cannot be used, with a sentence.
         root: where the file system of control groups is mounted.
         groups: lists the groups of this process.
         stalls: says how long processes have waited for memory.
     """
+    memory = psutil.virtual_memory()
+    total_bytes, available_bytes, place = memory.total, memory.available, "on this machine"
+    for limit_file in limit_files(root, groups):
+        limit_bytes = read_limit(limit_file)
+        if limit_bytes is None or limit_bytes >= memory.total:
+            continue
+        total_bytes = min(total_bytes, limit_bytes)
+        left_bytes = _left_bytes(limit_file, limit_bytes)
+        if left_bytes is not None and left_bytes < available_bytes:
+            available_bytes, place = left_bytes, "in this control group"
+            stalls = limit_file.with_name("memory.pressure")
+    return Reading(
+        available_bytes=max(0, available_bytes),
+        kept_free_bytes=reserve_bytes(total_bytes) // KEPT_FREE_SHARE,
+        strain=_strain(stalls),
+        place=place,
+    )
 
-    def __init__(
-        self,
-        report: Report,
-        root: Path = CGROUP_ROOT,
-        groups: Path = OWN_CGROUPS,
-        stalls: Path = PRESSURE,
-    ) -> None:
-        self._report = report
-        self._root = root
-        self._groups = groups
-        self._stalls = stalls
-        # At most one entry for each file that is read.
-        self._reported: set[Path] = set()
 
-    def read(self) -> Reading:
-        """Return what is available, as `Watch` says."""
-        memory = psutil.virtual_memory()
-        total_bytes, available_bytes, place = memory.total, memory.available, "machine"
-        stalls = self._stalls
-        for limit_file in limit_files(self._root, self._groups):
-            limit_bytes = read_limit(limit_file)
-            if limit_bytes is None or limit_bytes >= memory.total:
-                continue
-            total_bytes = min(total_bytes, limit_bytes)
-            left_bytes = self._left(limit_file, limit_bytes)
-            if left_bytes is not None and left_bytes < available_bytes:
-                available_bytes, place = left_bytes, "control group"
-                stalls = limit_file.with_name("memory.pressure")
-        return Reading(
-            available_bytes=max(0, available_bytes),
-            kept_free_bytes=reserve_bytes(total_bytes) // KEPT_FREE_SHARE,
-            strain=self._strain(stalls),
-            place="on this machine" if place == "machine" else "in this control group",
-        )
+def _left_bytes(limit_file: Path, limit_bytes: int) -> int | None:
+    is_first = limit_file.name == "memory.limit_in_bytes"
+    used = limit_file.with_name("memory.usage_in_bytes" if is_first else "memory.current")
+    try:
+        statistics = limit_file.with_name("memory.stat").read_text()
+        return group_left_bytes(limit_bytes, used.read_text(), statistics)
+    except (OSError, ValueError):
+        return None
 
-    # ------------------------------------------------------------ inside
 
-    def _left(self, limit_file: Path, limit_bytes: int) -> int | None:
-        is_first = limit_file.name == "memory.limit_in_bytes"
-        used = limit_file.with_name("memory.usage_in_bytes" if is_first else "memory.current")
-        try:
-            statistics = limit_file.with_name("memory.stat").read_text()
-            return group_left_bytes(limit_bytes, used.read_text(), statistics)
-        except (OSError, ValueError) as error:
-            self._complain(used, error)
-            return None
-
-    def _strain(self, path: Path) -> Strain:
-        try:
-            is_stalled = stalled_percent(path.read_text()) > STALLED_PERCENT
-            return Strain.STALLED if is_stalled else Strain.UNSAID
-        except FileNotFoundError:  # kernels without it
-            return Strain.UNSAID
-        except (OSError, ValueError) as error:
-            self._complain(path, error)
-            return Strain.UNSAID
-
-    def _complain(self, path: Path, error: Exception) -> None:
-        if path not in self._reported:
-            self._reported.add(path)
-            cause = error.strerror if isinstance(error, OSError) else error
-            self._report(f"{path}: {cause}")
+def _strain(path: Path) -> Strain:
+    try:
+        is_stalled = stalled_percent(path.read_text()) > STALLED_PERCENT
+    except (OSError, ValueError):  # older kernels have no such file
+        return Strain.UNSAID
+    return Strain.STALLED if is_stalled else Strain.UNSAID
 
 
 def read_mac(level: int | None) -> Reading | None:
@@ -139,18 +109,17 @@ def mac_level() -> int | None:
     return level.value if code == 0 else None
 
 
-def find_watch(backend: str, report: Report) -> Watch:
+def find_watch(backend: str) -> Watch:
     """Return what reads the memory that models live in.
 
     Args:
         backend: that MLX uses: `cpu`, `cuda` or `metal`.
-        report: called once for each file that cannot be used.
     """
     if backend == "cuda":  # only nvidia-smi knows the memory of a GPU, and it takes too long
         return lambda: None
     if platform.system() == "Darwin":
         return lambda: read_mac(mac_level())
-    return LinuxWatch(report).read
+    return read_linux
 
 
 # ------------------------------------------------------------ the texts of the system

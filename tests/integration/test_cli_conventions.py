@@ -111,7 +111,7 @@ IN_OTHER_SURROUNDINGS = {
     ("start",), ("stop",), ("attach",), ("cancel",), ("pause",), ("resume",), ("prioritize",),
     ("config", "get"), ("config", "set"), ("config", "unset"), ("hosts", "check"),
     ("doctor",), ("connect",), ("launch",), ("demo",), ("pull",), ("add",), ("rm",), ("convert",),
-    ("service", "install"), ("service", "uninstall"), ("service", "status"), ("service", "logs"),
+    ("service", "install"), ("service", "uninstall"), ("service", "status"),
 }  # fmt: skip
 """Commands that tests of their own run in a pipe and with --json."""
 

@@ -135,16 +135,13 @@ def test_repository_of_the_cache_is_read_where_it_is(home: Path) -> None:
     assert "HF_TOKEN" not in names
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_target_that_exists_is_left_as_it_is(home: Path, more: list[str]) -> None:
+def test_target_that_exists_is_left_as_it_is(home: Path) -> None:
     source = write_folder(home / "m")
     (home / "new").mkdir()
-    arguments = ["convert", str(source), f"{home}/new", "--quantize", *more]
-    done = run_cli(*arguments, **variables(home))
-    assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert f"{home}/new already exists; nothing was changed" in said
-    assert f"choose another folder: `mlxsup convert {source} TARGET --quantize`" in said
+    done = run_cli("convert", str(source), f"{home}/new", "--quantize", **variables(home))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{home}/new already exists; nothing was changed" in done.stderr
+    assert f"choose another folder: `mlxsup convert {source} TARGET --quantize`" in done.stderr
     assert list((home / "new").iterdir()) == []
 
 

@@ -94,13 +94,6 @@ def cut_weights(ground: Ground) -> None:
     weights.write_bytes(weights.read_bytes()[:-1])
 
 
-def open_token(ground: Ground) -> None:
-    token = ground.folder / "hf" / "token"
-    token.parent.mkdir()
-    token.write_text("hf_SECRET")
-    token.chmod(0o640)
-
-
 def exposed(ground: Ground) -> None:
     ground.write(fake(preload=False), gateway={"listen": "0.0.0.0:0"})
 
@@ -126,11 +119,9 @@ def test_a_defect_is_one_finding_with_a_reason_and_a_fix(ground: Ground, name: s
 
 def test_a_printed_command_repairs_what_it_names(ground: Ground) -> None:
     open_runtime_folder(ground)
-    open_token(ground)
     _, findings = ground.doctor()
-    commands = [one["command"] for one in findings if one["command"].startswith("chmod ")]
-    assert len(commands) == 2
-    assert ground.shell(" && ".join(commands)).returncode == 0
+    [command] = [one["command"] for one in findings if one["command"].startswith("chmod ")]
+    assert ground.shell(command).returncode == 0
     code, findings = ground.doctor()
     assert (code, [one for one in findings if one["command"].startswith("chmod ")]) == (0, [])
 
@@ -148,16 +139,6 @@ def test_a_sound_home_has_no_problem_and_is_left_unchanged(ground: Ground) -> No
     assert problems(done.stdout, ["doctor"]) == []
     value = json.loads(done.stdout)
     assert (value["config"], value["problems"]) == (str(ground.config), 0)
-
-
-def test_the_hub_token_is_never_printed(ground: Ground) -> None:
-    open_token(ground)
-    ground.variables["HF_TOKEN"] = "hf_ANOTHER"
-    for options in ("", "--json"):
-        done = ground.shell(f"mlxsup doctor {options}")
-        assert "hf_SECRET" not in done.stdout + done.stderr
-        assert "hf_ANOTHER" not in done.stdout + done.stderr
-        assert "token" in done.stdout
 
 
 def test_printed_commands_repeat_the_named_configuration(ground: Ground) -> None:

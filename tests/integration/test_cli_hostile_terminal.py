@@ -143,7 +143,6 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("service", "install"): (once("service", "install", "--config", "WRONG"),),
     ("service", "uninstall"): (once("service", "uninstall", "EVIL"),),
     ("service", "status"): (once("service", "status"),),
-    ("service", "logs"): (once("service", "logs"),),
     ("completion",): (once("completion", "EVIL"),),
 }
 """Every command that does something; one that is missing here fails."""
@@ -200,8 +199,7 @@ def ground() -> Iterator[Ground]:
     raising_template(daemon.folder / "raising")
     played = PlayedServiceManagers(made(daemon.folder / "played"))
     (daemon.folder / "evil").write_text(f"ActiveState=active\nStatusText={EVIL}\n")
-    for program in ("journalctl.--user-unit", "systemctl.show"):
-        played.answer(program, f"cat {daemon.folder}/evil")
+    played.answer("systemctl.show", f"cat {daemon.folder}/evil")
     other = daemon.folder / "other.toml"
     other.write_text(
         f'[supervisor]\nruntime_dir = "{daemon.folder}/other"\nlog_dir = "{daemon.folder}/other"\n'

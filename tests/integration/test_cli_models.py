@@ -16,7 +16,7 @@ from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measurements
 
-from support.cli.cli import Piped, run_cli
+from support.cli.cli import run_cli
 from support.daemon.daemon import Daemon, fake, toml_of, wait_for_state
 from support.daemon.hub_caches import MODEL, write_folder, write_repository
 from support.models.adapters import make_adapter
@@ -95,16 +95,6 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
         "late",
     ]
     assert [row["title"] for row in value["left_out"]] == ["a/t5"]
-
-
-@pytest.mark.mlx
-def test_daemon_answers_with_what_init_has_found(stocked: Path) -> None:
-    with Piped("start", **variables(stocked)) as started:
-        assert started.line().startswith("listening at ")
-        asked = ("generate", "tiny-llama", "hello", "--max-tokens", "3")
-        done = run_cli(*asked, **variables(stocked))
-        assert done.returncode == 0, done.stderr
-        assert started.interrupt()[0] == 0
 
 
 def test_init_leaves_a_file_that_exists(home: Path) -> None:

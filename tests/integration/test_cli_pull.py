@@ -221,6 +221,7 @@ def test_last_words_of_a_dead_download_are_the_hint(
 
 
 def test_search_lists_what_fits_and_short_names_need_no_hub(hub: LocalHub, home: Path) -> None:
+    hub.add("of--two/other", FILES)  # a name that the cache has no folder for
     found = json.loads(mlxsup(hub, home, "search", "OTHER", "--json").stdout)
     [one] = found["models"]
     assert (one["repo"], one["downloads"], one["fits"]) == (OTHER, 7, True)

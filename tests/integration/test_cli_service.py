@@ -176,7 +176,7 @@ def test_a_command_that_fails_is_named_with_its_last_words(played: PlayedService
     assert done.stderr.splitlines()[-2:] == [
         "error: `systemctl --user enable --now mlxsup.service` failed with exit code 1:"
         " Job failed.",
-        "hint: see `mlxsup service logs` and `mlxsup service status`",
+        "hint: see `mlxsup service status`",
     ]
 
 
@@ -209,11 +209,10 @@ def test_a_systemd_that_does_not_answer_gets_one_sentence_and_the_next_step(
     assert played.files() == []
 
 
-@pytest.mark.parametrize("command", ["install", "uninstall", "status", "logs"])
+@pytest.mark.parametrize("command", ["install", "uninstall", "status"])
 def test_a_machine_without_systemctl(played: PlayedServiceManagers, command: str) -> None:
     played.install()
-    for program in ("systemctl", "journalctl"):
-        played.remove(program)
+    played.remove("systemctl")
     where = ["--config", str(played.config)] if command == "install" else []
     done = played.run(command, *where, PATH=f"{played.home.parent}/bin")
     assert done.returncode == 1
@@ -231,7 +230,7 @@ def test_without_a_configuration_it_says_how_to_get_one(played: PlayedServiceMan
     assert played.files() == []
 
 
-# ---------------------------------------------------------------- uninstall, status, logs
+# ---------------------------------------------------------------- uninstall, status
 
 
 def test_uninstall_stops_and_removes_what_install_has_written(
@@ -285,27 +284,8 @@ def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> N
     assert done.returncode == 0
     assert "last exit  78" in done.stdout.splitlines()
     assert "pid" not in done.stdout
-    assert "`mlxsup service logs` may show why it does not run" in done.stderr
-
-
-def test_logs_are_those_of_the_unit(played: PlayedServiceManagers) -> None:
-    played.answer("journalctl.--user-unit", "echo one; echo two")
-    done = played.run("logs", "-n", "7")
-    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
-    assert played.calls == [
-        "journalctl --user-unit mlxsup.service --lines 7 --no-pager --output=short-iso"
-    ]
-    played.run("logs", "--follow", "--system")
-    [followed] = played.calls
-    assert followed.startswith("journalctl --unit mlxsup.service --lines 50 ")
-    assert followed.endswith(" --follow")
-    lines = played.run("logs", "--json").stdout.splitlines()
-    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
-    assert [json.loads(line)["line"] for line in lines] == ["one", "two"]
-    played.answer("journalctl.--user-unit", "echo 'no rights' >&2; exit 1")
-    done = played.run("logs")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "error: journalctl: no rights" in done.stderr
+    assert "log        journalctl --user-unit mlxsup.service" in done.stdout.splitlines()
+    assert "its log may show why it does not run" in done.stderr
 
 
 # ---------------------------------------------------------------- start --service

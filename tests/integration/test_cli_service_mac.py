@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import plistlib
 import subprocess
@@ -18,7 +17,6 @@ from mlxsup.cli.service import launchd
 from support.cli.cli import TIME_LIMIT_S, environment
 from support.cli.played_service_managers import PlayedServiceManagers
 from support.daemon import warm
-from support.gateway.json_schemas import problems
 
 PROGRAM = """
 import sys
@@ -88,6 +86,8 @@ def test_install_twice_force_and_uninstall(mac: Mac) -> None:
     assert mac.job()["ExitTimeOut"] == 115
     status = mac.value("status")
     assert (status["manager"], status["service"]["pid"]) == ("launchd", 4711)
+    log = f"log        tail -n 50 {mac.home.parent}/logs/service.out"
+    assert log in mac.run("status").stdout.splitlines()
     done = mac.run("uninstall")
     assert (done.returncode, done.stdout) == (0, f"removed: {mac.plist}\n")
     assert done_by(mac) == ["bootout"]
@@ -101,18 +101,6 @@ def test_uninstall_of_a_job_that_launchd_does_not_know_removes_the_file(mac: Mac
     assert mac.value("status")["service"]["state"] == "not loaded"
     assert mac.run("uninstall").returncode == 0
     assert (done_by(mac), mac.files()) == ([], [])
-
-
-def test_logs_are_what_the_job_has_printed(mac: Mac) -> None:
-    done = mac.run("logs")
-    assert done.returncode == 1
-    assert "mlxsup service install" in done.stderr
-    mac.install()
-    (mac.home.parent / "logs" / "service.out").write_text("one\ntwo\nthree\n")
-    done = mac.run("logs", "-n", "2", "--json")
-    lines = done.stdout.splitlines()
-    assert [json.loads(line)["line"] for line in lines] == ["two", "three"]
-    assert [found for line in lines for found in problems(line, ["service", "logs"])] == []
 
 
 class Clock:

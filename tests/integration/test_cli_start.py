@@ -140,13 +140,9 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
     ]
 
 
-@pytest.mark.parametrize("is_detached", [True, False], ids=["detached", "foreground"])
-def test_start_says_where_http_is_served_or_who_has_the_port(
-    home: Path, *, is_detached: bool
-) -> None:
+def test_start_says_where_http_is_served_or_who_has_the_port(home: Path) -> None:
     first = written(home / "a.toml", f'[supervisor]\nruntime_dir = "a"\n{FAKE}')
     other = written(home / "b.toml", f'[supervisor]\nruntime_dir = "b"\n{FAKE}')
-    detach = ["--detach"] if is_detached else []
     try:
         done = run_cli("start", "--config", str(first), "--detach", "--http", "0")
         assert done.returncode == 0, done.stderr
@@ -156,7 +152,7 @@ def test_start_says_where_http_is_served_or_who_has_the_port(
         url, pid, page = said.groups()
         assert (page, url.startswith("http://127.0.0.1:")) == (url, True)
         port = url.rpartition(":")[2]
-        taken = run_cli("start", "--config", str(other), *detach, "--http", port)
+        taken = run_cli("start", "--config", str(other), "--http", port)
         assert (taken.returncode, taken.stdout) == (75, "")
         error, hint = taken.stderr.splitlines()
         assert error == (
@@ -167,14 +163,13 @@ def test_start_says_where_http_is_served_or_who_has_the_port(
             r"hint: use another port: `mlxsup start --http 127.0.0.1:\d+`, or .+", hint
         )
         assert run_cli("stop", "--config", str(other)).stdout.startswith("no daemon runs at ")
-        if is_detached:
-            # A port of the file may become free, so the daemon runs, and says what is wrong.
-            written(other, f'{other.read_text()}[gateway]\nlisten = "127.0.0.1:{port}"\n')
-            runs = run_cli("start", "--config", str(other), *detach)
-            assert (runs.returncode, runs.stdout.count("\n")) == (0, 1)
-            assert "warning: HTTP is not served, and is tried again: 127.0.0.1:" in runs.stderr
-            assert f"is taken by the gateway of another mlxsup daemon (pid {pid})" in runs.stderr
-        again = run_cli("start", "--config", str(first), *detach, "--http", port)
+        # A port of the file may become free, so the daemon runs, and says what is wrong.
+        written(other, f'{other.read_text()}[gateway]\nlisten = "127.0.0.1:{port}"\n')
+        runs = run_cli("start", "--config", str(other), "--detach")
+        assert (runs.returncode, runs.stdout.count("\n")) == (0, 1)
+        assert "warning: HTTP is not served, and is tried again: 127.0.0.1:" in runs.stderr
+        assert f"is taken by the gateway of another mlxsup daemon (pid {pid})" in runs.stderr
+        again = run_cli("start", "--config", str(first), "--http", port)
         assert "is already running in" in again.stderr, "its own port is no matter then"
         loaded = run_cli("start", "m", "--config", str(first))
         assert (loaded.returncode, "READY" in loaded.stdout) == (0, True)

@@ -106,11 +106,11 @@ def test_a_process_that_works_is_waited_for(
     script = (
         "import time\n"
         "from mlxsup.supervisor.memory import folder_reader\n"
-        "end = time.monotonic() + 8\n"
+        "end = time.monotonic() + 4\n"
         "while time.monotonic() < end: pass\n"
         "folder_reader.main()\n"
     )
-    [found] = look(place, estimates=Estimates([sys.executable, "-c", script], quiet_s=3.0))
+    [found] = look(place, estimates=Estimates([sys.executable, "-c", script], quiet_s=1.5))
     assert found.estimate is not None
 
 
@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_asked_about_is_measured_and_says_why(
     monkeypatch.setattr(estimates_module, "WORK_S", 0.01)  # a busy machine leaves it little
     paths = ["a", "deadly", "b", "busy", "silent", "huge", "refused", "c"]
     argv = [sys.executable, "-c", ENGINE]
-    found = asyncio.run(ask_engine(unasked(*paths), argv=argv, quiet_s=5.0))
+    found = asyncio.run(ask_engine(unasked(*paths), argv=argv, quiet_s=2.0))
     ended = "the process that asked mlx-lm has ended (signal 9)"
     slow = "mlx-lm takes too long to build it"
     assert {path: one.remark for path, one in found.items()} == {

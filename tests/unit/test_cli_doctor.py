@@ -75,7 +75,6 @@ class Machine:
         self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
         self.patch(machine_module, "find_backend", lambda: "metal")
         self.patch(psutil, "disk_partitions", lambda **_: [])
-        self.patch(psutil, "process_iter", lambda _: [])
         self.budget(48 * GIB)
         self.patch(running, "ask_status", lambda _: (None, ""))
         self.patch(running, "lock_holder", lambda _: None)
@@ -106,11 +105,6 @@ class Machine:
     def needs(self, version: str | None) -> None:
         self.patch(installed, "_requirements", lambda: ["mlx<0.33,>=0.32.2"])
         self.patch(installed, "version_of", lambda _: version)
-
-    def token(self, mode: int) -> None:
-        (self.home / "hub").mkdir()
-        (self.home / "hub" / "token").touch()
-        (self.home / "hub" / "token").chmod(mode)
 
     def gateway(
         self,
@@ -150,7 +144,7 @@ class Machine:
         setting = Setting(**self.setting)
         checks = (
             installed.check_software, installed.check_configuration, installed.check_models,
-            installed.check_downloads, installed.check_token, installed.check_folders,
+            installed.check_downloads, installed.check_folders,
             installed.check_memory, running.check_daemon, running.check_services,
         )  # fmt: skip
         return [one for check in checks for one in check(setting)]
@@ -191,16 +185,6 @@ def lock_names(machine: Machine, pid: int) -> None:
 def left_sockets(machine: Machine) -> None:
     lock_names(machine, 10**9)
     (machine.home / "run" / "client.sock").touch()
-
-
-def other_daemons(machine: Machine, count: int) -> None:
-    held = SimpleNamespace(path=str(machine.home / "other" / "lock"))
-    info = {
-        "cmdline": ["python", "/bin/mlxsup", "start"],
-        "uids": SimpleNamespace(real=os.getuid()), "memory_info": None,
-    }  # fmt: skip
-    process = SimpleNamespace(pid=9, info=info, open_files=lambda: [held])
-    machine.patch(psutil, "process_iter", lambda _: [process] * count)
 
 
 IN_USE = OSError(errno.EADDRINUSE, "in use")
@@ -258,8 +242,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "no room": (
         lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 8)),
         "problem", " MiB left", ""),
-    "a token that its group can read": (
-        lambda m: m.token(0o640), "note", "other users can read the token", "chmod 600 "),
     "another version runs": (
         lambda m: m.runs(version="0.0.9"), "problem", "the daemon has version 0.0.9", ""),
     "another configuration runs": (
@@ -276,10 +258,6 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "the pid of a daemon is another program's": (
         lambda m: lock_names(m, os.getpid()), "note", "which is now another program", "mlxsup st"),
     "a daemon was killed": (left_sockets, "note", "was killed and left its socket", "mlxsup st"),
-    "another daemon": (
-        lambda m: other_daemons(m, 1), "note", "another daemon runs at ipc://", ""),
-    "two other daemons": (
-        lambda m: other_daemons(m, 2), "note", "client.sock (pid 9), ipc://", ""),
     "no such address": (
         lambda m: m.gateway(OSError(99, "Cannot assign")), "problem",
         "127.0.0.1:8484 cannot be used: Cannot assign", ""),
@@ -317,7 +295,6 @@ def test_a_defect_is_named_with_why_and_what_to_do(machine: Machine, name: str) 
     pytest.param(lambda m: m.gateway(None), id="with a gateway to come"),
     pytest.param(lambda m: m.gateway(IN_USE, {"address": "127.0.0.1:8484"}), id="and its own"),
     pytest.param(lambda m: m.job(), id="with a job"),
-    pytest.param(lambda m: m.token(0o600), id="with a token"),
     pytest.param(lambda m: m.plans(), id="with models that fit"),
     pytest.param(lambda m: m.has(places=m.setting["places"] * 2), id="with a file named twice"),
 ])  # fmt: skip

@@ -51,11 +51,15 @@ def test_a_reload_sees_where_a_revision_went(cache: Path) -> None:
     [model] = read(text).models
     assert model.launch.path == f"{cache}/models--{REPO.replace('/', '--')}"
     assert not Path(model.launch.path).exists()
+    assert model.download is not None
     write_repository(cache, commit="a" * 40)
     for commit in ("b" * 40, "c" * 40):
         snapshot = write_repository(cache, commit=commit, revision="v2")
         [model] = read(text).models
         assert (model.launch.path, model.revision) == (str(snapshot), "v2")
+        assert model.download is None, "it is complete"
+    (snapshot / "model.safetensors").unlink()
+    assert read(text).models[0].download is not None
 
 
 def test_source_of_an_entry_is_never_mixed_with_that_of_the_defaults(

@@ -111,7 +111,7 @@ def test_key_is_set_among_lines_that_stay_and_taken_out_again(
 REFUSED = {
     "a wrong value": ("models.a.max_concurrency", "many", "usage", "from 1 to 1024, not"),
     "more than a value": ("defaults.preload", "true\npinned = true", "usage", "true or false"),
-    "nested without end": ("models.a.aliases", "[" * 4000, "usage", "must have names"),
+    "nested without end": ("models.a.aliases", "[" * 4000, "usage", "must be an array of names"),
     "a value beyond the rules": ("models.a.revision", "v2", "usage", "needs repo"),
     "a name that is taken": ("models.a.aliases", "a.c", "usage", "already means"),
     "an unknown key": ("models.a.pined", "true", "usage", "did you mean pinned"),

@@ -17,19 +17,26 @@ from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.settings import ModelSettings
 from mlxsup.supervisor.memory import estimator as estimator_module
 from mlxsup.supervisor.memory.estimator import (
     MemoryEstimator,
     check_memory,
     check_needs,
     measured_by,
+    needs_without_daemon,
 )
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import find_budget
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
 
 from support.daemon.estimates_here import UNSERVED, estimated, estimates_here
-from support.models.safetensors_files import llama_arrays, llama_config, write_folder
+from support.models.safetensors_files import (
+    llama_arrays,
+    llama_config,
+    write_folder,
+    write_weights,
+)
 
 __all__ = ["estimates_here"]
 
@@ -313,6 +320,22 @@ def test_a_measurement_without_layers_leaves_the_estimate_and_its_remark(
     weights = Figure(size_bytes=1000, source=Source.MEASURED)
     assert need_of(settings, measurements) == replace(before, weights=weights, own=own)
     assert before.remark == UNSERVED
+
+
+def test_a_command_counts_the_adapters_of_a_model(
+    tmp_path: Path, llama: LaunchSettings, measurements: Measurements
+) -> None:
+    (tmp_path / "poet").mkdir()
+    write_weights(tmp_path / "poet" / "adapters.safetensors", llama_arrays())
+    name = ModelName("m")
+    launches = (llama, replace(llama, adapters={"poet": str(tmp_path / "poet")}))
+    plain, wise = (
+        needs_without_daemon([ModelSettings(name=name, launch=one)], "cpu", measurements)[name]
+        for one in launches
+    )
+    assert isinstance(plain, Need)
+    assert isinstance(wise, Need)
+    assert wise.weights.size_bytes > plain.weights.size_bytes
 
 
 # ---------------------------------------------------------------- the fake engine

@@ -13,7 +13,6 @@ import pytest
 
 from mlxsup.supervisor.memory import machine
 from mlxsup.supervisor.memory.machine import (
-    DeviceMemory,
     NoDeviceMemoryError,
     control_group_limit,
     device_budget,
@@ -62,11 +61,10 @@ def test_a_mac_recommends_a_working_set(total: int, wired: int, size: float, rea
 
 
 def test_on_a_gpu_what_others_hold_is_not_there() -> None:
-    device = DeviceMemory(total_bytes=80 * GIB, used_bytes=30 * GIB)
-    found = device_budget(device, own_bytes=20 * GIB)
+    found = device_budget(80 * GIB, 30 * GIB, own_bytes=20 * GIB)
     assert (found.size_bytes, found.machine_bytes) == (70 * GIB, 80 * GIB)
     assert found.reason == "80.00 GiB of GPU memory less 10.00 GiB that others hold"
-    assert device_budget(device, own_bytes=31 * GIB).size_bytes == 80 * GIB
+    assert device_budget(80 * GIB, 30 * GIB, own_bytes=31 * GIB).size_bytes == 80 * GIB
 
 
 # ---------------------------------------------------------------- control groups
@@ -178,7 +176,7 @@ def test_nvidia_smi_is_asked_about_the_first_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "nvidia-smi", f'[ "$*" = "{SMI}" ] && echo "81559, 523"')
-    assert machine.read_device() == DeviceMemory(total_bytes=81559 * 2**20, used_bytes=523 * 2**20)
+    assert machine.read_device() == (81559 * 2**20, 523 * 2**20)
     assert find_budget(None, "cuda").size_bytes == (81559 - 523) * 2**20
 
 

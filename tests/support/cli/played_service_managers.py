@@ -1,4 +1,4 @@
-"""systemctl, loginctl, journalctl and launchctl, played: they note what they are asked."""
+"""systemctl, loginctl and launchctl, played: they note what they are asked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ done
 exit 0
 """
 
-PROGRAMS = ("systemctl", "loginctl", "journalctl", "launchctl")
+PROGRAMS = ("systemctl", "loginctl", "launchctl")
 
 STATE = (
     "ActiveState=active\\nSubState=running\\nMainPID=4711\\nUnitFileState=enabled\\n"
