@@ -91,7 +91,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
 
     @offset.setter
     def offset(self, value: mx.array) -> None:
-        """Do nothing: who sets it, as models of mlx-vlm do, sets the padding as well."""
+        """Do nothing: models of mlx-vlm, which set it, set the padding as well."""
 
     @property
     def left_padding(self) -> mx.array:
