@@ -442,15 +442,19 @@ class RankState(Record):
 
     Attributes:
         rank: its place among the hosts of the configuration, from 1.
+        name: of the rank and its host, for people.
         state: `starting` until its first frame, then `loading`, then `ready`; `stopped` without a
             process; `left out` if the others serve the model without it.
         silent_s: seconds since its latest frame.
+        is_behind: whether it has not begun the latest call, or has become silent.
         active_bytes: memory that its arrays took after the load.
     """
 
     rank: int = 0
+    name: str = ""
     state: str = "stopped"
     silent_s: float = 0.0
+    is_behind: bool = False
     active_bytes: int = 0
 
 
@@ -481,7 +485,6 @@ class Heartbeat(Message):
             compiles or plans something for each; what the warm-up has run is not among them.
         shapes_s: how long these steps took.
         ranks: the other ranks of its group, from rank 1.
-        waits_for: the ranks of a group that are behind, for people; empty: none.
     """
 
     TYPE: ClassVar[str] = "heartbeat"
@@ -505,7 +508,6 @@ class Heartbeat(Message):
     shapes_seen: int = 0
     shapes_s: float = 0.0
     ranks: list[RankState] = field(default_factory=list)
-    waits_for: str = ""
 
 
 @record

@@ -77,7 +77,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What must be the same on every host of a group, known before anything is imported.
+    """The facts about files that all hosts of a group must share, known before any import.
 
     Attributes:
         fingerprint: of the model's files.

@@ -40,8 +40,6 @@ class Board:
 
     Attributes:
         ranks: returns the other ranks of a group, on the thread of the beats.
-        waits_for: the other ranks of a group that are behind, as the thread that hears them has
-            published it.
 
     Args:
         clock: monotonic seconds.
@@ -49,7 +47,6 @@ class Board:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.ranks: Callable[[], list[RankState]] = list
-        self.waits_for = ""
         self._clock = clock
         # They grow with each step, and a beat may be a step ahead in one: they only make ratios.
         self._costs: dict[str, Any] = {
@@ -103,13 +100,7 @@ class Board:
         """Make the message for the supervisor."""
         said = dict(self._said)
         phase_s = max(0.0, self._clock() - said.pop("since"))
-        return Heartbeat(
-            phase_s=phase_s,
-            ranks=self.ranks(),
-            waits_for=self.waits_for,
-            **said,
-            **self._costs,
-        )
+        return Heartbeat(phase_s=phase_s, ranks=self.ranks(), **said, **self._costs)
 
 
 class Signs:

@@ -211,7 +211,7 @@ class Life:
             end_beats=self.heartbeat.stop,
         )
         if self._spec.hosts:
-            group = GroupEngine(self._spec, self._clock.now, reach, self.board)
+            group = GroupEngine(self._spec, self._clock.now, reach)
             self.board.ranks = group.ranks
             return cast(Engine, group)
         return open_engine(self._spec, self._clock.now, reach=reach)

@@ -407,7 +407,7 @@ def _check_allowed(model: Model, request: Request) -> None:
 
 
 def _left_short(model: Model, request: Request) -> None:
-    """Let it wait until there is memory for its row again, whoever found that there is none."""
+    """Let a request wait until there is memory for its row again."""
     request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pauses.reason = PauseReason.MEMORY

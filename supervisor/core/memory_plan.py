@@ -59,7 +59,7 @@ LEAST_SHARE = 100
 # ---------------------------------------------------------------- one load
 
 SHORTAGE = "other programs hold the rest of the memory budget"
-"""Why a model waits that would fit if memory were not short."""
+"""The cause of the wait of a model that would fit if memory were not short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Refuse:
 
 
 Verdict = Admit | Evict | Swap | Wait | Refuse
-"""What follows for one model that is to be loaded."""
+"""The outcome for a model that is to be loaded."""
 
 
 def verdict_on(request: LoadRequest, view: MemoryView) -> Verdict:

@@ -113,7 +113,7 @@ def test_key_is_shown_and_a_public_address_is_reached_at_loopback(
 
 
 def one_turn(daemon: HttpDaemon, home: Path, tool: str, *command: str) -> str:
-    """What a program prints that uses what was printed for it."""
+    """Return what a program prints after it has read the settings that `connect` printed."""
     program = shutil.which(command[0], path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         pytest.skip(f"there is no {command[0]}: npm install --prefix build/npm PACKAGE")

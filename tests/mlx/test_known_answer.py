@@ -1,4 +1,4 @@
-"""How ranks divide a model, and what the trial of a group lets pass; one rank, real collectives."""
+"""Ranks divide a model, and the trial of a group refuses wrong results; one rank, real sums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG: dict[str, Callable[[list[mx.array]], mx.array]] = {
     "after five messages": lambda sums: sums[-1] * (0.7 if len(sums) > 5 else 1.0),
     "not a number": lambda sums: sums[-1] * (float("nan") if len(sums) > 5 else 1.0),
 }
-"""What is wrong, in the same way in all ranks: makes the latest sum of those so far wrong."""
+"""Functions that make the latest of the sums so far wrong, in the same way in all ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def test_every_type_that_hosts_can_divide_passes(name: str, tmp_path: Path) -> N
 def shared(folder: Path, parallel: str, ranks: int = 1) -> str:
     """Return how so many ranks divide the model in a folder."""
     model, _ = load_model(folder, lazy=True)
-    group = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
-    return take_share(model, check_folder(folder, lambda share: None), group, parallel)  # type: ignore[arg-type]
+    group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
+    return take_share(model, check_folder(folder, lambda share: None), group, parallel)
 
 
 def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the campaign makes of answers and samples."""
+"""The campaign judges answers and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `connect` prints for other programs, and what `launch` starts agents with."""
+"""`connect` prints settings for other programs, and `launch` starts agents with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def site(*, name: str = "m", context: int | None = 40_000, key: str = ANY_KEY) -
 
 
 def meaning(found: Settings) -> Any:
-    """What the text for a program's file means."""
+    """Parse the text for a program's file."""
     read = {".toml": tomllib.loads, ".json": json.loads}
     return read[found.path.suffix](found.text)
 

@@ -48,7 +48,7 @@ STAT = "anon 5000\nfile 1073741824\ninactive_file 805306368\nactive_file 2684354
 
 
 def machine(folder: Path, group: str = "0::/box\n", **files: str) -> Reading:
-    """What is read of a machine in a folder; `files`: of its group, by their names."""
+    """Read a machine's memory in a folder; `files`: of its group, by their names."""
     for name, text in {
         "own": group,
         "stalls": STALLS.format(some="0.00", full="0.00"),

@@ -28,7 +28,6 @@ from ..engine import (
 )
 from ..engines.fake.engine import Reach
 from ..engines.opening import identify, open_engine, prepare
-from ..heartbeat import Board
 from .agreement import check_facts, check_greeting, free_address
 from .followers import Follower, Followers
 from .frames import Call, Plan, pack_arguments
@@ -38,10 +37,10 @@ HELLO_LIMIT_S = 60.0
 """How long all ranks may take to say what they are."""
 
 MEMORY_LIMIT_S = 10.0
-"""How long the memory of a host may take to be free: that of an earlier rank, for example."""
+"""A load waits so long for memory of a host, which an earlier rank may be about to free."""
 
 OWN_BYTES = 2**29
-"""What a rank takes besides its share of the weights, at least."""
+"""A rank takes so much besides its share of the weights, at least."""
 
 LOOK_S = 0.05
 """How often a load that waits for other ranks looks for an Exit of the supervisor."""
@@ -58,16 +57,13 @@ class GroupEngine:
         spec: of the worker, with at least two hosts.
         clock: seconds that this process has worked.
         reach: see `open_engine`.
-        board: see `Followers`; the ranks start at once.
     """
 
-    def __init__(
-        self, spec: LaunchSpec, clock: Callable[[], float], reach: Reach | None, board: Board
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, clock: Callable[[], float], reach: Reach | None) -> None:
         self._spec = spec
         self._clock = clock
         self._reach = reach
-        self._followers = Followers(spec, board)
+        self._followers = Followers(spec)
         self._engine: Engine | None = None
         self._replay: Replay | None = None
         self._warnings: list[str] = []
@@ -144,7 +140,7 @@ class GroupEngine:
 
     def ranks(self) -> list[RankState]:
         """Return the states of the other ranks, from rank 1; on any thread."""
-        return [] if self._followers is None else [one.state() for one in self._followers.ranks]
+        return [one.state() for one in self._followers.ranks]
 
     def _report_slowest(self, report: ReportProgress) -> ReportProgress:
         """Report progress, and wait before the first pass until every rank has its weights: a rank

@@ -24,7 +24,6 @@ from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line
 from mlxsup.protocol.worker_messages import RankState
 
-from ..heartbeat import Board
 from .frames import (
     TO_LEADER,
     Beat,
@@ -114,12 +113,15 @@ class Follower:
     def state(self) -> RankState:
         """Return its state for people."""
         if self.greeting is None:
-            return RankState(rank=self.rank, state="starting")
-        silent_s = self.silent * PULSE_S
-        if self.loaded is None:
-            return RankState(rank=self.rank, state="loading", silent_s=silent_s)
-        held = self.loaded.active_bytes
-        return RankState(rank=self.rank, state="ready", silent_s=silent_s, active_bytes=held)
+            return RankState(rank=self.rank, name=str(self), state="starting")
+        return RankState(
+            rank=self.rank,
+            name=str(self),
+            state="ready" if self.loaded else "loading",
+            silent_s=self.silent * PULSE_S,
+            is_behind=self.silent > 1 or self.begun < self.sent,
+            active_bytes=self.loaded.active_bytes if self.loaded else 0,
+        )
 
     def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"rank-{self.rank}-{name}", daemon=True)
@@ -222,11 +224,9 @@ class Followers:
 
     Args:
         spec: the leader's launch spec, with at least two hosts.
-        board: where it is published which ranks are behind.
     """
 
-    def __init__(self, spec: LaunchSpec, board: Board) -> None:
-        self._board = board
+    def __init__(self, spec: LaunchSpec) -> None:
         self._losing = threading.Lock()
         self._is_over = threading.Event()
         self.news = threading.Event()
@@ -273,8 +273,6 @@ class Followers:
         Pulses are counted, not seconds: if this process was stopped, so were they, perhaps.
         """
         while not self._is_over.wait(PULSE_S):
-            behind = [one for one in self.ranks if one.silent > 1 or one.begun < one.sent]
-            self._board.waits_for = " and ".join(map(str, behind))
             for follower in list(self.ranks):
                 follower.ping()
                 if follower.greeting is None:

@@ -183,7 +183,7 @@ class Watch:
         is_same_moment = (message.sent, message.received) == (self.heard, self.told)
         self.lost = max(0, given - message.requests) if is_same_moment else 0
         self.is_preparing = message.preparing > 0
-        self.waits_for = message.waits_for
+        self.waits_for = " and ".join(one.name for one in message.ranks if one.is_behind)
         self.beat_at = now
         self._is_alive(now)
 

@@ -179,7 +179,7 @@ def bounded(
     needs: Mapping[ModelName, Need], pinned: Collection[ModelName], budget_bytes: int
 ) -> dict[ModelName, Need]:
     """Return the needs, each raised no further than it fits into the budget next to the pinned
-    models. If a model can be loaded as all were appraised, it can be loaded whatever was raised.
+    models. A model that fits as it was appraised still fits after any of them was raised.
 
     Args:
         needs: of the models, in the order of the configuration.

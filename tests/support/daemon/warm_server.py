@@ -73,7 +73,8 @@ def import_everything() -> None:
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """What an interpreter, or the C library, reads when it starts; a warm one always buffers."""
+    """Return the variables that an interpreter or the C library reads when it starts; a warm one
+    always buffers."""
     prefixes = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
     read = {k: v for k, v in environment.items() if v and k.startswith(prefixes)}
     read.pop("PYTHONUNBUFFERED", None)
@@ -102,7 +103,7 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 
 def is_own(args: Sequence[str]) -> bool:
-    """Whether it is `python -P -m mlxsup.…`, in this interpreter, where these can be forked.
+    """True for `python -P -m mlxsup.…` in this interpreter, where these can be forked.
 
     The downloader is not: its library reads the environment when it is imported.
     """
@@ -150,7 +151,7 @@ def _run_instead(
                 pass
             case message:
                 print(message, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as an interpreter ends
+    except BaseException:  # noqa: BLE001 - nothing may return into the parent's frames
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -162,7 +163,7 @@ def renew_streams() -> None:
     """Those of the parent know whether its own files were terminals, and could seek."""
     for place, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
-        new = open(  # noqa: SIM115 - until the end
+        new = open(  # noqa: SIM115 - it stays open until the process ends
             place,
             "w" if place else "r",
             buffering=1 if name == "stderr" else -1,
@@ -175,7 +176,7 @@ def renew_streams() -> None:
 
 
 def name_process(args: Sequence[str]) -> None:
-    """Has the system show these words as the command line, as far as the server's has room."""
+    """Make the system show these words as the command line, as far as the server's has room."""
     begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     words = b"\0".join(os.fsencode(word) for word in args)[: end - begin - 1]
     ctypes.memmove(begin, words.ljust(end - begin, b"\0"), end - begin)

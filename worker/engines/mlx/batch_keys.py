@@ -86,7 +86,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
 
     @property
     def offset(self) -> mx.array:
-        """Where the next token of each row stands (rows,); not to be written to."""
+        """Return the place of each row's next token (rows,); not to be written to."""
         return self._counts.array("offset", tuple(self._idx - left for left in self.padding))
 
     @offset.setter
@@ -95,7 +95,7 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
 
     @property
     def left_padding(self) -> mx.array:
-        """See `padding` (rows,); not to be written to."""
+        """Return `padding` (rows,); not to be written to."""
         return self._counts.array("left_padding", self.padding)
 
     @left_padding.setter
