@@ -21,6 +21,7 @@ from mlxsup.protocol.worker_messages import (
     Hello,
     LoadProgress,
     PrefillProgress,
+    RankState,
     Ready,
     Rejected,
     Rendered,
@@ -150,6 +151,17 @@ def test_work_is_stuck_after_its_limit_and_four_predictions(phase: WorkerPhase) 
     watch.looked(is_stopped=False, now=37.4)
     assert watch.judge(37.4, LIMIT_S, 1) is not Alarm.STUCK
     assert watch.judge(37.5, LIMIT_S, 1) is Alarm.STUCK
+
+
+def test_step_that_does_not_end_names_the_ranks_that_are_behind() -> None:
+    watch = Watch.over(0.0)
+    ranks = [
+        RankState(rank=1, name="rank 1 (near)"),
+        RankState(rank=2, name="rank 2 (far)", is_behind=True),
+    ]
+    watch.beat(replace(beat(WorkerPhase.DECODE, phase_s=5.0), ranks=ranks), 1, 20.0)
+    said = "step 1 (decode) did not end in 5.0 s; it waits for rank 2 (far)"
+    assert watch.describe(20.0) == said
 
 
 def test_step_begins_at_its_first_beat() -> None:
