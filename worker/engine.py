@@ -64,10 +64,12 @@ class Rank:
     Attributes:
         number: 0 for the leader, which is the worker.
         addresses: where each rank listens, `ip:port`, by number.
+        backend: MLX's way of connecting them, `ring` or `nccl`.
     """
 
     number: int
     addresses: tuple[str, ...]
+    backend: str = "ring"
 
     @property
     def size(self) -> int:

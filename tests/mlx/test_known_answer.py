@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 from mlx_lm.utils import _get_classes, load_model
 
-from mlxsup.worker.engine import BadLaunchError, BadModelError, DivergedError
+from mlxsup.worker.engine import (
+    BadLaunchError,
+    BadModelError,
+    DivergedError,
+    NoDeviceError,
+    Rank,
+)
 from mlxsup.worker.engines.mlx.folder import check_folder
 from mlxsup.worker.engines.mlx.known_answer import check_layer
-from mlxsup.worker.engines.mlx.ranks import take_share
+from mlxsup.worker.engines.mlx.ranks import choose_backend, join, take_share
+from mlxsup.worker.engines.opening import prepare
 
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE, model_file
 from support.models.tiny_model import make_tiny_model
+from support.worker.mlx_rows import make_spec
 
 pytestmark = pytest.mark.mlx
 
@@ -78,11 +88,12 @@ def test_every_type_that_hosts_can_divide_passes(name: str, tmp_path: Path) -> N
     try_layer(make_model(tmp_path / "model", name), 300)
 
 
-def shared(folder: Path, parallel: str, ranks: int = 1) -> str:
+def shared(folder: Path, parallel: str, ranks: int = 1, backend: str = "ring") -> str:
     """Return how so many ranks divide the model in a folder."""
     model, _ = load_model(folder, lazy=True)
     group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
-    return take_share(model, check_folder(folder, lambda share: None), group, parallel)
+    checked = check_folder(folder, lambda share: None)
+    return take_share(model, checked, group, parallel=parallel, backend=backend)
 
 
 def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Path) -> None:
@@ -96,5 +107,39 @@ def test_a_model_is_a_pipeline_if_its_type_can_be_one(folder: Path, tmp_path: Pa
         shared(folder, "auto", ranks=3)
     with pytest.raises(BadModelError, match=r'llama cannot be divided by pipeline; .* "tensor"'):
         shared(folder, "pipeline")
+    with pytest.raises(BadModelError, match=r'bailing.* by tensor; set parallel = "pipeline"$'):
+        shared(make_model(tmp_path / "pipeline", "bailing_hybrid"), "auto", backend="nccl")
+    assert shared(make_model(tmp_path / "both", "qwen2"), "auto", backend="nccl") == "tensor"
     with pytest.raises(BadModelError, match=r"mamba cannot be divided; remove hosts"):
         shared(make_model(tmp_path / "neither", "mamba"), "auto")
+
+
+def test_ranks_meet_through_nccl_on_the_private_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's build for CUDA reads these variables; without the last one NCCL takes another link."""
+    joined: list[str] = []
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(mx.distributed, "is_available", lambda backend: True)
+    monkeypatch.setattr(mx.distributed, "init", lambda *, strict, backend: joined.append(backend))
+    backend = choose_backend("auto")
+    join(Rank(number=1, addresses=("10.9.9.9:7001", "127.0.0.1:7002"), backend=backend))
+    assert joined == ["nccl"]
+    name = os.environ.pop("NCCL_SOCKET_IFNAME")
+    assert name.startswith("=")
+    assert name[1:] in psutil.net_if_addrs()
+    assert os.environ == {
+        "MLX_RANK": "1", "MLX_WORLD_SIZE": "2", "NCCL_HOST_IP": "10.9.9.9", "NCCL_PORT": "7001",
+    }  # fmt: skip
+    assert choose_backend("pipeline") == "ring"  # which NCCL cannot be
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpu", "taken"), [("", 1, "1"), ("2,3", 0, "2"), ("2,3", 1, "3")]
+)
+def test_a_rank_takes_its_place_among_the_gpus_that_cuda_shows(
+    shown: str, gpu: int, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": shown})
+    prepare(make_spec(tmp_path), gpu=gpu)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+    with pytest.raises(NoDeviceError, match=r"names 1 of this machine's GPUs, but 2 of its"):
+        prepare(make_spec(tmp_path), gpu=1)

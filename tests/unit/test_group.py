@@ -12,12 +12,14 @@ import pytest
 
 from mlxsup.protocol.codec import DecodeError
 from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.launch import GroupHost
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.engines.mlx.ranks import identify_folder
 from mlxsup.worker.group.agreement import check_greeting
+from mlxsup.worker.group.followers import place_on_host
 from mlxsup.worker.group.frames import (
     TO_FOLLOWER,
     Beat,
@@ -65,7 +67,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
     call = Call(number=1, name="step", arguments=pack_arguments((), {}), digest=2**32 - 1)
-    for message in (Plan(rank=1, addresses=["127.0.0.1:1"]), call, Stop()):
+    for message in (Plan(rank=1, addresses=["127.0.0.1:1"], backend="ring"), call, Stop()):
         writer.ping()
         writer.write(message)
         assert reader.read() is None
@@ -127,3 +129,9 @@ def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_pat
     assert identify_folder(copy) == first
     assert identify_folder(make_tiny_model(tmp_path / "c", seed=1)) != first
     assert identify_folder(make_tiny_model(tmp_path / "d", config={"rope_theta": 5.0})) != first
+
+
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:
+    here, there = GroupHost(), GroupHost(ssh="there")
+    hosts = [here, there, here, there, here]
+    assert [place_on_host(hosts, rank) for rank in range(5)] == [0, 0, 1, 1, 2]

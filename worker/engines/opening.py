@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from mlxsup.protocol.launch import LaunchSpec
 
 from ..engine import Engine, ModelFiles, NoDeviceError, Rank
 from .fake.engine import FakeEngine, Reach, identify_fake
+
+SHOWN_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def open_engine(
@@ -56,21 +59,42 @@ def identify(spec: LaunchSpec) -> ModelFiles:
     return identify_folder(Path(spec.path))
 
 
-def prepare(spec: LaunchSpec) -> None:
+def prepare(spec: LaunchSpec, *, gpu: int) -> None:
     """Import what a load needs: connecting the ranks holds the interpreter's lock until all of them
     are there, so none may begin while another one still imports.
 
+    Args:
+        spec: of the process.
+        gpu: the place of the one that it takes among those that CUDA shows it.
+
     Raises:
-        NoDeviceError: MLX cannot be imported.
+        NoDeviceError: MLX cannot be imported, or CUDA shows too few GPUs.
     """
     if spec.engine == "fake":
         return
+    # CUDA looks at it once, when it is first used. Others ignore it.
+    shown = [name for name in os.environ.get(SHOWN_GPUS, "").split(",") if name]
+    if shown and gpu >= len(shown):
+        raise NoDeviceError(
+            f"{SHOWN_GPUS} names {len(shown)} of this machine's GPUs, but {gpu + 1} of its"
+            " processes serve the model, and each needs one"
+        )
+    os.environ[SHOWN_GPUS] = shown[gpu] if shown else str(gpu)
     try:
         from .mlx.imports import import_everything
 
         import_everything()
     except ImportError as error:
         raise NoDeviceError(f"MLX cannot be imported: {error}") from error
+
+
+def choose_backend(spec: LaunchSpec) -> str:
+    """Return how the ranks of a group connect, `ring` or `nccl`; ask after `prepare`."""
+    if spec.engine == "fake":
+        return "ring"
+    from .mlx.ranks import choose_backend as choose
+
+    return choose(spec.parallel)
 
 
 def _alike(spec: LaunchSpec) -> LaunchSpec:

@@ -27,7 +27,7 @@ from ..engine import (
     StepResult,
 )
 from ..engines.fake.engine import Reach
-from ..engines.opening import identify, open_engine, prepare
+from ..engines.opening import choose_backend, identify, open_engine, prepare
 from .agreement import check_facts, check_greeting, free_address
 from .followers import Follower, Followers
 from .frames import Call, Plan, pack_arguments
@@ -84,11 +84,12 @@ class GroupEngine:
         look()
         files = identify(self._spec)
         addresses = self._gather(files, look)
-        prepare(self._spec)
+        prepare(self._spec, gpu=0)
         self._wait(lambda one: one.progress is not None, look)
+        backend = choose_backend(self._spec)
         for number, one in enumerate(self._followers.ranks, 1):
-            one.send(Plan(rank=number, addresses=addresses))
-        rank = Rank(number=0, addresses=tuple(addresses))
+            one.send(Plan(rank=number, addresses=addresses, backend=backend))
+        rank = Rank(number=0, addresses=tuple(addresses), backend=backend)
         spec = replace(self._spec, hosts=())
         self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)
         facts = self._engine.load(self._report_slowest(report))

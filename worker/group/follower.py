@@ -93,11 +93,11 @@ class Follower:
                 fingerprint=files.fingerprint,
             )
         )
-        prepare(spec)
+        prepare(spec, gpu=who.gpu)
         self._report(LoadPhase.IMPORT, 1.0)
         plan = self._wait()
         assert isinstance(plan, Plan)
-        rank = Rank(number=plan.rank, addresses=tuple(plan.addresses))
+        rank = Rank(number=plan.rank, addresses=tuple(plan.addresses), backend=plan.backend)
         engine = open_engine(spec, time.perf_counter, rank=rank)
         facts = engine.load(self._report)
         held = engine.bytes_held()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -215,6 +215,11 @@ class Follower:
         return ExitCode.RANK_LOST, f"{self} was lost with {ended}{said}"
 
 
+def place_on_host(hosts: Sequence[GroupHost], rank: int) -> int:
+    """Return how many lower ranks run on the same machine as this one."""
+    return [one.ssh for one in hosts[:rank]].count(hosts[rank].ssh)
+
+
 class Followers:
     """All other ranks of the leader.
 
@@ -235,7 +240,8 @@ class Followers:
             follower = Follower(number, host, self)
             self.ranks.append(follower)
             launch = replace(spec, path=host.path or spec.path, hosts=(), token="", endpoint="")
-            follower.send(Who(launch=to_map(launch), address=host.address))
+            gpu = place_on_host(spec.hosts, number)
+            follower.send(Who(launch=to_map(launch), address=host.address, gpu=gpu))
         threading.Thread(target=self._pulse, name="group-pulse", daemon=True).start()
 
     def send(self, message: ToFollower) -> None:

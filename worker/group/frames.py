@@ -36,12 +36,14 @@ class Who(Message):
     Attributes:
         launch: its launch spec, with the path on its own host.
         address: the address of its host on which the ranks meet.
+        gpu: the place of its GPU among those of its host: each rank there takes another one.
     """
 
     TYPE: ClassVar[str] = "who"
 
     launch: dict[str, Any]
     address: str
+    gpu: int
 
 
 @record
@@ -51,12 +53,14 @@ class Plan(Message):
     Attributes:
         rank: its number; the leader is 0.
         addresses: where each rank listens, `ip:port`, rank 0 first.
+        backend: how they connect, see `Rank`.
     """
 
     TYPE: ClassVar[str] = "plan"
 
     rank: int
     addresses: list[str]
+    backend: str
 
 
 @record

@@ -274,8 +274,14 @@ class MlxEngine:
             model = self._open_model(
                 folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
-            if self._group is not None:
-                self._parallel = take_share(model, folder, self._group, self._spec.parallel)
+            if self._group is not None and self._rank is not None:
+                self._parallel = take_share(
+                    model,
+                    folder,
+                    self._group,
+                    parallel=self._spec.parallel,
+                    backend=self._rank.backend,
+                )
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
             weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)

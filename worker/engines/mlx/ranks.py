@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from mlxsup.protocol.model_files import is_tokenizer_file
 from mlxsup.protocol.version import VERSION
 
@@ -66,19 +68,33 @@ def _add_samples(digest: Any, path: Path) -> None:
             digest.update(file.read(BLOCK_BYTES))
 
 
+def choose_backend(parallel: str) -> str:
+    """Return how the ranks connect: through NCCL, if this MLX has it (its build for CUDA), and
+    unless they are a pipeline, because MLX's NCCL hands nothing from one rank to the next."""
+    import mlx.core as mx
+
+    has_nccl = parallel != "pipeline" and mx.distributed.is_available("nccl")
+    return "nccl" if has_nccl else "ring"
+
+
 def join(rank: Rank) -> mx.distributed.Group:
     """Connect to the other ranks, and return the group.
 
     Raises:
-        NoDeviceError: this MLX has no ring.
+        NoDeviceError: this MLX lacks the backend.
         RuntimeError: another rank is gone, or an address is taken.
     """
     import mlx.core as mx
 
     if rank.size == 1:
         return mx.distributed.init()  # the ring refuses a single rank
-    if not mx.distributed.is_available("ring"):
-        raise NoDeviceError("this build of MLX cannot connect hosts: it has no ring backend")
+    if not mx.distributed.is_available(rank.backend):
+        raise NoDeviceError(
+            f"this build of MLX has no {rank.backend}, with which it should connect to the first"
+            " host; install the same build on all of them"
+        )
+    if rank.backend == "nccl":
+        return _join_nccl(rank)
     with tempfile.TemporaryDirectory(prefix="mlxsup-") as folder:
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[address] for address in rank.addresses]))
@@ -86,7 +102,27 @@ def join(rank: Rank) -> mx.distributed.Group:
         return mx.distributed.init(strict=True, backend="ring")
 
 
-def take_share(model: Any, folder: ModelFolder, group: mx.distributed.Group, parallel: str) -> str:
+def _join_nccl(rank: Rank) -> mx.distributed.Group:
+    import mlx.core as mx
+
+    meeting, _, port = rank.addresses[0].rpartition(":")
+    os.environ |= {
+        "MLX_RANK": str(rank.number),
+        "MLX_WORLD_SIZE": str(rank.size),
+        "NCCL_HOST_IP": meeting,
+        "NCCL_PORT": port,
+    }
+    own, _, _ = rank.addresses[rank.number].rpartition(":")
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == own for one in addresses):
+            # Unasked, NCCL never takes the loopback, nor the private link before others.
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+    return mx.distributed.init(strict=True, backend="nccl")
+
+
+def take_share(
+    model: Any, folder: ModelFolder, group: mx.distributed.Group, *, parallel: str, backend: str
+) -> str:
     """Leave a rank's share of a model whose arrays were not read yet; return how it is divided.
 
     Args:
@@ -95,6 +131,7 @@ def take_share(model: Any, folder: ModelFolder, group: mx.distributed.Group, par
         group: the ranks.
         parallel: `tensor`, `pipeline`, or `auto` for the first of `pipeline` and `tensor` that the
             type of the model can do: pipelines hand on less, so less can go wrong.
+        backend: of the group; through `nccl` only `tensor` is possible.
 
     Raises:
         BadModelError: models of its type cannot be shared in this way.
@@ -112,10 +149,12 @@ def take_share(model: Any, folder: ModelFolder, group: mx.distributed.Group, par
             f"{config}: models of type {model_type} cannot be divided; remove hosts from its entry"
         )
     first = next(iter(possible))
-    way = first if parallel == "auto" else parallel
+    way = parallel
+    if parallel == "auto":
+        way = "tensor" if backend == "nccl" else first
     if way not in possible:
         raise BadModelError(
-            f"{config}: models of type {model_type} cannot be divided by {parallel}; set"
+            f"{config}: models of type {model_type} cannot be divided by {way}; set"
             f' parallel = "{first}"'
         )
     if way == "tensor":
