@@ -34,7 +34,7 @@ from mlxsup.protocol.states import ExitReason, FinishReason, State
 from .health.death_cause import ending_of
 from .health.poison import Verdict
 from .lifecycle.states import Backoff, Loading
-from .lifecycle.triggers import Died, GivenUp
+from .lifecycle.transitions import Died, GivenUp
 from .requests.ledger import Request, Stage
 
 if TYPE_CHECKING:

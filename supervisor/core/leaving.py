@@ -267,7 +267,6 @@ class Leaving:
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
         model.settle()
-        self._attaching.worker_lost(model.name)
         again: list[Request] = []
         for request in list(model.batch.running.values()):
             del model.batch.running[request.key]

@@ -478,12 +478,6 @@ class Model:
         request.cost.engine_s += engine_s
         self.queue.counters.charge(request.account, engine_s)
 
-    def has_left(self, before: State) -> None:
-        """Forget what requests and loads have said of how long it stays, once a trigger has made it
-        STOPPED."""
-        if self.life.state is State.STOPPED and before is not State.STOPPED:
-            self.keep_alive_s = None
-
     def forget_process(self) -> None:
         """Forget what was only true of the process, which is gone."""
         self.process = Process(machine_bytes=self.process.machine_bytes)

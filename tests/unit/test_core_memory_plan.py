@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim
 from mlxsup.supervisor.core.lifecycle.states import Urgency
-from mlxsup.supervisor.core.lifecycle.triggers import LacksMemory
+from mlxsup.supervisor.core.lifecycle.transitions import LacksMemory
 from mlxsup.supervisor.core.memory.fit import find_room, pins_problem
 from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (

@@ -192,12 +192,10 @@ class Draining(_Phase):
 
     Attributes:
         ends_at: when requests that still run are cut off.
-        ready_since: when it became READY.
     """
 
     STATE: ClassVar[State] = State.DRAINING
     ends_at: float
-    ready_since: float
 
     @property
     def deadline(self) -> float | None:
@@ -224,14 +222,12 @@ class Swapping(_Phase):
 
     Attributes:
         ends_at: when rows that have not left are cut off; they continue as after a crash.
-        ready_since: when it became READY.
         cause: the model that it makes room for, or the shortage that it goes for.
         ran: the highest class that it ran when it was chosen; None if it ran nothing.
     """
 
     STATE: ClassVar[State] = State.DRAINING
     ends_at: float
-    ready_since: float
     cause: ModelName | Shortage
     ran: Priority | None
 
@@ -251,7 +247,6 @@ class Stopping(_Phase):
         is_restart: whether a restart was asked for: it then comes up with a clean window.
         detail: a phrase that says what went wrong, or for whom it is swapped out; empty if it was
             only asked to go.
-        was_ready_s: how long it had been READY before.
     """
 
     STATE: ClassVar[State] = State.STOPPING
@@ -260,17 +255,11 @@ class Stopping(_Phase):
     escalates_at: float
     is_restart: bool
     detail: str
-    was_ready_s: float | None
 
     @property
     def deadline(self) -> float | None:
         """Return when the next stage begins, or the process is given up."""
         return self.escalates_at
-
-    @property
-    def is_last(self) -> bool:
-        """True if no harder stage is left."""
-        return self.stage is StopStage.KILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,42 +105,31 @@ class AlikeSteps:
         return cost_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charges:
-    """The charges of one step; all parts together are what the step cost.
-
-    Attributes:
-        requests: engine seconds by request, also of those that have ended while their row was
-            still in the batch.
-        repeated_s: engine seconds for tokens that had been computed before and were lost.
-        nobody_s: engine seconds of a step that computed no token.
-    """
-
-    requests: dict[RequestKey, float]
-    repeated_s: float = 0.0
-    nobody_s: float = 0.0
-
-
-def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], float]) -> Charges:
+def charge(
+    step: Step, engine_s: float, read_before: Callable[[RequestKey], float]
+) -> tuple[dict[RequestKey, float], float]:
     """Divide the cost of a step among the requests that it computed something for.
 
     Rows that decoded share the decode part equally; rows that read their prompt share the rest by
-    the tokens that were computed for them, so tokens from a cache are free. If nobody decoded, or
-    nobody read, the others pay for everything.
+    the tokens that were computed for them, so tokens from a cache are free. If no row decoded, or
+    none read, the others pay for everything.
 
     Args:
         engine_s: what it cost, in engine seconds, not negative: its duration, or less if several
             engines shared the device.
         read_before: how many tokens of a request's prompt and answer had been computed before
             this step, in this process or an earlier one; infinity for all of them.
+
+    Returns:
+        Engine seconds by request, also of those that have ended while their row was still in the
+        batch; and engine seconds for tokens that had been computed before and were lost. All of
+        them are what the step cost, unless it has computed no token.
     """
     rows = step.rows[step.between_steps :] if step.between_steps > 0 else step.rows
     decoded = {row.key for row in rows}
     read = [row for row in step.prefill if row.computed > 0] if step.prefill else ()
     if not read:
-        if not decoded:
-            return Charges(requests={}, nobody_s=engine_s)
-        return Charges(requests=dict.fromkeys(decoded, engine_s / len(decoded)))
+        return dict.fromkeys(decoded, engine_s / max(len(decoded), 1)), 0.0
     decode_s = engine_s * _decode_share(step) if decoded else 0.0
     requests = dict.fromkeys(decoded, decode_s / len(decoded)) if decoded else {}
     token_s = (engine_s - decode_s) / sum(row.computed for row in read)
@@ -152,7 +141,7 @@ def charge(step: Step, engine_s: float, read_before: Callable[[RequestKey], floa
         if again < row.computed:
             paid_s = requests.get(row.key, 0.0)
             requests[row.key] = paid_s + (row.computed - again) * token_s
-    return Charges(requests=requests, repeated_s=repeated * token_s)
+    return requests, repeated * token_s
 
 
 def _decode_share(step: Step) -> float:
@@ -222,8 +211,8 @@ class Meter:
             is_read = request.sent.tokens and not request.answers_while_reading
             return math.inf if is_read else request.cost.read_tokens
 
-        charges = charge(step, cost_s, read_before)
-        for key, seconds in charges.requests.items():
+        paid, repeated_s = charge(step, cost_s, read_before)
+        for key, seconds in paid.items():
             request = running.get(key)
             if request is not None:
                 model.pay(request, seconds)
@@ -231,12 +220,12 @@ class Meter:
             request = running.get(row.key)
             if request is not None and row.done > request.cost.read_tokens:
                 request.cost.read_tokens = row.done
-        model.totals.engine_s += sum(charges.requests.values())
-        model.totals.repeated_s += charges.repeated_s
+        model.totals.engine_s += sum(paid.values())
+        model.totals.repeated_s += repeated_s
         keys = [row.key for row in step.rows]
-        are_all = keys and len(keys) == len(charges.requests)
+        are_all = keys and len(keys) == len(paid)
         if are_all and not step.prefill and not step.between_steps:
-            payers = [running[key] for key in charges.requests if key in running]
+            payers = [running[key] for key in paid if key in running]
             model.totals.alike = AlikeSteps(device=device, payers=payers, keys=keys, at=now)
 
     def _settle_all(self) -> None:
