@@ -41,9 +41,9 @@ class _Running:
 class Downloads:
     """The downloads that run, each for the models that are PENDING because of it.
 
-    Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
-    given another entry no longer waits, and the download of which no model waits is ended. What has
-    arrived is kept on the disk.
+    Nothing else starts or ends one: it follows from the models that wait. A model that is unloaded,
+    removed or given another entry no longer waits, and the download of which no model waits is
+    ended. What has arrived is kept on the disk.
     """
 
     def __init__(self, outbox: Outbox) -> None:

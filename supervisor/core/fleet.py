@@ -486,7 +486,7 @@ class Fleet:
 
         That depends on the states of models, on what is reserved for each, on the warm pool and on
         the budget. If no model waits or makes room, and no more is reserved than there is, this is
-        so until one of these changes, whatever requests come and go.
+        so until one of these changes; requests that come and go change none of them.
         """
         if not (self._is_division_due or (self._touched and self._is_plan_due)):
             return

@@ -2,10 +2,10 @@
 
 Each request gets exactly one terminal message (P1), and `end` is the only place that sends it.
 
-`ask_to_leave` is the only way to make a running row leave without an end, whatever the reason.
-Until the worker confirms, the row runs: it holds its place, its tokens count, its end wins, a crash
-judges it. A pause accuses nobody. What leaves because a person wants it is PAUSED and waits outside
-the queue; everything else queues again: ahead of new requests, if the worker had accepted it.
+`ask_to_leave` is the only way to make a running row leave without an end. Until the worker has
+confirmed that, the row runs: it holds its place, its tokens count, its end wins, a crash judges it.
+A pause accuses no request. What leaves because a person wants it is PAUSED and waits outside the
+queue; everything else queues again: ahead of new requests, if the worker had accepted it.
 """
 
 from __future__ import annotations

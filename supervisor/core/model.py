@@ -468,7 +468,7 @@ class Model:
 
     def settle(self) -> None:
         """Charge what its requests have cost until now: before one of them leaves, and before
-        anybody looks."""
+        the charges are read."""
         alike, self.totals.alike = self.totals.alike, None
         if alike is not None:
             self.totals.engine_s += alike.charge(self.name, self.pay)

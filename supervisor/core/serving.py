@@ -233,7 +233,7 @@ class Serving:
     def tell_waiting(self, model: Model, now: float) -> None:
         """Notify those who asked for it of what they are waiting for, if that is news (`Queue`).
 
-        A change that concerns everybody is rare; otherwise few are looked at, however many wait.
+        A change that concerns all of them is rare; otherwise few are looked at, however many wait.
         """
         if not self.ledger.has_listeners:
             model.queue.skip_news()

@@ -355,7 +355,7 @@ class Life:
 
     @property
     def has_process(self) -> bool:
-        """True if a process is alive, even if nobody waits for its end any longer."""
+        """True if a process is alive, even if its end is no longer waited for."""
         return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
 
     @property
@@ -409,7 +409,7 @@ class Life:
     def keep_books(self) -> None:
         """Derive what stays reserved from the state, and from being pinned.
 
-        Without a process it is no more than the next one needs, whatever the last one held.
+        Without a process it is no more than the next one needs, even if the last one held more.
         """
         held_bytes = self.reserved_bytes if self.phase.keeps_memory else 0
         if not self.has_process:

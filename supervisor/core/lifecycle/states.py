@@ -302,7 +302,7 @@ class Failed(_Phase):
 class Abandoned(Failed):
     """FAILED, with a live process: SIGKILL has not ended it within its limit (P26).
 
-    It holds no turn and nobody waits for it, but the model gets no other process.
+    It holds no turn and is not waited for, but the model gets no other process.
     """
 
     KEEPS_MEMORY: ClassVar[bool] = True

@@ -137,7 +137,7 @@ class NoMemory:
 
     Attributes:
         reason: what it needs and what is in the way.
-        error: the answer for everybody who waits for it.
+        error: the answer for all who wait for it.
     """
 
     reason: str
@@ -242,7 +242,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp(Died):
-    """SIGKILL has not ended the process within its limit: nobody waits for it any longer.
+    """SIGKILL has not ended the process within its limit: it is no longer waited for.
 
     Attributes:
         pid: the process, which is still alive.

@@ -58,7 +58,7 @@ class Terms:
         self._others = settings.clients.get(ANYONE, _UNLISTED)
 
     def of(self, account: Account) -> ClientSettings:
-        """Return what the account is granted: its own table, or else that of everybody else."""
+        """Return what the account is granted: its own table, or else that of all others."""
         return self._clients.get(account, self._others)
 
     def most_waiting(self, account: Account, settings: CoreSettings) -> int:
