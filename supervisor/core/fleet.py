@@ -347,7 +347,7 @@ class Fleet:
         note = "can be swapped out again, because its files are unchanged since the load"
         if change:
             note = f"cannot be swapped out while it has open answers: {change}"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     def measured(self, event: Sampled) -> None:
         """Note what the processes were measured at, and act on what that says."""
@@ -384,7 +384,7 @@ class Fleet:
         if verdict.is_tried_again:
             self._ran_out = model
         if verdict.story and model.name in self.by_name:
-            self._outbox.announce(change_map(model, model.life.state, verdict.story))
+            self._outbox.announce(change_map(model, verdict.story))
 
     # ------------------------------------------------------------ what models need
 
@@ -432,7 +432,7 @@ class Fleet:
             f"which is {size_text(higher.raise_for(0))} more than estimated"
         )
         model.life.story.append(f"{now:.3f} {note}")
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     # ------------------------------------------------------------ how much workers log
 
@@ -524,7 +524,7 @@ class Fleet:
             model.process.asked_back_at = now
             self._outbox.tell(model, GiveBack())
             if note:
-                self._outbox.announce(change_map(model, model.life.state, note))
+                self._outbox.announce(change_map(model, note))
         self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
@@ -537,7 +537,7 @@ class Fleet:
             self.touch(model)
             self.memory_changed()
             self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
-            self._outbox.announce(change_map(model, model.life.state, note))
+            self._outbox.announce(change_map(model, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
@@ -594,7 +594,7 @@ class Fleet:
             case Changed(note=note):
                 if before is not model.life.state:
                     self._outbox.record(model_changed(model, before, note))
-                self._outbox.announce(change_map(model, before, note))
+                self._outbox.announce(change_map(model, note, before))
             case QueueEnds(error=error):
                 self.leaving.fail_queue(model, error, now)
             case RunningEnds(error=error):

@@ -226,7 +226,7 @@ class Leaving:
         self._ledger.move(request, Stage.QUEUED)
         model.line_up(request, now)
         note = f"request {request.id} is no longer paused"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     def _forget_state(self, model: Model, key: RequestKey) -> None:
         """Let the worker drop the state of a request that had been paused and has ended."""
@@ -315,7 +315,7 @@ class Leaving:
 
     def _announce_paused(self, model: Model, request: Request) -> None:
         note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     def _interrupt(self, request: Request, text: str) -> None:
         has_started = request.acceptance is not None

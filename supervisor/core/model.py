@@ -425,7 +425,8 @@ class Model:
         """Return the deadline of its state, or its idle unload."""
         if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
             return self.idle_since + self.idle_limit_s
-        return self.life.phase.deadline
+        lack = self.lack
+        return self.life.phase.due_at if lack is None else lack.looks_again_at
 
     @property
     def idle_limit_s(self) -> float | None:

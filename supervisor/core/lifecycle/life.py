@@ -471,7 +471,7 @@ class Life:
 
     def drain(self, drain_s: float, now: float, note: str) -> None:
         """Let running requests finish, for that long at most; then the process is ended."""
-        self.enter(Draining(since=now, ends_at=now + drain_s), note)
+        self.enter(Draining(since=now, due_at=now + drain_s), note)
 
     @property
     def waiting_error(self) -> RemoteError:
@@ -512,7 +512,6 @@ class Life:
             self.reserved_bytes = 0  # it was reserved for the pin
         self.settings = settings
         self.restarts.settings = settings.restart
-        self.removal = None
         self.keep_books()
         return is_other_launch or self.wanted is Wanted.GONE
 
@@ -535,7 +534,7 @@ class Life:
             since=now,
             cause=cause,
             stage=stage,
-            escalates_at=now + self.limit_s(stage),
+            due_at=now + self.limit_s(stage),
             is_restart=is_restart,
             detail=detail,
         )

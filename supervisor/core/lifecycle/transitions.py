@@ -523,7 +523,7 @@ def _ready(life: Life, trigger: Trigger, now: float) -> None:
             life.drain(0.0, now, str(Why.IDLE))
         case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
             life.want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
-            swapping = Swapping(since=now, ends_at=now + leave_s, cause=cause, ran=ran)
+            swapping = Swapping(since=now, due_at=now + leave_s, cause=cause, ran=ran)
             life.enter(swapping, reason)
             life.do(RowsLeave())
         case _:
@@ -541,7 +541,7 @@ def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None
             _serve_on(life)
         case WantDown(why=why, drain_s=drain_s):
             life.want(Wanted.DOWN, why)
-            life.phase = replace(phase, ends_at=min(phase.ends_at, now + drain_s))
+            life.phase = replace(phase, due_at=min(phase.due_at, now + drain_s))
         case WantRestart(is_immediate=is_immediate):
             life.want(Wanted.UP, Why.RESTART)
             if is_immediate:
@@ -629,12 +629,12 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
         case Spawned(pid=pid):
             life.pid = pid
             # The limit counts from the signal, which could not be sent before.
-            life.phase = replace(phase, escalates_at=now + life.limit_s(phase.stage))
+            life.phase = replace(phase, due_at=now + life.limit_s(phase.stage))
             life.tell_to_end(phase.stage)
         case Due():
             stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
             if stage is not phase.stage or life.pid is None:  # there is nothing yet to give up
-                life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
+                life.phase = replace(phase, stage=stage, due_at=now + life.limit_s(stage))
             life.tell_to_end(stage)
         case Faulted(cause=StopCause.INTERNAL, detail=detail):
             life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
@@ -746,7 +746,7 @@ def _after_crash(life: Life, text: str, now: float) -> None:
     if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
         life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
     if verdict > 0.0:
-        life.enter(Backoff(since=now, retry_at=now + verdict), text)
+        life.enter(Backoff(since=now, due_at=now + verdict), text)
     else:
         life.enter(Pending(since=now, is_after_crash=True), text)
 
@@ -822,8 +822,8 @@ def _not_downloaded(life: Life, failed: DownloadFailed, now: float) -> None:
     if isinstance(verdict, float):
         said = f"it {cause}" if failed.waits_for else cause
         life.do(UpWaitersEnd(error=load_failed(life.name, said, is_retryable=True)))
-        retry_at = now + max(verdict, failed.retry_after_s)
-        life.enter(Backoff(since=now, retry_at=retry_at, download_cause=cause), cause)
+        due_at = now + max(verdict, failed.retry_after_s)
+        life.enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
         return
     if isinstance(verdict, GiveUp):
         cause = f"its download {verdict.reason}, the last time: {cause}"
@@ -839,9 +839,9 @@ def _spawn(life: Life, phase: Pending, prewarmed: int | None, now: float) -> Non
     life.granted_bytes = life.needed_bytes
     life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
     life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
-    stalls_at = now + life.settings.load_stall_timeout_s
+    due_at = now + life.settings.load_stall_timeout_s
     is_restart = life.why is Why.RESTART
-    life.enter(Loading(since=now, stalls_at=stalls_at, is_restart=is_restart))
+    life.enter(Loading(since=now, due_at=due_at, is_restart=is_restart))
     life.load_times = LoadTimes.begun(now, life.load_times)
     spawn = Spawn(
         model=life.name,
@@ -861,8 +861,8 @@ def _advance(
         return
     life.load_times = life.load_times.entered(load_phase, now).reached(progress, now)
     progress = max(phase.progress, progress)
-    stalls_at = now + life.settings.load_stall_timeout_s
-    life.phase = replace(phase, load_phase=load_phase, progress=progress, stalls_at=stalls_at)
+    due_at = now + life.settings.load_stall_timeout_s
+    life.phase = replace(phase, load_phase=load_phase, progress=progress, due_at=due_at)
     life.do(Changed(note=f"{load_phase} {progress:.0%}"))
 
 
@@ -879,5 +879,5 @@ def _stay(life: Life, note: str) -> None:
 
 def _drain_instead(life: Life, drain_s: float, now: float) -> None:
     """Drain for another reason from now on, which people are notified of."""
-    life.phase = Draining(since=now, ends_at=now + drain_s)
+    life.phase = Draining(since=now, due_at=now + drain_s)
     life.do(Changed(note=str(life.why)))
