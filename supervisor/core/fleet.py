@@ -14,6 +14,7 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Want
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
+from .accounting import Meter, Terms
 from .actions import (
     Abandon,
     ForgetModel,
@@ -76,8 +77,6 @@ from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .sharing.accounting import Meter
-from .sharing.accounts import Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
 

@@ -18,6 +18,7 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wante
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
+from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
 from .kv_budget import RowBudget
@@ -25,8 +26,6 @@ from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .requests.ledger import Request, Stage
 from .requests.queue import Queue
-from .sharing.accounting import AlikeSteps
-from .sharing.accounts import UNKNOWN_COST_S
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""

@@ -21,10 +21,10 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
+from .accounting import Meter
 from .model import Model
 from .outbox import Outbox
 from .settings import CoreSettings
-from .sharing.accounting import Meter
 
 LEASE_S = 4.0
 """A lease ends after this long: twice what a chunk should take at most (`IDLE_TARGET_S` in

@@ -27,6 +27,7 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
+from .accounting import Account, Meter
 from .errors import (
     cut_off,
     duplicate_id,
@@ -45,8 +46,6 @@ from .outbox import Outbox
 from .preemption import end_intake, next_for_row, who_yields
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
-from .sharing.accounting import Meter
-from .sharing.accounts import Account
 from .status import expected_s, load_progress, wait_reason, waiting_news
 
 

@@ -19,6 +19,7 @@ from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
+from .accounting import Account
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
@@ -26,7 +27,6 @@ from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .requests.ledger import Ledger, Request, Stage
 from .requests.queue import URGENT
-from .sharing.accounts import Account
 
 if TYPE_CHECKING:
     from .fleet import Fleet

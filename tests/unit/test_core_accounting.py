@@ -16,9 +16,15 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
+from mlxsup.supervisor.core.accounting import (
+    MAX_ACCOUNTS,
+    Account,
+    Counters,
+    DeviceTime,
+    Terms,
+    charge,
+)
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounting import DeviceTime, charge
-from mlxsup.supervisor.core.sharing.accounts import MAX_ACCOUNTS, Account, Counters, Terms
 
 from support.core.driver import LAUNCH, Driver, entry
 

@@ -21,8 +21,8 @@ from itertools import chain, islice
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import CLASSES, PauseReason, Priority
 
+from ..accounting import Account, Counters
 from ..deadlines import Deadlines
-from ..sharing.accounts import Account, Counters
 from .ledger import Ledger, Request
 
 LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
