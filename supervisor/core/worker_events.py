@@ -154,15 +154,15 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
         case Hello(version=version) if version != VERSION:
             _is_of_other_version(fleet, model, version, now)
         case Hello() if model.life.state in SERVES:
-            _broke(fleet, model, "said HELLO after READY", now)
+            fleet.fault(model, StopCause.BROKEN, "said HELLO after READY", now)
         case Hello():
             fleet.trigger(model, message, now)
         case LoadProgress() if model.life.state in SERVES:
-            _broke(fleet, model, "reported a load after READY", now)
+            fleet.fault(model, StopCause.BROKEN, "reported a load after READY", now)
         case LoadProgress():
             fleet.trigger(model, message, now)
         case Ready() if model.life.state in SERVES:
-            _broke(fleet, model, "said READY twice", now)
+            fleet.fault(model, StopCause.BROKEN, "said READY twice", now)
         case Ready():
             _ready(fleet, model, message, now)
         case Dying():
@@ -174,11 +174,11 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
 def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
     if message.step not in (model.process.steps, model.process.steps + 1):
         detail = f"counted step {message.step} after step {model.process.steps}"
-        _broke(fleet, model, detail, now)
+        fleet.fault(model, StopCause.BROKEN, detail, now)
         return
     fault = fleet.prefill_slots.stepped(model, message)
     if fault:
-        _broke(fleet, model, fault, now)
+        fleet.fault(model, StopCause.BROKEN, fault, now)
         return
     if model.process.watch is not None:
         model.process.watch.stepped(message.step, now)
@@ -199,10 +199,6 @@ def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
         model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
     fleet.trigger(model, message, now)
     fleet.tell_log_level(model)
-
-
-def _broke(fleet: Fleet, model: Model, detail: str, now: float) -> None:
-    fleet.fault(model, StopCause.BROKEN, detail, now)
 
 
 def _is_of_other_version(fleet: Fleet, model: Model, version: str, now: float) -> None:
