@@ -197,6 +197,15 @@ def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
     assert seconds(driver, "a") == (3.0, 0.0)
 
 
+def test_an_engine_that_has_died_shares_nothing() -> None:
+    driver = running("x", models=("a", "b"))
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (1.0, 0.0)
+    driver.exit("b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (3.0, 0.0)
+
+
 def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     settings = CoreSettings(max_parallel_prefills=1)
     driver = running("x", models=("a", "b"), settings=settings)
