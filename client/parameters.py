@@ -19,7 +19,7 @@ MAX_CLIENT_CHARACTERS = 1024
 """A header string may have 4096 bytes, and a character up to four of them."""
 
 QUERIES = (Ping, StatusQuery, RequestsQuery)
-"""A daemon answers these at once, whatever it does."""
+"""A daemon answers these at once, even while it is busy."""
 
 ANSWER_LIMIT_S = 30.0
 """So long a daemon that gives signs of life may owe the answer to a query. The loop that sends

@@ -54,7 +54,7 @@ class Generate(Command):
 
 @record
 class Cancel(Command):
-    """Client → supervisor: end this request now, in whatever state it is."""
+    """Client → supervisor: end this request now, at any stage."""
 
     TYPE: ClassVar[str] = "cancel"
 

@@ -66,7 +66,7 @@ class ConfigPlace(NamedTuple):
     Attributes:
         path: as it was named; `~` is not expanded yet.
         source: what names it: an option, a variable, or the place itself.
-        is_named: whether somebody has named it, so that it counts even if it is missing.
+        is_named: whether it was named, so that it counts even if it is missing.
     """
 
     path: Path

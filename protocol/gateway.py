@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 
 def is_local_name(name: str) -> bool:
     """True if a name or an address, as in the header `host` without its port, is of this machine
-    whoever says it."""
+    on every machine."""
     name = name.lower()
     try:
         return is_loopback(name.removeprefix("[").removesuffix("]"))

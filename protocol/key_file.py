@@ -145,7 +145,7 @@ def read_key_file(path: Path) -> bytes | None:
         KeyFileError: it cannot be read, or is no file of this user alone.
     """
     try:
-        # A pipe in its place must not make anybody wait.
+        # A pipe in its place must not make the reader wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
         if path.is_symlink():
@@ -260,7 +260,7 @@ def turn_off(place: KeyPlace) -> None:
         KeyFileError: that cannot be done; then keys are in force as they were before.
     """
     with _only_writer(place.file):
-        # The mark first: as long as the file is there, its keys count whatever the mark says, and
+        # The mark first: as long as the file is there, its keys count even if the mark says OFF;
         # once it is gone, the mark explains that.
         _set_mark(place.mark, OFF)
         try:

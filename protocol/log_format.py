@@ -9,7 +9,7 @@ from .text import escaped, timestamp
 
 class LineFormatter(logging.Formatter):
     """Puts the UTC time with milliseconds and the level before the message; escapes in messages and
-    tracebacks whatever is not printable but the ends of their lines."""
+    tracebacks all that is not printable but the ends of their lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")

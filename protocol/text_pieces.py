@@ -2,8 +2,8 @@
 
 There is one for every step of an engine, and a reader that has slept since the step before finds
 none of its code in the processor's caches: what counts is how much different code a message
-touches. Whatever is unusual in any way is left to the codec, which reads everything and says what
-is wrong.
+touches. A message that is unusual in any way is left to the codec, which reads everything and says
+what is wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Streams with more than one reader: who has joined which request, and what each has yet to get.
 
-Of what was delivered before somebody came, only the token ids are kept here: the worker renders
+Of what was delivered before a reader came, only the token ids are kept here: the worker renders
 them again. Until that has come, the pieces that follow wait for the newcomer, and so does the end.
 """
 

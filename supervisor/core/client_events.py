@@ -54,7 +54,7 @@ from .errors import (
 from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
 from .fleet import Fleet
 from .forecasts import check_launch, forecast
-from .lifecycle.triggers import Reconfigured, WantDown, WantRestart, WantUp
+from .lifecycle.transitions import Reconfigured, WantDown, WantRestart, WantUp
 from .model import Model, check_keep_alive
 from .outbox import Outbox
 from .status import (

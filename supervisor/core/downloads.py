@@ -20,7 +20,7 @@ from mlxsup.protocol.download import (
 from .actions import EndDownload, StartDownload
 from .events import DownloadSaid
 from .lifecycle.states import Fetching, Pending
-from .lifecycle.triggers import HasFiles, LacksFiles, NoFiles, Trigger
+from .lifecycle.transitions import Trigger
 from .model import Model
 from .outbox import Outbox
 
@@ -41,9 +41,9 @@ class _Running:
 class Downloads:
     """The downloads that run, each for the models that are PENDING because of it.
 
-    Nobody else starts or ends one: it follows from who waits. A model that is unloaded, removed or
-    given another entry no longer waits, and the download of which no model waits is ended. What has
-    arrived is kept on the disk.
+    Nothing else starts or ends one: it follows from the models that wait. A model that is unloaded,
+    removed or given another entry no longer waits, and the download of which no model waits is
+    ended. What has arrived is kept on the disk.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -59,12 +59,8 @@ class Downloads:
         waiting: list[tuple[Model, Pending, Repository]] = []
         for model in models:
             phase, repository = model.life.phase, model.life.settings.download
-            if not isinstance(phase, Pending):
-                continue
-            if repository is not None:
+            if isinstance(phase, Pending) and repository is not None:
                 waiting.append((model, phase, repository))
-            elif phase.fetching is not None:  # a reload has given it another entry
-                triggers.append((model, HasFiles(folder=None)))
         wanted = {repository: None for _, _, repository in waiting}
         for repository in [one for one in self._running if one not in wanted]:
             self._outbox.add(EndDownload(number=self._running.pop(repository).number))
@@ -74,7 +70,7 @@ class Downloads:
         for model, phase, repository in waiting:
             fetching = self._running[repository].fetching
             if phase.fetching != fetching:
-                triggers.append((model, LacksFiles(fetching=fetching)))
+                triggers.append((model, fetching))
         return triggers
 
     def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
@@ -91,18 +87,10 @@ class Downloads:
                 if not fetching.is_news_after(self._running[repository].fetching):
                     return []
                 self._running[repository].fetching = fetching
-                trigger = LacksFiles(fetching=fetching)
-            case DownloadDone(folder=folder):
+                trigger = fetching
+            case DownloadDone() | DownloadFailed() as ended:
                 del self._running[repository]
-                trigger = HasFiles(folder=folder)
-            case DownloadFailed() as failed:
-                del self._running[repository]
-                trigger = NoFiles(
-                    cause=f"{failed.message}; {failed.hint}" if failed.hint else failed.message,
-                    waits_for=failed.waits_for,
-                    is_passing=failed.is_passing,
-                    retry_after_s=failed.retry_after_s,
-                )
+                trigger = ended
         return [
             (model, trigger)
             for model in models
@@ -111,11 +99,13 @@ class Downloads:
 
     def check_invariants(self, models: Iterable[Model]) -> None:
         """Raise AssertionError unless exactly what a model waits for is being downloaded."""
-        wanted = {
-            model.life.settings.download
-            for model in models
-            if isinstance(model.life.phase, Pending) and model.life.settings.download is not None
-        }
+        wanted = set()
+        for model in models:
+            phase, repository = model.life.phase, model.life.settings.download
+            if isinstance(phase, Pending) and repository is not None:
+                wanted.add(repository)
+            elif isinstance(phase, Pending):
+                assert phase.fetching is None, f"{model.name} waits for files that are not fetched"
         assert set(self._running) == wanted, f"{set(self._running)} run, {wanted} are wanted"
 
     def _start(self, repository: Repository) -> None:

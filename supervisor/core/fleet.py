@@ -14,6 +14,7 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Want
 from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
+from .accounting import Meter, Terms
 from .actions import (
     Abandon,
     ForgetModel,
@@ -33,34 +34,37 @@ from .errors import unknown_model
 from .events import Sampled
 from .forecasts import reload_trigger
 from .health.death_cause import evidence_of
+from .health.poison import Verdict
 from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
 from .leaving import Leaving
-from .lifecycle.life import Life
-from .lifecycle.states import StopCause, Stopping
-from .lifecycle.transitions import ImpossibleTransitionError, apply
-from .lifecycle.triggers import (
+from .lifecycle.life import (
     Changed,
-    Died,
     DownWaitersEnd,
-    Drained,
-    Due,
     Erased,
-    Faulted,
-    FilesDoubted,
-    GivenUp,
-    Hurry,
+    Files,
+    Life,
     Outcome,
     QueueEnds,
     RowsLeave,
     RunningEnds,
     RunningLost,
+    UpWaitersEnd,
+)
+from .lifecycle.states import StopCause, Stopping, StopStage
+from .lifecycle.transitions import (
+    Died,
+    Drained,
+    Due,
+    Faulted,
+    GivenUp,
+    ImpossibleTransitionError,
     Trigger,
     Turn,
-    UpWaitersEnd,
     WantDown,
     WantUp,
+    apply,
     words_of,
 )
 from .memory.need import Need, bounded, raised
@@ -73,8 +77,6 @@ from .requests.ledger import Ledger, Request
 from .requests.queue import Queue
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .sharing.accounting import Meter
-from .sharing.accounts import Terms
 from .status import change_map, model_row
 from .warm_pool import WarmPool
 
@@ -254,7 +256,7 @@ class Fleet:
             # Including one that a reload is removing: its drain may have a longer limit.
             self.trigger(model, WantDown(why=Why.SHUTDOWN, drain_s=limit_s), now)
             if is_immediate and (was_stopping or model.life.state is State.DRAINING):
-                self.trigger(model, Hurry(), now)
+                self.trigger(model, Due(), now)
 
     # ------------------------------------------------------------ one model
 
@@ -274,15 +276,15 @@ class Fleet:
             if self._is_strict:
                 raise
             story.append(f"{now:.3f} {before} {words_of(trigger)} !")
-            bug = Faulted(cause=StopCause.INTERNAL, detail=f"internal error: {error}")
-            outcomes = apply(model.life, bug, now)
-            story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
+            if before in HAS_PROCESS:
+                self.fault(model, StopCause.INTERNAL, f"internal error: {error}", now)
             self._outbox.add(LogFault(model=model.name, story=tuple(story)))
-        else:
-            story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
+            return
+        story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
         for outcome in outcomes:
             self._carry_out(model, outcome, before, now)
-        model.has_left(before)
+        if model.life.state is State.STOPPED and before is not State.STOPPED:
+            model.keep_alive_s = None  # it was said of the turn that is over
 
     def fault(self, model: Model, cause: StopCause, detail: str, now: float) -> None:
         """End the process of a model for what it did, or did not do."""
@@ -299,8 +301,8 @@ class Fleet:
         if when is None or now < when:
             return
         phase = model.life.phase
-        if isinstance(phase, Stopping) and phase.is_last and model.life.pid is not None:
-            # SIGKILL has not ended its process within the limit.
+        is_killed = isinstance(phase, Stopping) and phase.stage is StopStage.KILL
+        if is_killed and model.life.pid is not None:  # SIGKILL has not ended it within the limit
             self.handle_exit(model, GivenUp(pid=model.life.pid), now)
         else:
             self.trigger(model, Due(), now)
@@ -327,6 +329,25 @@ class Fleet:
         else:  # nothing can start: a beat moves the deadline, and nothing else
             self._deadlines.set(model.name, self.prefill_slots.deadline(model))
 
+    def look_at_files(self, model: Model) -> None:
+        """Have the shell compare the files of a model with those that its process has loaded; until
+        it answers, the model stays."""
+        model.life.files = replace(model.life.files, is_being_seen=True)
+        self._outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
+
+    def files_seen(self, model: Model, change: str, now: float) -> None:
+        """Note what has changed in the files of a model since it has loaded them: empty if nothing
+        has. If it is going away, that is of no interest."""
+        before, model.life.files = model.life.files.change, Files(seen_at=now, change=change)
+        self.touch(model)
+        self.memory_changed()
+        if model.life.state is not State.READY or bool(change) == bool(before):
+            return
+        note = "can be swapped out again, because its files are unchanged since the load"
+        if change:
+            note = f"cannot be swapped out while it has open answers: {change}"
+        self._outbox.announce(change_map(model, note))
+
     def measured(self, event: Sampled) -> None:
         """Note what the processes were measured at, and act on what that says."""
         for model in self:
@@ -339,7 +360,7 @@ class Fleet:
                     self.look_after(model, event.now)
             model.process.rates.append((event.now, model.totals.tokens))
             if may_have_been_restored(model, event.now):
-                self.trigger(model, FilesDoubted(), event.now)
+                self.look_at_files(model)
             if was_measured(model, event.now):
                 self.touch(model)
         self.memory_changed(is_measured=True)
@@ -362,7 +383,7 @@ class Fleet:
         if verdict.is_tried_again:
             self._ran_out = model
         if verdict.story and model.name in self.by_name:
-            self._outbox.announce(change_map(model, model.life.state, verdict.story))
+            self._outbox.announce(change_map(model, verdict.story))
 
     # ------------------------------------------------------------ what models need
 
@@ -410,7 +431,7 @@ class Fleet:
             f"which is {size_text(higher.raise_for(0))} more than estimated"
         )
         model.life.story.append(f"{now:.3f} {note}")
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     # ------------------------------------------------------------ how much workers log
 
@@ -464,7 +485,7 @@ class Fleet:
 
         That depends on the states of models, on what is reserved for each, on the warm pool and on
         the budget. If no model waits or makes room, and no more is reserved than there is, this is
-        so until one of these changes, whatever requests come and go.
+        so until one of these changes; requests that come and go change none of them.
         """
         if not (self._is_division_due or (self._touched and self._is_plan_due)):
             return
@@ -502,18 +523,20 @@ class Fleet:
             model.process.asked_back_at = now
             self._outbox.tell(model, GiveBack())
             if note:
-                self._outbox.announce(change_map(model, model.life.state, note))
+                self._outbox.announce(change_map(model, note))
         self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
                 self.warm_pool.hand_over(trigger.prewarmed)
             self.trigger(self.by_name[name], trigger, now)
+        for name in found.doubted:
+            self.look_at_files(self.by_name[name])
         for name, keys, note in found.shed:
             model = self.by_name[name]
             self.touch(model)
             self.memory_changed()
             self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
-            self._outbox.announce(change_map(model, model.life.state, note))
+            self._outbox.announce(change_map(model, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
@@ -570,7 +593,7 @@ class Fleet:
             case Changed(note=note):
                 if before is not model.life.state:
                     self._outbox.record(model_changed(model, before, note))
-                self._outbox.announce(change_map(model, before, note))
+                self._outbox.announce(change_map(model, note, before))
             case QueueEnds(error=error):
                 self.leaving.fail_queue(model, error, now)
             case RunningEnds(error=error):
@@ -578,9 +601,7 @@ class Fleet:
             case RowsLeave():
                 self.serving.ask_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
-                self.leaving.lose_running(model, text, verdict, now)
-                self._meter.rests(model, now)
-                model.forget_process()
+                self._lose_worker(model, text, verdict, now)
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
             case DownWaitersEnd(error=error_or_none):
@@ -591,10 +612,22 @@ class Fleet:
                 self._deadlines.set(model.name, None)
             case SendToWorker(message=message):
                 self._outbox.tell(model, message)
-            case Spawn() | LookAtFiles() | SignalWorker() | Abandon():
+            case Spawn() | SignalWorker() | Abandon():
                 self._outbox.add(outcome)
             case _:
                 assert_never(outcome)
+
+    def _lose_worker(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+        """Drop everything that a process held which is gone: what it renders for readers, its rows,
+        its share of the device, and what it has said of itself.
+
+        What it held of the memory budget follows from the state, and its lease from whether it
+        serves: `prefill_slots` looks at every model that was touched.
+        """
+        self.attaching.worker_lost(model.name)
+        self.leaving.lose_running(model, text, verdict, now)
+        self._meter.rests(model, now)
+        model.forget_process()
 
     def _answer(
         self, model: Model, callers: list[Caller], error: RemoteError | None, now: float

@@ -20,10 +20,9 @@ from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed, unknown_model
 from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.life import Life
+from .lifecycle.life import Erased, Life, Outcome
 from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
-from .lifecycle.transitions import apply
-from .lifecycle.triggers import Erased, Outcome, Reconfigured, Removed
+from .lifecycle.transitions import Reconfigured, Removed, apply
 from .memory.need import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models

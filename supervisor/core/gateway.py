@@ -144,7 +144,7 @@ class Gateway:
         if self._has_listened and self._ends_in_a_row == 1:
             self.start(now)
             return
-        # Refused is better than to wait for somebody who is not about to come.
+        # A client that is refused knows more than one that waits for a gateway that does not come.
         self._outbox.add(CloseListener())
         delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self._ends_in_a_row - 1, 16))
         self._retry_at = now + delay_s

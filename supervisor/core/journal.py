@@ -34,7 +34,7 @@ from mlxsup.protocol.states import ExitReason, FinishReason, State
 from .health.death_cause import ending_of
 from .health.poison import Verdict
 from .lifecycle.states import Backoff, Loading
-from .lifecycle.triggers import Died, GivenUp
+from .lifecycle.transitions import Died, GivenUp
 from .requests.ledger import Request, Stage
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def worker_died(
         rows=rows,
         more_rows=max(0, len(running) - MOST_ROWS),
         after=life.state.value,
-        retry_in_s=max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
+        retry_in_s=max(0.0, phase.due_at - now) if isinstance(phase, Backoff) else None,
         failure=life.failure,
         crashes=life.restarts.crashes,
         most_crashes=restarts.max_restarts,

@@ -222,7 +222,7 @@ def spare_bytes(model: Model, now: float) -> int:
 
 
 def lasting_bytes(model: Model, now: float) -> int:
-    """Return what a pinned model holds whoever of its requests ends: what a load of it needs,
+    """Return what a pinned model holds even if all of its requests end: what a load of it needs,
     because what its rows take besides comes back with them. If its process has outgrown that, it is
     all that is left once it is idle and has given back; without a budget for its rows, nothing
     comes back."""

@@ -2,10 +2,10 @@
 
 Each request gets exactly one terminal message (P1), and `end` is the only place that sends it.
 
-`ask_to_leave` is the only way to make a running row leave without an end, whatever the reason.
-Until the worker confirms, the row runs: it holds its place, its tokens count, its end wins, a crash
-judges it. A pause accuses nobody. What leaves because a person wants it is PAUSED and waits outside
-the queue; everything else queues again: ahead of new requests, if the worker had accepted it.
+`ask_to_leave` is the only way to make a running row leave without an end. Until the worker has
+confirmed that, the row runs: it holds its place, its tokens count, its end wins, a crash judges it.
+A pause accuses no request. What leaves because a person wants it is PAUSED and waits outside the
+queue; everything else queues again: ahead of new requests, if the worker had accepted it.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Leaving:
         self._ledger.move(request, Stage.QUEUED)
         model.line_up(request, now)
         note = f"request {request.id} is no longer paused"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     def _forget_state(self, model: Model, key: RequestKey) -> None:
         """Let the worker drop the state of a request that had been paused and has ended."""
@@ -267,7 +267,6 @@ class Leaving:
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
         model.settle()
-        self._attaching.worker_lost(model.name)
         again: list[Request] = []
         for request in list(model.batch.running.values()):
             del model.batch.running[request.key]
@@ -316,7 +315,7 @@ class Leaving:
 
     def _announce_paused(self, model: Model, request: Request) -> None:
         note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
-        self._outbox.announce(change_map(model, model.life.state, note))
+        self._outbox.announce(change_map(model, note))
 
     def _interrupt(self, request: Request, text: str) -> None:
         has_started = request.acceptance is not None

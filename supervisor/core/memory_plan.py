@@ -30,9 +30,7 @@ from mlxsup.protocol.text import size_text
 from .errors import does_not_fit
 from .kv_budget import Part, divide
 from .lifecycle.states import Lack, Shortage, Swapping, Urgency
-from .lifecycle.triggers import (
-    FilesDoubted,
-    HasMemory,
+from .lifecycle.transitions import (
     LacksMemory,
     NoMemory,
     SwapCalledOff,
@@ -410,6 +408,7 @@ class Plan(NamedTuple):
         reclaimed: the models whose workers give back what they keep for reuse, with a note for
             those who watch; empty: none.
         shed: the models of which rows leave because memory is short: whose, and a note.
+        doubted: the models whose files are compared with those that they have loaded.
         parts: what the rows of each model may take; none while there is anything else to do.
     """
 
@@ -417,6 +416,7 @@ class Plan(NamedTuple):
     ended: list[int]
     reclaimed: list[tuple[ModelName, str]]
     shed: list[tuple[ModelName, list[RequestKey], str]]
+    doubted: list[ModelName]
     parts: list[Part]
 
 
@@ -440,7 +440,9 @@ def plan(view: MemoryView) -> Plan:
     if view.division is not None and not (planner.steps or planner.shed):
         reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
         parts = divide(view.division, is_short=reclaims or view.overshoot_bytes > 0)
-    return Plan(planner.steps, planner.ended, planner.reclaimed, planner.shed, parts)
+    return Plan(
+        planner.steps, planner.ended, planner.reclaimed, planner.shed, planner.doubted, parts
+    )
 
 
 class _Planner:
@@ -451,6 +453,7 @@ class _Planner:
         ended: the prewarmed workers that must go.
         reclaimed: the models whose workers give back what they keep for reuse, with a note.
         shed: the rows that leave because memory is short, by model, with a note.
+        doubted: the models whose files must be looked at before they may be swapped out.
     """
 
     def __init__(self, view: MemoryView) -> None:
@@ -458,6 +461,7 @@ class _Planner:
         self.ended: list[int] = []
         self.reclaimed: list[tuple[ModelName, str]] = []
         self.shed: list[tuple[ModelName, list[RequestKey], str]] = []
+        self.doubted: list[ModelName] = []
         self._view = view
         self._now = view.now
         self._loaded = dict(view.loaded)
@@ -521,7 +525,7 @@ class _Planner:
                 self._wait(request, Wait(reason=reason, is_under_way=True))
             case Admit() | Evict():
                 if request.lack is not None:
-                    self.steps.append((request.name, HasMemory()))
+                    self.steps.append((request.name, LacksMemory(lack=None)))
             case Swap(models=names, reason=reason) if not self._view.swaps:
                 why = f"{reason}, and busy models do not make room because `swap` is off"
                 self._refuse(request, Refuse(reason=why, blockers=names))
@@ -679,7 +683,7 @@ class _Planner:
         been looked at lately, that is done first."""
         doubted = [self._loaded[name] for name in names if self._loaded[name].are_files_doubted]
         unseen = [one for one in doubted if not one.are_files_being_seen]
-        self.steps += [(one.name, FilesDoubted()) for one in unseen]
+        self.doubted += [one.name for one in unseen]
         return not doubted
 
     # ------------------------------------------------------------ a shortage

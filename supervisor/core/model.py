@@ -18,6 +18,7 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wante
 from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
+from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .health.poison import Blame, Held
 from .health.watchdog import Watch
 from .kv_budget import RowBudget
@@ -25,8 +26,6 @@ from .lifecycle.life import Life
 from .lifecycle.states import Lack, Pending, Ready, Urgency
 from .requests.ledger import Request, Stage
 from .requests.queue import Queue
-from .sharing.accounting import AlikeSteps
-from .sharing.accounts import UNKNOWN_COST_S
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
@@ -425,7 +424,8 @@ class Model:
         """Return the deadline of its state, or its idle unload."""
         if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
             return self.idle_since + self.idle_limit_s
-        return self.life.phase.deadline
+        lack = self.lack
+        return self.life.phase.due_at if lack is None else lack.looks_again_at
 
     @property
     def idle_limit_s(self) -> float | None:
@@ -468,7 +468,7 @@ class Model:
 
     def settle(self) -> None:
         """Charge what its requests have cost until now: before one of them leaves, and before
-        anybody looks."""
+        the charges are read."""
         alike, self.totals.alike = self.totals.alike, None
         if alike is not None:
             self.totals.engine_s += alike.charge(self.name, self.pay)
@@ -477,12 +477,6 @@ class Model:
         """Charge a request, and its account, so much of the engine's time."""
         request.cost.engine_s += engine_s
         self.queue.counters.charge(request.account, engine_s)
-
-    def has_left(self, before: State) -> None:
-        """Forget what requests and loads have said of how long it stays, once a trigger has made it
-        STOPPED."""
-        if self.life.state is State.STOPPED and before is not State.STOPPED:
-            self.keep_alive_s = None
 
     def forget_process(self) -> None:
         """Forget what was only true of the process, which is gone."""

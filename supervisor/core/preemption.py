@@ -9,7 +9,7 @@ or none if all of them do not. Rows that leave because other programs need memor
 `memory_plan.py`.
 
 After crashes that accuse requests, suspects take turns (F10, P25). A suspect whose turn is due runs
-while the worker holds no other request, so a crash is then its own, whoever waits. Turns follow
+while the worker holds no other request, so a crash is then its own. Turns follow
 each other until none is due. Before each turn, new requests start and gain their first token; then
 their rows leave, and they wait until the turns are over.
 """
@@ -47,7 +47,7 @@ class Yields:
     at: float | None = None
 
 
-NOBODY = Yields()
+NO_ROW = Yields()
 
 
 def next_for_row(model: Model) -> Request | None:
@@ -71,14 +71,14 @@ def who_yields(model: Model, now: float) -> Yields:
     """
     urgent = model.queue.urgent
     if not urgent or not _may_free_rows(model):
-        return NOBODY
+        return NO_ROW
     if model.has_room:
         return _who_makes_room(model, now)
     rows = model.batch.running.values()
     leaving = len(model.batch.leaving) + sum(one.stage is not Stage.RUNNING for one in rows)
     missing = urgent.count_startable(len(rows) + leaving) - leaving
     if missing <= 0:
-        return NOBODY
+        return NO_ROW
     latest_first = _latest_first(
         rows, model.queue.counters.terms.min_run_s, keeps_states=model.batch.keeps_states
     )
@@ -95,15 +95,15 @@ def _who_makes_room(model: Model, now: float) -> Yields:
 
     If the first in line has come there by waiting, a request of the highest class waits behind it;
     at least one row is freed for that one then, because what becomes free by itself goes to
-    whoever is first.
+    the first in line.
     """
     request = model.queue.urgent.first() if model.batch.held_back is not None else None
     if request is None:
-        return NOBODY
+        return NO_ROW
     staying = [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
     is_next = request.key == model.batch.held_back or len(staying) < len(model.batch.held)
     if is_next and has_memory_beside(model, request, staying):
-        return NOBODY
+        return NO_ROW
     latest_first = _latest_first(staying, model.queue.counters.terms.min_run_s, keeps_states=False)
     leaving = [one for when, one in latest_first if when <= now]
     later = Yields(at=min((when for when, _ in latest_first if when > now), default=None))

@@ -7,8 +7,8 @@ they read in turns.
 
 On a GPU two readers gain nothing by reading at once, and each chunk takes as long as both. Nothing
 is taken away from a worker: a lease that is over four seconds old only no longer keeps others
-waiting. A model takes part while its worker serves and can be reached; whatever ends that, `settle`
-sees that it has ended, and the lease is free at once.
+waiting. A model takes part while its worker serves and can be reached; `settle` sees when that has
+ended, and the lease is free at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
+from .accounting import Meter
 from .model import Model
 from .outbox import Outbox
 from .settings import CoreSettings
-from .sharing.accounting import Meter
 
 LEASE_S = 4.0
 """A lease ends after this long: twice what a chunk should take at most (`IDLE_TARGET_S` in

@@ -27,6 +27,7 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Accepted, Dispatch, DropKept, Resume, Step
 
+from .accounting import Account, Meter
 from .errors import (
     cut_off,
     duplicate_id,
@@ -45,8 +46,6 @@ from .outbox import Outbox
 from .preemption import end_intake, next_for_row, who_yields
 from .requests.ledger import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
-from .sharing.accounting import Meter
-from .sharing.accounts import Account
 from .status import expected_s, load_progress, wait_reason, waiting_news
 
 
@@ -233,7 +232,7 @@ class Serving:
     def tell_waiting(self, model: Model, now: float) -> None:
         """Notify those who asked for it of what they are waiting for, if that is news (`Queue`).
 
-        A change that concerns everybody is rare; otherwise few are looked at, however many wait.
+        A change that concerns all of them is rare; otherwise few are looked at, however many wait.
         """
         if not self.ledger.has_listeners:
             model.queue.skip_news()

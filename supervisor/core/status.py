@@ -19,6 +19,7 @@ from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
+from .accounting import Account
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
 from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
@@ -26,7 +27,6 @@ from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .requests.ledger import Ledger, Request, Stage
 from .requests.queue import URGENT
-from .sharing.accounts import Account
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -91,7 +91,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
 def _stopping_map(models: Iterable[Model], now: float) -> dict[str, Any]:
     """Return how many requests still run while the daemon ends, and how long they may take
     at most."""
-    ends = [model.life.phase.ends_at for model in models if isinstance(model.life.phase, Draining)]
+    ends = [model.life.phase.due_at for model in models if isinstance(model.life.phase, Draining)]
     return {
         "running": sum(len(model.batch.running) for model in models),
         "limit_s": max(0.0, max(ends, default=now) - now),
@@ -140,7 +140,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
             for (reason, cause), count in life.exits.items()
         ],
         "cause": life.download_cause or life.failure or None,
-        "retry_in_s": max(0.0, phase.retry_at - now) if isinstance(phase, Backoff) else None,
+        "retry_in_s": max(0.0, phase.due_at - now) if isinstance(phase, Backoff) else None,
         "progress": load_progress(model),
         "queued": len(model.queue),
         "queued_per_class": per_class_map(model),
@@ -254,9 +254,14 @@ def _drafts_map(model: Model) -> dict[str, Any] | None:
     }
 
 
-def change_map(model: Model, before: State, note: str) -> dict[str, Any]:
-    """Return one change of a model's state, as watchers see it."""
+def change_map(model: Model, note: str, before: State | None = None) -> dict[str, Any]:
+    """Return one change of a model, as watchers see it.
+
+    Args:
+        before: the state that it had; None: the same.
+    """
     life = model.life
+    before = before or life.state
     is_loaded = before is State.LOADING and life.state is State.READY
     return {
         "model": model.name,

@@ -36,7 +36,7 @@ from .health.death_cause import classify
 from .health.watchdog import Watch
 from .kv_budget import keeps_to
 from .lifecycle.states import Abandoned, Loading, StopCause
-from .lifecycle.triggers import BecameReady, Died, FilesCompared, Greeted, HasPid, Progressed
+from .lifecycle.transitions import Died
 from .memory.need import loaded_problem
 from .model import Model, Residency
 
@@ -73,9 +73,9 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
             if watch is not None and not isinstance(message, Heartbeat):
                 watch.said(now)
             _said(fleet, model, message, now)
-        case Spawned(pid=pid):
+        case Spawned():
             model.process.watch = Watch.over(now)
-            fleet.trigger(model, HasPid(pid=pid), now)
+            fleet.trigger(model, event, now)
         case SpawnFailed(detail=detail):
             said = f"could not be started: {detail}"
             died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
@@ -85,7 +85,7 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
                 watch.looked(is_stopped=is_stopped, now=now)
                 fleet.look_after(model, now)
         case FilesSeen(change=change):
-            fleet.trigger(model, FilesCompared(change=change), now)
+            fleet.files_seen(model, change, now)
         case WorkerBroke(is_other_version=True):
             _is_of_other_version(fleet, model, "another one", now)
         case WorkerBroke(detail=detail):
@@ -154,15 +154,15 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
         case Hello(version=version) if version != VERSION:
             _is_of_other_version(fleet, model, version, now)
         case Hello() if model.life.state in SERVES:
-            _broke(fleet, model, "said HELLO after READY", now)
+            fleet.fault(model, StopCause.BROKEN, "said HELLO after READY", now)
         case Hello():
-            fleet.trigger(model, Greeted(), now)
+            fleet.trigger(model, message, now)
         case LoadProgress() if model.life.state in SERVES:
-            _broke(fleet, model, "reported a load after READY", now)
-        case LoadProgress(phase=phase, progress=progress):
-            fleet.trigger(model, Progressed(phase=phase, progress=progress), now)
+            fleet.fault(model, StopCause.BROKEN, "reported a load after READY", now)
+        case LoadProgress():
+            fleet.trigger(model, message, now)
         case Ready() if model.life.state in SERVES:
-            _broke(fleet, model, "said READY twice", now)
+            fleet.fault(model, StopCause.BROKEN, "said READY twice", now)
         case Ready():
             _ready(fleet, model, message, now)
         case Dying():
@@ -174,11 +174,11 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
 def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
     if message.step not in (model.process.steps, model.process.steps + 1):
         detail = f"counted step {message.step} after step {model.process.steps}"
-        _broke(fleet, model, detail, now)
+        fleet.fault(model, StopCause.BROKEN, detail, now)
         return
     fault = fleet.prefill_slots.stepped(model, message)
     if fault:
-        _broke(fleet, model, fault, now)
+        fleet.fault(model, StopCause.BROKEN, fault, now)
         return
     if model.process.watch is not None:
         model.process.watch.stepped(message.step, now)
@@ -197,12 +197,8 @@ def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
         model.idle_since = now
         model.load_s = now - model.life.phase.since
         model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
-    fleet.trigger(model, BecameReady(), now)
+    fleet.trigger(model, message, now)
     fleet.tell_log_level(model)
-
-
-def _broke(fleet: Fleet, model: Model, detail: str, now: float) -> None:
-    fleet.fault(model, StopCause.BROKEN, detail, now)
 
 
 def _is_of_other_version(fleet: Fleet, model: Model, version: str, now: float) -> None:

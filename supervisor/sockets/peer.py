@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mlxsup.protocol.client_messages import ClientMessage, Generate
 from mlxsup.protocol.ids import TERMINAL
 
-from ..core.sharing.accounts import process_name
+from ..core.accounting import process_name
 from ..process_identity import process_start, session_of
 
 _SOL_LOCAL = 0

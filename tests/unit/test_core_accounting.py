@@ -16,9 +16,15 @@ from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import PrefillProgress, Ready, Rejected, RowDelta, Step
+from mlxsup.supervisor.core.accounting import (
+    MAX_ACCOUNTS,
+    Account,
+    Counters,
+    DeviceTime,
+    Terms,
+    charge,
+)
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounting import DeviceTime, charge
-from mlxsup.supervisor.core.sharing.accounts import MAX_ACCOUNTS, Account, Counters, Terms
 
 from support.core.driver import LAUNCH, Driver, entry
 
@@ -191,6 +197,15 @@ def test_an_engine_works_until_its_cancelled_row_has_left() -> None:
     assert seconds(driver, "a") == (3.0, 0.0)
 
 
+def test_an_engine_that_has_died_shares_nothing() -> None:
+    driver = running("x", models=("a", "b"))
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (1.0, 0.0)
+    driver.exit("b")
+    spend(driver, 2.0, token(1), model="a")
+    assert seconds(driver, "a") == (3.0, 0.0)
+
+
 def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     settings = CoreSettings(max_parallel_prefills=1)
     driver = running("x", models=("a", "b"), settings=settings)
@@ -330,13 +345,13 @@ steps = st.builds(
 def test_charges_add_up_to_the_step(
     step: Step, engine_s: float, before: dict[RequestKey, float]
 ) -> None:
-    found = charge(step, engine_s, lambda key: before.get(key, 0.0))
-    parts = [*found.requests.values(), found.repeated_s, found.nobody_s]
+    paid, repeated_s = charge(step, engine_s, lambda key: before.get(key, 0.0))
+    parts = [*paid.values(), repeated_s]
     assert all(part >= -1e-9 for part in parts)
-    assert math.isclose(sum(parts), engine_s, rel_tol=1e-9, abs_tol=1e-9)
     computed = {row.key for row in step.rows[max(step.between_steps, 0) :]}
     computed |= {row.key for row in step.prefill if row.computed > 0}
-    assert found.requests.keys() <= computed
+    assert paid.keys() <= computed
+    assert math.isclose(sum(parts), engine_s if computed else 0.0, rel_tol=1e-9, abs_tol=1e-9)
 
 
 STEPS: dict[str, tuple[dict[str, Any], dict[RequestKey, float]]] = {
@@ -399,10 +414,9 @@ def test_charges_of_a_step(name: str) -> None:
     said = {"took_s": 1.0, **made}
     before: dict[RequestKey, float] = said.pop("read_before", {})
     engine_s: float = said.pop("engine_s", said["took_s"])
-    found = charge(Step(step=1, **said), engine_s, lambda key: before.get(key, 0.0))
-    rest = engine_s - sum(requests.values())
-    assert found.requests == requests
-    assert (found.repeated_s, found.nobody_s) == ((rest, 0.0) if before else (0.0, rest))
+    paid, repeated_s = charge(Step(step=1, **said), engine_s, lambda key: before.get(key, 0.0))
+    assert paid == requests
+    assert repeated_s == (engine_s - sum(requests.values()) if before else 0.0)
 
 
 # Fair-share counters

@@ -13,9 +13,9 @@ from mlxsup.protocol.codec import encode
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import ConnectionId
 from mlxsup.protocol.states import FinishReason, Priority, State
+from mlxsup.supervisor.core.accounting import Account, Terms, process_name
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.settings import ANYONE, ClientSettings, CoreSettings
-from mlxsup.supervisor.core.sharing.accounts import Account, Terms, process_name
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
 from support.core.looks import ALICE, BOB

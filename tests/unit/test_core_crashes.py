@@ -16,7 +16,7 @@ from mlxsup.supervisor.core.actions import WorkerSignal
 from mlxsup.supervisor.core.health.death_cause import classify, evidence_of
 from mlxsup.supervisor.core.health.poison import Evidence
 from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
-from mlxsup.supervisor.core.lifecycle.triggers import Died
+from mlxsup.supervisor.core.lifecycle.transitions import Died
 from mlxsup.supervisor.core.worker_events import last_words
 
 from support.core.driver import RESTART, Driver, entry

@@ -299,6 +299,17 @@ def test_queue_timeout_names_the_outage(limit_s: float, state: State) -> None:
     assert failed.error.message.endswith(f"and was not started: m {CAUSE}")
 
 
+def test_a_model_that_is_downloaded_no_longer_names_the_outage() -> None:
+    driver = Driver([lacking(), entry("other")], CoreSettings(parallel_loads=1))
+    driver.load("other")
+    driver.ask()
+    say(driver, AWAY, 1)
+    driver.pass_time(1.2)
+    assert driver.row()["cause"] == CAUSE
+    say(driver, done(), 2)
+    assert (driver.state(), driver.row()["cause"]) == (State.PENDING, None)
+
+
 def test_a_hub_that_asks_for_patience_is_asked_for_ever(hub: Hub) -> None:
     busy = DownloadFailed(
         problem=DownloadProblem.RATE_LIMITED, message="too many requests", retry_after_s=7.0

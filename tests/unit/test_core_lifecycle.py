@@ -27,10 +27,9 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.lifecycle import triggers
 from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.lifecycle.states import LEAVES_TO
-from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError
+from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError, Turn
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -112,7 +111,7 @@ def test_worker_messages_while_stopping_are_ignored(said: str) -> None:
 def test_an_absent_pair_raises_in_tests() -> None:
     driver = in_state(State.STOPPED)
     with pytest.raises(ImpossibleTransitionError):
-        driver.core.fleet.trigger(driver.model(), triggers.BecameReady(), driver.now)
+        driver.core.fleet.trigger(driver.model(), Turn(), driver.now)
 
 
 @pytest.mark.parametrize("is_ending", [False, True])
@@ -124,7 +123,7 @@ def test_in_production_an_absent_pair_ends_that_life_alone(is_ending: bool) -> N
     if is_ending:
         driver.restart("m", now=True)
     driver.core.outbox.take()
-    driver.core.fleet.trigger(driver.model(), triggers.Turn(), driver.now)
+    driver.core.fleet.trigger(driver.model(), Turn(), driver.now)
     driver.actions = driver.core.outbox.take()
     assert len(driver.of(LogFault)) == 1
     assert driver.signals() == ([] if is_ending else [WorkerSignal.KILL])

@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim
 from mlxsup.supervisor.core.lifecycle.states import Urgency
-from mlxsup.supervisor.core.lifecycle.triggers import LacksMemory
+from mlxsup.supervisor.core.lifecycle.transitions import LacksMemory
 from mlxsup.supervisor.core.memory.fit import find_room, pins_problem
 from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (
@@ -83,7 +83,8 @@ def test_what_leaves_for_one_model_is_promised_to_no_other() -> None:
     )
     there = view([leaving, held(NEW, 4, Standing.BUSY)], 8 * GIB)
     steps = plan(replace(there, waiting=(second, first), free_turns=2)).steps
-    reasons = {name: step.lack.reason for name, step in steps if isinstance(step, LacksMemory)}
+    lacks = {name: step.lack for name, step in steps if isinstance(step, LacksMemory)}
+    reasons = {name: lack.reason for name, lack in lacks.items() if lack is not None}
     assert "a is about to go" in reasons[B]
     assert "new and b are busy" in reasons[C]
 

@@ -43,6 +43,18 @@ def told(tokens_sent: int) -> dict[str, Any]:
     return {"reason": PauseReason.USER, "tokens_sent": tokens_sent, "since_s": 0.0}
 
 
+def test_the_wait_before_a_pause_counts_and_the_pause_does_not() -> None:
+    driver = streaming(rows=1)
+    driver.ask("late")
+    driver.pass_time(0.25)
+    driver.pause("late")
+    driver.pass_time(1.0)
+    driver.resume("late")
+    driver.pass_time(0.5)
+    [waiting] = driver.row()["line"]
+    assert (waiting["id"], waiting["waited_s"]) == ("late", 0.75)
+
+
 RULES = {
     "a paused request frees its row and returns first C11": (
         "ask r2; ask r3; pause -> dispatched=[]; row_left 1 -> dispatched=[2];"

@@ -21,6 +21,7 @@ from mlxsup.supervisor.core import (
     memory_view,
     serving,
 )
+from mlxsup.supervisor.core.accounting import Counters, Meter
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
@@ -33,8 +34,6 @@ from mlxsup.supervisor.core.outbox import Outbox
 from mlxsup.supervisor.core.prefill_slots import turn_rank
 from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request
 from mlxsup.supervisor.core.requests.queue import Queue
-from mlxsup.supervisor.core.sharing.accounting import Meter
-from mlxsup.supervisor.core.sharing.accounts import Counters
 
 from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan

@@ -21,7 +21,7 @@ from .poison import Evidence
 
 if TYPE_CHECKING:
     from ..lifecycle.life import Life
-    from ..lifecycle.triggers import Died
+    from ..lifecycle.transitions import Died
 
 
 _BY_EXIT = {
@@ -127,7 +127,7 @@ def exit_reason(life: Life, died: Died) -> ExitReason:
         return OF_STOPPED[stopping.cause][0]
     if died.is_spawn_error:
         return ExitReason.SPAWN_ERROR
-    if not life.has_been_ready and died.exit_code in PERMANENT_EXITS:
+    if life.ready_at is None and died.exit_code in PERMANENT_EXITS:
         return ExitReason.LOAD_ERROR
     return ExitReason.CRASH
 
@@ -144,7 +144,7 @@ def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
     stopping = ending_of(life, died)
     if stopping is not None and OF_STOPPED[stopping.cause][1] is Evidence.ASKED:
         return Evidence.ASKED
-    if not life.has_been_ready:
+    if life.ready_at is None:
         return Evidence.NONE
     if stopping is not None:
         return OF_STOPPED[stopping.cause][1]
@@ -160,7 +160,7 @@ def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
 def load_error(life: Life, died: Died) -> str | None:
     """Return what a load that crashed by itself has in common with another that failed the same
     way; None: it had become READY, did not say why, or others contribute to the cause."""
-    if life.has_been_ready or not died.announced or ending_of(life, died) is not None:
+    if life.ready_at is not None or not died.announced or ending_of(life, died) is not None:
         return None
     if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
         return None

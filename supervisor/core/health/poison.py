@@ -174,7 +174,7 @@ class Blame:
         left = [place for place in suspect.places if one.tokens < place + PROBATION_TOKENS]
         if left == suspect.places or now - suspect.gains_since < PROBATION_S:
             return False
-        self._in_a_row.clear()  # with a broken engine nobody gets past
+        self._in_a_row.clear()  # with a broken engine no request gets past
         suspect.places, suspect.gains_since = left, None
         suspect.is_on_probation = bool(left)
         return True

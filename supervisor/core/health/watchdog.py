@@ -7,7 +7,7 @@ Every message of a worker is a sign of life. These faults are distinguished:
 - No sign comes though the process runs: something holds the interpreter (F6). If the process grows
   by a gigabyte meanwhile, this is found before its time is up: a template may ask for all memory.
 - No sign comes because the process was stopped from outside (F7).
-- Its connection has ended and the process lives: whatever it does, nothing arrives (P23).
+- Its connection has ended and the process lives: nothing that it sends arrives (P23).
 - It holds fewer requests than it was given: it has lost one (P23).
 - It was given requests, waits for something to do, and nothing moves (P23).
 - It waits for a lease that it was given long ago, or has never asked for (P23). Only the supervisor
@@ -173,7 +173,7 @@ class Watch:
         if message.step >= self.step:
             began_at = now - max(0.0, message.phase_s)
             if message.step > self.step or message.phase is not self.phase:
-                # It began after its predecessor's last sign, whatever its own clock says.
+                # It began after its predecessor's last sign, even if its own clock says otherwise.
                 began_at = max(began_at, self.heard_at)
             self.progress_at = max(self.progress_at, began_at)
             self.step = message.step

@@ -24,8 +24,9 @@ from mlxsup.protocol.states import (
 )
 from mlxsup.protocol.worker_messages import Exit
 
-from ..actions import SendToWorker, SignalWorker, Spawn, WorkerSignal
-from ..errors import cut_off, superseded
+from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
+from ..errors import cut_off, load_failed, superseded
+from ..health.poison import Verdict
 from ..memory.need import Need
 from ..settings import ModelSettings
 from .restart_policy import RestartPolicy
@@ -43,9 +44,81 @@ from .states import (
     Stopped,
     Stopping,
     StopStage,
-    Swapping,
 )
-from .triggers import Changed, DownWaitersEnd, Outcome, QueueEnds, UpWaitersEnd
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEnds:
+    """Answer every request that waits for this model."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEnds:
+    """Answer every running request, though the process is still alive."""
+
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLost:
+    """The process is gone with what ran in it: answer those requests, or let them wait again."""
+
+    text: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLeave:
+    """All rows are to leave for a swap without an end; what they have computed is dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpWaitersEnd:
+    """Answer callers of load and restart: with success, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownWaitersEnd:
+    """Answer callers of unload: with success, or with an error."""
+
+    error: RemoteError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """The state changed: notify the watchers."""
+
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """The model was removed and its process is gone: forget it."""
+
+
+Effect = (
+    QueueEnds
+    | RunningEnds
+    | RunningLost
+    | RowsLeave
+    | UpWaitersEnd
+    | DownWaitersEnd
+    | Changed
+    | Erased
+)
+"""A life knows nothing about requests, callers and watchers: `fleet.py` carries these out."""
+
+Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
+"""Everything that a transition can cause."""
+
+
+# ---------------------------------------------------------------- what is known of a process
 
 NEVER_SPAWNED = Generation(0)
 STORY_LENGTH = 200
@@ -196,7 +269,7 @@ class Life:
         launched: what the live process was started with; None while there is none.
         pid: pid of the process, once it is known.
         is_after_crash: whether the live process was started because of a crash.
-        has_been_ready: whether the live process became READY.
+        ready_at: when the live process became READY; None before.
         crash_restarts: number of starts that followed a crash, since the supervisor's start.
         last_exit: how the last process ended.
         exits: how many processes have ended each way, since the supervisor's start.
@@ -227,7 +300,7 @@ class Life:
     launched: LaunchSettings | None = None
     pid: int | None = None
     is_after_crash: bool = False
-    has_been_ready: bool = False
+    ready_at: float | None = None
     crash_restarts: int = 0
     last_exit: LastExit | None = None
     exits: Counter[tuple[ExitReason, DeathCause]] = field(default_factory=Counter)
@@ -278,11 +351,11 @@ class Life:
     @property
     def is_loading(self) -> bool:
         """True if it holds a load turn: from the spawn to READY or the exit."""
-        return self.state in HAS_PROCESS and not self.has_been_ready
+        return self.state in HAS_PROCESS and self.ready_at is None
 
     @property
     def has_process(self) -> bool:
-        """True if a process is alive, even if nobody waits for its end any longer."""
+        """True if a process is alive, even if its end is no longer waited for."""
         return self.state in HAS_PROCESS or isinstance(self.phase, Abandoned)
 
     @property
@@ -336,7 +409,7 @@ class Life:
     def keep_books(self) -> None:
         """Derive what stays reserved from the state, and from being pinned.
 
-        Without a process it is no more than the next one needs, whatever the last one held.
+        Without a process it is no more than the next one needs, even if the last one held more.
         """
         held_bytes = self.reserved_bytes if self.phase.keeps_memory else 0
         if not self.has_process:
@@ -362,57 +435,43 @@ class Life:
     # ------------------------------------------------------------ used by the transitions
 
     def enter(self, phase: Phase, note: str = "") -> None:
-        """Change the state along the edges of `LEAVES_TO`."""
-        assert phase.STATE in LEAVES_TO[self.state], f"{self.state} → {phase.STATE}"
+        """Change the state along the edges of `LEAVES_TO` or, with the end of the process, of
+        `AFTER_EXIT`; answer who has waited for this state, or waits in vain from now on."""
+        before, had_process = self.state, self.has_process
         self.load_times = self.load_times.ended(phase.since)
         self.phase = phase
+        is_exit = had_process and not self.has_process
+        assert phase.STATE in (AFTER_EXIT if is_exit else LEAVES_TO[before]), f"{before} → {phase}"
+        if is_exit:
+            self.pid = None
+            self.launched = None
+            self.ready_at = None
+            self.files = UNSEEN
         self.keep_books()
         self.do(Changed(note=note))
-
-    def enter_after_exit(self, phase: Phase, note: str) -> None:
-        """Change the state once the process is gone."""
-        assert self.has_process
-        assert phase.STATE in AFTER_EXIT
-        self.load_times = self.load_times.ended(phase.since)
-        self.phase = phase
-        self.pid = None
-        self.launched = None
-        self.has_been_ready = False
-        self.files = UNSEEN
-        self.keep_books()
-        self.do(Changed(note=note))
+        match phase:
+            case Ready():
+                self.do(UpWaitersEnd(error=None))
+            case Stopped():
+                self.do(DownWaitersEnd(error=None))
+            case Failed(cause=cause) if not self.has_process:
+                error = load_failed(self.name, cause, is_retryable=False)
+                self.do(QueueEnds(error=error), UpWaitersEnd(error=error))
 
     def do(self, *outcomes: Outcome) -> None:
         """Add to what this transition causes."""
         self._outcomes.extend(outcomes)
 
-    def spawn(self, prewarmed: int | None) -> None:
-        """Start a process of the current generation, or make one of a prewarmed worker."""
-        spawn = Spawn(
-            model=self.name,
-            generation=self.generation,
-            launch=self.launch,
-            known_batching=self.known_batching,
-            prewarmed=prewarmed,
-        )
-        self.do(spawn)
-
     def ready_for_s(self, now: float) -> float | None:
         """Return how long its process has been READY, or had been before it was asked to end; None:
-        never."""
-        match self.phase:
-            case Ready(since=since):
-                return now - since
-            case Draining(ready_since=since) | Swapping(ready_since=since):
-                return now - since
-            case Stopping(was_ready_s=ready_s):
-                return ready_s
-            case _:
-                return None
+        never, or it was given up."""
+        if self.ready_at is None or isinstance(self.phase, Abandoned):
+            return None
+        return (self.phase.since if isinstance(self.phase, Stopping) else now) - self.ready_at
 
-    def drain(self, ready: Ready, drain_s: float, now: float, note: str) -> None:
+    def drain(self, drain_s: float, now: float, note: str) -> None:
         """Let running requests finish, for that long at most; then the process is ended."""
-        self.enter(Draining(since=now, ends_at=now + drain_s, ready_since=ready.since), note)
+        self.enter(Draining(since=now, due_at=now + drain_s), note)
 
     @property
     def waiting_error(self) -> RemoteError:
@@ -421,15 +480,19 @@ class Life:
         return removal or cut_off(self.name, self.why)
 
     def want(self, wanted: Wanted, why: Why) -> None:
-        """Record what is wanted; opposite commands supersede those that wait (`superseded`)."""
-        if wanted is Wanted.UP and self.wanted is not Wanted.UP:
+        """Record what is wanted, and answer all who want the opposite: commands are superseded, and
+        requests are cut off."""
+        was_up, self.wanted, self.why = self.wanted is Wanted.UP, wanted, why
+        if wanted is not Wanted.UP:
+            if was_up:
+                is_command = why is Why.USER
+                error = (
+                    superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
+                )
+                self.do(UpWaitersEnd(error=error))
+            self.do(QueueEnds(error=self.waiting_error))
+        elif not was_up:
             self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
-        elif wanted is not Wanted.UP and self.wanted is Wanted.UP:
-            is_command = why is Why.USER
-            error = superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
-            self.do(UpWaitersEnd(error=error))
-        self.wanted = wanted
-        self.why = why
 
     def join(self, why: Why) -> None:
         """Want it up, for a reason that does not replace the one that it comes up for."""
@@ -437,9 +500,8 @@ class Life:
 
     def remove(self, error: RemoteError) -> None:
         """Want it gone once its process has ended; the error answers its requests."""
-        self.want(Wanted.GONE, Why.RELOAD)
         self.removal = error
-        self.do(QueueEnds(error=error))
+        self.want(Wanted.GONE, Why.RELOAD)
 
     def adopt(self, settings: ModelSettings) -> bool:
         """Adopt an entry, and return whether a live process must be replaced by a new one."""
@@ -450,7 +512,6 @@ class Life:
             self.reserved_bytes = 0  # it was reserved for the pin
         self.settings = settings
         self.restarts.settings = settings.restart
-        self.removal = None
         self.keep_books()
         return is_other_launch or self.wanted is Wanted.GONE
 
@@ -473,10 +534,9 @@ class Life:
             since=now,
             cause=cause,
             stage=stage,
-            escalates_at=now + self.limit_s(stage),
+            due_at=now + self.limit_s(stage),
             is_restart=is_restart,
             detail=detail,
-            was_ready_s=self.ready_for_s(now),
         )
         self.enter(stopping, detail)
         self.tell_to_end(stage)

@@ -41,16 +41,13 @@ class _Phase:
 
     Attributes:
         since: when it was entered, monotonic seconds.
+        due_at: when something is due if nothing else happens first; None: nothing is.
     """
 
     STATE: ClassVar[State]
     KEEPS_MEMORY: ClassVar[bool] = True
     since: float
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when something is due if nothing else happens first."""
-        return None
+    due_at: float | None = None
 
     @property
     def keeps_memory(self) -> bool:
@@ -151,32 +148,22 @@ class Pending(_Phase):
             return PendingReason.DOWNLOAD
         return PendingReason.MEMORY if self.lack else PendingReason.TURN
 
-    @property
-    def deadline(self) -> float | None:
-        """Return when there may be memory for it."""
-        return self.lack.looks_again_at if self.lack else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading(_Phase):
     """Spawned, not READY yet.
 
     Attributes:
-        stalls_at: when the load has stalled if there is no progress until then.
+        due_at: when the load has stalled if there is no progress until then.
         progress: from 0 to 1 over all phases.
         is_restart: whether a restart command caused it; further ones join it.
     """
 
     STATE: ClassVar[State] = State.LOADING
-    stalls_at: float
+    due_at: float
     load_phase: LoadPhase = LoadPhase.SPAWN
     progress: float = 0.0
     is_restart: bool
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when the load has stalled."""
-        return self.stalls_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +178,11 @@ class Draining(_Phase):
     """Finishing running requests.
 
     Attributes:
-        ends_at: when requests that still run are cut off.
-        ready_since: when it became READY.
+        due_at: when requests that still run are cut off.
     """
 
     STATE: ClassVar[State] = State.DRAINING
-    ends_at: float
-    ready_since: float
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when requests that still run are cut off."""
-        return self.ends_at
+    due_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,22 +203,15 @@ class Swapping(_Phase):
     """Its rows leave, because its memory is needed; then its process ends.
 
     Attributes:
-        ends_at: when rows that have not left are cut off; they continue as after a crash.
-        ready_since: when it became READY.
+        due_at: when rows that have not left are cut off; they continue as after a crash.
         cause: the model that it makes room for, or the shortage that it goes for.
         ran: the highest class that it ran when it was chosen; None if it ran nothing.
     """
 
     STATE: ClassVar[State] = State.DRAINING
-    ends_at: float
-    ready_since: float
+    due_at: float
     cause: ModelName | Shortage
     ran: Priority | None
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when rows that have not left are cut off."""
-        return self.ends_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,53 +220,37 @@ class Stopping(_Phase):
 
     Attributes:
         stage: how hard it is being ended.
-        escalates_at: when the next, harder stage begins; after the last one, when it is given up.
+        due_at: when the next, harder stage begins; after the last one, when it is given up.
         is_restart: whether a restart was asked for: it then comes up with a clean window.
         detail: a phrase that says what went wrong, or for whom it is swapped out; empty if it was
             only asked to go.
-        was_ready_s: how long it had been READY before.
     """
 
     STATE: ClassVar[State] = State.STOPPING
     cause: StopCause
     stage: StopStage
-    escalates_at: float
+    due_at: float
     is_restart: bool
     detail: str
-    was_ready_s: float | None
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when the next stage begins, or the process is given up."""
-        return self.escalates_at
-
-    @property
-    def is_last(self) -> bool:
-        """True if no harder stage is left."""
-        return self.stage is StopStage.KILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff(_Phase):
-    """Crashed, or not downloaded; the next attempt is at `retry_at`.
+    """Crashed, or not downloaded; to be tried again.
 
     Attributes:
+        due_at: when the next attempt begins.
         download_cause: why its download failed; empty after a crash.
     """
 
     STATE: ClassVar[State] = State.BACKOFF
-    retry_at: float
+    due_at: float
     download_cause: str = ""
-
-    @property
-    def deadline(self) -> float | None:
-        """Return when it is restarted."""
-        return self.retry_at
 
     @property
     def keeps_memory(self) -> bool:
         """True if its next start is near."""
-        return self.retry_at - self.since < KEPT_BACKOFF_S
+        return self.due_at - self.since < KEPT_BACKOFF_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +270,7 @@ class Failed(_Phase):
 class Abandoned(Failed):
     """FAILED, with a live process: SIGKILL has not ended it within its limit (P26).
 
-    It holds no turn and nobody waits for it, but the model gets no other process.
+    It holds no turn and is not waited for, but the model gets no other process.
     """
 
     KEEPS_MEMORY: ClassVar[bool] = True

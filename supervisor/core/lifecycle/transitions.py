@@ -1,29 +1,51 @@
-"""The transitions of a model's life: one function per state, one case per trigger.
+"""The transitions of a model's life: what may happen to it, and one function per state with a case
+per trigger.
 
-`apply` is the only way to change a life. A trigger without a case is a bug, except that a process
+`apply` is the only way to change a state. A trigger without a case is a bug, except that a process
 that is STOPPING may still say anything: its message crossed the command on its way.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, fields, replace
 from typing import assert_never
 
-from mlxsup.protocol.download import Repository
-from mlxsup.protocol.ids import Generation
+from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import ExitReason, LoadPhase, Wanted, Why
+from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Priority, Wanted, Why
+from mlxsup.protocol.worker_messages import Hello, LoadProgress
+from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from ..actions import Abandon, LookAtFiles
+from ..actions import Abandon, Spawn
 from ..errors import cut_off, load_failed, model_failed
+from ..events import Spawned
 from ..health.death_cause import ending_of, exit_reason, load_error
-from .life import Files, LastExit, Life, LoadTimes
+from ..health.poison import NO_VERDICT, Verdict
+from ..settings import ModelSettings
+from .life import (
+    Changed,
+    DownWaitersEnd,
+    Erased,
+    LastExit,
+    Life,
+    LoadTimes,
+    Outcome,
+    QueueEnds,
+    RowsLeave,
+    RunningEnds,
+    RunningLost,
+    UpWaitersEnd,
+)
 from .restart_policy import GiveUp
 from .states import (
     Abandoned,
     Backoff,
     Draining,
     Failed,
+    Fetching,
     Lack,
     Loading,
     Pending,
@@ -35,44 +57,252 @@ from .states import (
     StopStage,
     Swapping,
 )
-from .triggers import (
-    BecameReady,
-    Changed,
-    Died,
-    DownWaitersEnd,
-    Drained,
-    Due,
-    Erased,
-    Faulted,
-    FilesCompared,
-    FilesDoubted,
-    GivenUp,
-    Greeted,
-    HasFiles,
-    HasMemory,
-    HasPid,
-    Hurry,
-    LacksFiles,
-    LacksMemory,
-    NoFiles,
-    NoMemory,
-    Outcome,
-    Progressed,
-    QueueEnds,
-    Reconfigured,
-    Removed,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
-    SwapCalledOff,
-    SwappedOut,
-    Trigger,
-    Turn,
-    UpWaitersEnd,
-    WantDown,
-    WantRestart,
-    WantUp,
+
+# ---------------------------------------------------------------- triggers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantUp:
+    """A load command, a preload, or a request for a model that is down."""
+
+    why: Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantDown:
+    """An unload command, an eviction, or the shutdown.
+
+    Attributes:
+        drain_s: how long running requests may take to finish.
+        reason: of an eviction: what the memory is for, and why this model was chosen.
+    """
+
+    why: Why
+    drain_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantRestart:
+    """A restart command.
+
+    Attributes:
+        is_immediate: whether running requests are cut off.
+        drain_s: otherwise, how long they may take to finish.
+    """
+
+    is_immediate: bool
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """The configuration no longer names the model.
+
+    Attributes:
+        drain_s: how long running requests may take to finish.
+        error: the answer for its queue.
+    """
+
+    drain_s: float
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured:
+    """The configuration was read again and names the model.
+
+    Attributes:
+        drain_s: how long running requests may take to finish if the process must be replaced.
+    """
+
+    settings: ModelSettings
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LacksMemory:
+    """Whether there is memory for it has been decided.
+
+    Attributes:
+        lack: None if there is, but it is not its turn yet.
+    """
+
+    lack: Lack | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMemory:
+    """There cannot be memory for it, even if all go that may.
+
+    Attributes:
+        reason: what it needs and what is in the way.
+        error: the answer for all who wait for it.
+    """
+
+    reason: str
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """It is this model's turn to load.
+
+    Attributes:
+        prewarmed: the number of the prewarmed worker that it takes over; None for a new process.
+    """
+
+    prewarmed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """Its turn is over: it makes room, and waits for its next turn.
+
+    Attributes:
+        cause: the model that it makes room for, or the shortage that it goes for.
+        ran: the highest class that it runs; None if it runs nothing.
+        leave_s: how long its rows may take to leave.
+        reason: what for, and why it was chosen.
+    """
+
+    cause: ModelName | Shortage
+    ran: Priority | None
+    leave_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapCalledOff:
+    """The model that it makes room for no longer waits, or that got room elsewhere; or
+    memory is no longer short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """Nothing runs in the engine any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted:
+    """The process does what it must not do, or nothing.
+
+    Attributes:
+        cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
+            end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
+            VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
+            its entry leaves no room for a request; INTERNAL, its state has no case for what
+            happened, so that this life ends as FAILED.
+        detail: what is wrong, a phrase for people.
+    """
+
+    cause: StopCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """The state's own deadline has come, or a shutdown does not wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """The exit was seen, or the spawn failed.
+
+    Attributes:
+        exit_code: None if a signal ended it or nothing was started.
+        signal_name: empty if it exited.
+        said: its last words; empty if it had none.
+        announced: what it said about its end over the link; empty if it said nothing.
+        is_spawn_error: whether nothing was started.
+        verdict: what its end means for the requests that it held.
+        cause: the class of its cause.
+        at: wall-clock seconds since the epoch; None if nothing was started.
+    """
+
+    exit_code: int | None
+    signal_name: str
+    said: str
+    announced: str = ""
+    is_spawn_error: bool = False
+    verdict: Verdict = NO_VERDICT
+    cause: DeathCause = DeathCause.UNKNOWN
+    at: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Return one phrase that says how it ended, for people."""
+        if self.is_spawn_error:
+            return self.said
+        ended = self.signal_name or f"exit code {self.exit_code}"
+        if self.cause is not DeathCause.UNKNOWN:
+            ended += f", {self.cause}"
+        return f"{ended}: {self.said}" if self.said else ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(Died):
+    """SIGKILL has not ended the process within its limit: it is no longer waited for.
+
+    Attributes:
+        pid: the process, which is still alive.
+    """
+
+    pid: int
+    exit_code: None = None
+    signal_name: str = ""
+    said: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return one phrase for people."""
+        return f"process {self.pid} cannot be ended"
+
+
+Trigger = (
+    WantUp
+    | WantDown
+    | WantRestart
+    | Removed
+    | Reconfigured
+    | LacksMemory
+    | NoMemory
+    | Turn
+    | Fetching
+    | DownloadDone
+    | DownloadFailed
+    | Spawned
+    | Hello
+    | LoadProgress
+    | ReadyMessage
+    | SwappedOut
+    | SwapCalledOff
+    | Drained
+    | Faulted
+    | Due
+    | Died
 )
+"""Everything that may happen to a life: commands, what the memory plan decides, what the shell and
+the worker report, and time."""
+
+
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def words_of(trigger: Trigger) -> str:
+    """Return a trigger for the log of a bug: `want down (shutdown, 30.0)`."""
+    name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
+    match trigger:
+        case Died(text=text):
+            return f"{name} ({text})"
+        case Hello():  # with the token of a process, which no log shows
+            return name
+    values = [getattr(trigger, one.name) for one in fields(trigger)]
+    facts = [str(value) for value in values if value and isinstance(value, str | int | float)]
+    return f"{name} ({', '.join(facts)})" if facts else name
+
+
+# ---------------------------------------------------------------- one trigger
 
 DOING = {
     LoadPhase.SPAWN: "its process started",
@@ -112,8 +342,8 @@ def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
             _pending(life, phase, trigger, now)
         case Loading() as phase:
             _loading(life, phase, trigger, now)
-        case Ready() as phase:
-            _ready(life, phase, trigger, now)
+        case Ready():
+            _ready(life, trigger, now)
         case Draining() as phase:
             _draining(life, phase, trigger, now)
         case Swapping() as phase:
@@ -140,8 +370,8 @@ def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, no
             life.do(DownWaitersEnd(error=None))
         case WantDown(why=why):
             _stay_down(life, why, now)
-        case Removed():
-            _erase(life, trigger)
+        case Removed(error=error):
+            _erase(life, error)
         case Reconfigured(settings=settings):
             if life.adopt(settings) and not isinstance(phase, Stopped):
                 life.want(Wanted.UP, Why.RELOAD)
@@ -149,8 +379,6 @@ def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, no
         case Due() if isinstance(phase, Backoff):
             cause = phase.download_cause
             life.enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
-        case Hurry() | Faulted(cause=StopCause.INTERNAL):
-            pass
         case _:
             raise _impossible(life, trigger)
 
@@ -165,15 +393,17 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             life.want(Wanted.UP, Why.RESTART)
         case WantDown(why=why):
             _stay_down(life, why, now)
-        case Removed():
-            _erase(life, trigger)
+        case Removed(error=error):
+            _erase(life, error)
         case Reconfigured(settings=settings):
             life.adopt(settings)
-        case Turn():
-            _spawn(life, phase, trigger, now)
-        case LacksMemory(lack=lack):
+            if phase.fetching is not None and settings.download is None:
+                _has_files(life, phase, "", now)
+        case Turn(prewarmed=prewarmed):
+            _spawn(life, phase, prewarmed, now)
+        case LacksMemory(lack=Lack() as lack):
             _wait_for_memory(life, phase, lack)
-        case HasMemory():
+        case LacksMemory():
             life.phase = replace(phase, lack=None)
         case NoMemory(error=error, reason=reason):
             # All who wait are answered. What came up for the configuration stays wanted, because
@@ -185,21 +415,19 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             else:
                 life.want(Wanted.DOWN, Why.MEMORY)
                 life.enter(Stopped(since=now), error.message)
-        case LacksFiles(fetching=fetching):  # others load meanwhile
+        case Fetching() as fetching:  # others load meanwhile
             cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
             life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
             life.release_memory()
             life.do(Changed(note=""))
-        case HasFiles(folder=folder):  # behind those that could have had their turn
-            if folder is not None:
-                launch = replace(life.settings.launch, path=folder)
-                life.settings = replace(life.settings, launch=launch, download=None)
+        case DownloadDone(folder=folder):
+            launch = replace(life.settings.launch, path=folder)
+            life.settings = replace(life.settings, launch=launch, download=None)
             life.restarts.outage_ended()
-            life.phase = replace(phase, since=now, fetching=None, download_cause="")
-            life.do(Changed(note="" if folder is None else "downloaded"))
-        case NoFiles():
-            _not_downloaded(life, trigger, now)
-        case Due() | Hurry() | Faulted(cause=StopCause.INTERNAL):
+            _has_files(life, phase, "downloaded", now)
+        case DownloadFailed() as failed:
+            _not_downloaded(life, failed, now)
+        case Due():  # there may be memory: the plan looks again
             pass
         case _:
             raise _impossible(life, trigger)
@@ -221,8 +449,6 @@ def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
                 life.want(Wanted.UP, Why.RELOAD)
         case Died():
             _ended(life, trigger, now)
-        case Hurry() | Faulted(cause=StopCause.INTERNAL):
-            pass
         case _:
             raise _impossible(life, trigger)
 
@@ -236,7 +462,6 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             life.join(why)
         case WantDown(why=why):
             life.want(Wanted.DOWN, why)
-            life.do(QueueEnds(error=cut_off(life.name, why)))
             life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
         case WantRestart(is_immediate=is_immediate):
             life.want(Wanted.UP, Why.RESTART)
@@ -249,20 +474,19 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             if life.adopt(settings):
                 life.want(Wanted.UP, Why.RELOAD)
                 life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
-        case HasPid(pid=pid):
+        case Spawned(pid=pid):
             life.pid = pid
-        case Greeted():
+        case Hello():
             _advance(life, phase, LoadPhase.IMPORT, 0.0, now)
-        case Progressed(phase=load_phase, progress=progress):
+        case LoadProgress(phase=load_phase, progress=progress):
             _advance(life, phase, load_phase, progress, now)
-        case BecameReady():
-            life.has_been_ready = True
+        case ReadyMessage():  # announced after the warm-up
+            life.ready_at = now
             if life.why is Why.RESTART:
                 life.why = Why.USER  # done: a later crash counts as a crash
             elif life.why is Why.SWAP:
                 life.why = Why.REQUEST  # it has its turn again
             life.enter(Ready(since=now))
-            life.do(UpWaitersEnd(error=None))
         case Due():
             limit_s = life.settings.load_stall_timeout_s
             detail = f"the load made no progress for {limit_s:g} s while {DOING[phase.load_phase]}"
@@ -274,48 +498,34 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
             _goes_wrong(life, trigger, now)
 
 
-def _ready(life: Life, phase: Ready, trigger: Trigger, now: float) -> None:
+def _ready(life: Life, trigger: Trigger, now: float) -> None:
     match trigger:
         case WantUp():
             life.do(UpWaitersEnd(error=None))
         case WantDown(why=why, drain_s=drain_s, reason=reason):
             life.want(Wanted.DOWN, why)
-            life.do(QueueEnds(error=cut_off(life.name, why)))
-            life.drain(phase, drain_s, now, reason or str(why))
+            life.drain(drain_s, now, reason or str(why))
         case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
             life.want(Wanted.UP, Why.RESTART)
             if is_immediate:
                 life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
             else:
-                life.drain(phase, drain_s, now, "restart")
+                life.drain(drain_s, now, "restart")
         case Removed(error=error, drain_s=drain_s):
             life.remove(error)
-            life.drain(phase, drain_s, now, "removed")
+            life.drain(drain_s, now, "removed")
         case Reconfigured(settings=settings, drain_s=drain_s):
             if life.adopt(settings):
                 life.want(Wanted.UP, Why.RELOAD)
-                life.drain(phase, drain_s, now, "reload")
+                life.drain(drain_s, now, "reload")
         case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
             life.want(Wanted.DOWN, Why.IDLE)
-            life.drain(phase, 0.0, now, str(Why.IDLE))
+            life.drain(0.0, now, str(Why.IDLE))
         case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
             life.want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
-            swapping = Swapping(
-                since=now, ends_at=now + leave_s, ready_since=phase.since, cause=cause, ran=ran
-            )
+            swapping = Swapping(since=now, due_at=now + leave_s, cause=cause, ran=ran)
             life.enter(swapping, reason)
             life.do(RowsLeave())
-        case FilesDoubted():  # until the shell answers, the model stays
-            life.files = replace(life.files, is_being_seen=True)
-            life.do(LookAtFiles(model=life.name, generation=life.generation))
-        case FilesCompared(change=change):
-            before, life.files = life.files.change, Files(seen_at=now, change=change)
-            if change and not before:
-                note = f"cannot be swapped out while it has open answers: {change}"
-                life.do(Changed(note=note))
-            elif before and not change:
-                note = "can be swapped out again, because its files are unchanged since the load"
-                life.do(Changed(note=note))
         case _:
             _goes_wrong(life, trigger, now)
 
@@ -328,12 +538,10 @@ def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None
             life.want(Wanted.UP, why)
             if life.is_outdated:
                 return  # a reload has changed its entry: it drains, then comes up with that
-            life.enter(Ready(since=phase.ready_since))
-            life.do(UpWaitersEnd(error=None))
+            _serve_on(life)
         case WantDown(why=why, drain_s=drain_s):
             life.want(Wanted.DOWN, why)
-            life.do(QueueEnds(error=cut_off(life.name, why)))
-            life.phase = replace(phase, ends_at=min(phase.ends_at, now + drain_s))
+            life.phase = replace(phase, due_at=min(phase.due_at, now + drain_s))
         case WantRestart(is_immediate=is_immediate):
             life.want(Wanted.UP, Why.RESTART)
             if is_immediate:
@@ -351,12 +559,10 @@ def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None
                 life.stop(StopCause.ASKED, now, stage=StopStage.ASK)
             else:
                 life.want(Wanted.UP, Why.RELOAD)
-        case FilesCompared(change=change):
-            life.files = Files(seen_at=now, change=change)
         case Drained():
             is_restart = life.wanted is Wanted.UP
             life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
-        case Due() | Hurry():
+        case Due():
             is_restart = life.wanted is Wanted.UP
             if not is_restart:  # those of a restart are handled at the exit, as after a crash
                 error = cut_off(life.name, life.why)
@@ -374,36 +580,33 @@ def _swapping(life: Life, phase: Swapping, trigger: Trigger, now: float) -> None
             life.join(why)
         case WantDown(why=why, drain_s=drain_s):  # answers that have begun are completed first
             life.want(Wanted.DOWN, why)
-            _drain_instead(life, phase, drain_s, now)
-            life.do(QueueEnds(error=cut_off(life.name, why)))
+            _drain_instead(life, drain_s, now)
         case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
             # It comes up again at once: what needed its memory waits for its next turn to end.
             life.want(Wanted.UP, Why.RESTART)
             if is_immediate:
                 life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
             else:
-                _drain_instead(life, phase, drain_s, now)
+                _drain_instead(life, drain_s, now)
         case Removed(error=error, drain_s=drain_s):
             life.remove(error)
-            _drain_instead(life, phase, drain_s, now)
+            _drain_instead(life, drain_s, now)
         case Reconfigured(settings=settings, drain_s=drain_s):
             if life.adopt(settings):
                 life.want(Wanted.UP, Why.RELOAD)
-                _drain_instead(life, phase, drain_s, now)
+                _drain_instead(life, drain_s, now)
             elif life.settings.pinned:
-                _stay(life, phase, "stays: it is pinned now")
+                _stay(life, "stays: it is pinned now")
         case SwapCalledOff():  # rows that have left return
             if isinstance(phase.cause, Shortage):
-                _stay(life, phase, "stays: memory is no longer short")
+                _stay(life, "stays: memory is no longer short")
             else:
-                _stay(life, phase, f"stays: {phase.cause} no longer needs its memory")
+                _stay(life, f"stays: {phase.cause} no longer needs its memory")
         case Drained() | Due():  # what still runs continues as after a crash, which accuses nothing
             cause = phase.cause
             why_it_goes = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
             detail = f"swapped out {why_it_goes}"
             life.stop(StopCause.SWAP, now, stage=StopStage.ASK, detail=detail)
-        case FilesCompared(change=change):  # it may yet stay
-            life.files = Files(seen_at=now, change=change)
         case _:
             _goes_wrong(life, trigger, now)
 
@@ -414,7 +617,6 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
             life.join(why)
         case WantDown(why=why):
             life.want(Wanted.DOWN, why)
-            life.do(QueueEnds(error=cut_off(life.name, why)))
         case WantRestart():
             life.want(Wanted.UP, Why.RESTART)
             life.phase = replace(phase, is_restart=True)
@@ -424,16 +626,15 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
             if life.adopt(settings) and life.wanted is not Wanted.DOWN:
                 life.want(Wanted.UP, Why.RELOAD)
                 life.phase = replace(phase, is_restart=True)
-        case HasPid(pid=pid):
+        case Spawned(pid=pid):
             life.pid = pid
             # The limit counts from the signal, which could not be sent before.
-            life.phase = replace(phase, escalates_at=now + life.limit_s(phase.stage))
+            life.phase = replace(phase, due_at=now + life.limit_s(phase.stage))
             life.tell_to_end(phase.stage)
-        case Due() | Hurry():
+        case Due():
             stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
-            if stage is not phase.stage or isinstance(trigger, Due):
-                # Due again after SIGKILL: there is no pid yet to give up.
-                life.phase = replace(phase, stage=stage, escalates_at=now + life.limit_s(stage))
+            if stage is not phase.stage or life.pid is None:  # there is nothing yet to give up
+                life.phase = replace(phase, stage=stage, due_at=now + life.limit_s(stage))
             life.tell_to_end(stage)
         case Faulted(cause=StopCause.INTERNAL, detail=detail):
             life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
@@ -441,7 +642,7 @@ def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None
             _given_up(life, trigger, now)
         case Died():
             _ended(life, trigger, now)
-        case Greeted() | Progressed() | BecameReady() | FilesCompared() | Faulted():
+        case Hello() | LoadProgress() | ReadyMessage() | Faulted():
             pass
         case _:
             raise _impossible(life, trigger)
@@ -492,14 +693,13 @@ def _ended(life: Life, died: Died, now: float) -> None:
     )
     life.exits[reason, died.cause] += 1
     life.do(RunningLost(text=text, verdict=died.verdict))
-    if life.wanted is Wanted.GONE:
+    was_given_up = text if isinstance(phase, Abandoned) else ""
+    if life.wanted is not Wanted.UP:
+        is_gone = life.wanted is Wanted.GONE
         life.do(QueueEnds(error=life.waiting_error))
-        life.enter_after_exit(Stopped(since=now), "removed")
-        life.do(DownWaitersEnd(error=None), Erased())
-    elif life.wanted is Wanted.DOWN:
-        life.do(QueueEnds(error=life.waiting_error))
-        life.enter_after_exit(Stopped(since=now), text if isinstance(phase, Abandoned) else "")
-        life.do(DownWaitersEnd(error=None))
+        life.enter(Stopped(since=now), "removed" if is_gone else was_given_up)
+        if is_gone:
+            life.do(Erased())
     elif reason in FAILING and not is_lost:
         _fail(life, text, now)
     elif died.verdict.failure:
@@ -507,21 +707,21 @@ def _ended(life: Life, died: Died, now: float) -> None:
     elif is_lost:  # it is PENDING until its repository is there, as if it had never been downloaded
         lost = Repository(life.settings.repo, life.settings.revision)
         life.settings = replace(life.settings, download=lost)
-        life.enter_after_exit(Pending(since=now), text)
+        life.enter(Pending(since=now), text)
     elif is_swap:  # it waits for memory as others do, and its requests wait with it
         if is_restart:  # asked for meanwhile
             life.restarts.clean()
         life.reserved_bytes = 0
         lack = Lack(since=now, reason=f"was {text}")
-        life.enter_after_exit(Pending(since=now, lack=lack), text)
+        life.enter(Pending(since=now, lack=lack), text)
     elif is_restart:
         life.restarts.clean()
-        life.enter_after_exit(Pending(since=now), "")
+        life.enter(Pending(since=now), "")
     elif reason is ExitReason.ASKED:
         life.reserved_bytes = 0  # it was to go, and others may wait for its memory
-        life.enter_after_exit(Pending(since=now), text if isinstance(phase, Abandoned) else "")
+        life.enter(Pending(since=now), was_given_up)
     elif not died.verdict.is_counted:
-        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+        life.enter(Pending(since=now, is_after_crash=True), text)
     else:
         _after_crash(life, text, now)
 
@@ -538,7 +738,7 @@ def _has_lost_files(life: Life, died: Died) -> bool:
 
 
 def _after_crash(life: Life, text: str, now: float) -> None:
-    was_loading = not life.has_been_ready
+    was_loading = life.ready_at is None
     verdict = life.restarts.after_crash(now)
     if isinstance(verdict, GiveUp):
         _fail(life, f"{verdict.reason}, the last time: {text}", now)
@@ -546,15 +746,13 @@ def _after_crash(life: Life, text: str, now: float) -> None:
     if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
         life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
     if verdict > 0.0:
-        life.enter_after_exit(Backoff(since=now, retry_at=now + verdict), text)
+        life.enter(Backoff(since=now, due_at=now + verdict), text)
     else:
-        life.enter_after_exit(Pending(since=now, is_after_crash=True), text)
+        life.enter(Pending(since=now, is_after_crash=True), text)
 
 
 def _fail(life: Life, cause: str, now: float) -> None:
-    error = load_failed(life.name, cause, is_retryable=False)
-    life.enter_after_exit(Failed(since=now, cause=cause), cause)
-    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+    life.enter(Failed(since=now, cause=cause), cause)
 
 
 def _given_up(life: Life, trigger: GivenUp, now: float) -> None:
@@ -588,19 +786,12 @@ def _start(life: Life, why: Why, now: float) -> None:
 
 def _stay_down(life: Life, why: Why, now: float) -> None:
     life.want(Wanted.DOWN, why)
-    life.do(QueueEnds(error=cut_off(life.name, why)))
     life.enter(Stopped(since=now))
-    life.do(DownWaitersEnd(error=None))
 
 
-def _erase(life: Life, trigger: Removed) -> None:
-    life.want(Wanted.GONE, Why.RELOAD)
-    life.do(
-        QueueEnds(error=trigger.error),
-        DownWaitersEnd(error=None),
-        Changed(note="removed"),
-        Erased(),
-    )
+def _erase(life: Life, error: RemoteError) -> None:
+    life.remove(error)
+    life.do(DownWaitersEnd(error=None), Changed(note="removed"), Erased())
 
 
 def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
@@ -610,44 +801,56 @@ def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
         life.do(Changed(note=f"waiting for memory: {lack.reason}"))
 
 
-def _not_downloaded(life: Life, trigger: NoFiles, now: float) -> None:
+def _has_files(life: Life, phase: Pending, note: str, now: float) -> None:
+    """Line up for a load, behind those that could have had their turn meanwhile."""
+    life.phase = replace(phase, since=now, fetching=None, download_cause="")
+    life.do(Changed(note=note))
+
+
+def _not_downloaded(life: Life, failed: DownloadFailed, now: float) -> None:
     """Wait, however long it takes, for what ends by itself; count what else another attempt may fix
     as a crash. Callers of the load itself are answered, and requests keep waiting. Everything else
     is for a person to fix."""
-    cause = f"not downloaded: {trigger.cause}"
+    said = f"{failed.message}; {failed.hint}" if failed.hint else failed.message
+    cause = f"not downloaded: {said}"
     verdict: float | GiveUp | None = None
-    if trigger.waits_for:
-        cause = f"waits for {trigger.waits_for}: {trigger.cause}"
+    if failed.waits_for:
+        cause = f"waits for {failed.waits_for}: {said}"
         verdict = life.restarts.after_outage()
-    elif trigger.is_passing:
+    elif failed.is_passing:
         verdict = life.restarts.after_crash(now)
     if isinstance(verdict, float):
-        said = f"it {cause}" if trigger.waits_for else cause
+        said = f"it {cause}" if failed.waits_for else cause
         life.do(UpWaitersEnd(error=load_failed(life.name, said, is_retryable=True)))
-        retry_at = now + max(verdict, trigger.retry_after_s)
-        life.enter(Backoff(since=now, retry_at=retry_at, download_cause=cause), cause)
+        due_at = now + max(verdict, failed.retry_after_s)
+        life.enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
         return
     if isinstance(verdict, GiveUp):
         cause = f"its download {verdict.reason}, the last time: {cause}"
-    error = load_failed(life.name, cause, is_retryable=False)
-    life.enter(Failed(since=now, cause=cause), cause)
-    life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+    _fail(life, cause, now)
 
 
-def _spawn(life: Life, phase: Pending, trigger: Turn, now: float) -> None:
+def _spawn(life: Life, phase: Pending, prewarmed: int | None, now: float) -> None:
+    """Start a process of the next generation, or make one of a prewarmed worker."""
     life.generation = Generation(life.generation + 1)
     life.launched = life.settings.launch
     life.is_after_crash = phase.is_after_crash
     life.crash_restarts += phase.is_after_crash
-    life.has_been_ready = False
     life.granted_bytes = life.needed_bytes
     life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
     life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
-    stalls_at = now + life.settings.load_stall_timeout_s
+    due_at = now + life.settings.load_stall_timeout_s
     is_restart = life.why is Why.RESTART
-    life.enter(Loading(since=now, stalls_at=stalls_at, is_restart=is_restart))
+    life.enter(Loading(since=now, due_at=due_at, is_restart=is_restart))
     life.load_times = LoadTimes.begun(now, life.load_times)
-    life.spawn(trigger.prewarmed)
+    spawn = Spawn(
+        model=life.name,
+        generation=life.generation,
+        launch=life.launch,
+        known_batching=life.known_batching,
+        prewarmed=prewarmed,
+    )
+    life.do(spawn)
 
 
 def _advance(
@@ -658,18 +861,23 @@ def _advance(
         return
     life.load_times = life.load_times.entered(load_phase, now).reached(progress, now)
     progress = max(phase.progress, progress)
-    stalls_at = now + life.settings.load_stall_timeout_s
-    life.phase = replace(phase, load_phase=load_phase, progress=progress, stalls_at=stalls_at)
+    due_at = now + life.settings.load_stall_timeout_s
+    life.phase = replace(phase, load_phase=load_phase, progress=progress, due_at=due_at)
     life.do(Changed(note=f"{load_phase} {progress:.0%}"))
 
 
-def _stay(life: Life, phase: Swapping, note: str) -> None:
+def _serve_on(life: Life, note: str = "") -> None:
+    """Serve again as if it had not begun to drain."""
+    assert life.ready_at is not None
+    life.enter(Ready(since=life.ready_at), note)
+
+
+def _stay(life: Life, note: str) -> None:
     life.why = Why.REQUEST
-    life.enter(Ready(since=phase.ready_since), note)
-    life.do(UpWaitersEnd(error=None))
+    _serve_on(life, note)
 
 
-def _drain_instead(life: Life, phase: Swapping, drain_s: float, now: float) -> None:
+def _drain_instead(life: Life, drain_s: float, now: float) -> None:
     """Drain for another reason from now on, which people are notified of."""
-    life.phase = Draining(since=now, ends_at=now + drain_s, ready_since=phase.ready_since)
+    life.phase = Draining(since=now, due_at=now + drain_s)
     life.do(Changed(note=str(life.why)))

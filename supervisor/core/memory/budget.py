@@ -89,7 +89,7 @@ class Strain(Enum):
     """The system's own word about its memory."""
 
     EASY = auto()
-    """It is not short, whatever seems to be available (macOS)."""
+    """It is not short, even if little seems to be available (macOS)."""
     UNSAID = auto()
     """What is available decides."""
     STALLED = auto()
@@ -102,7 +102,7 @@ class Reading:
 
     Attributes:
         available_bytes: what could be allocated without swapping.
-        kept_free_bytes: what models leave of that to everybody else.
+        kept_free_bytes: what models leave of that to all other programs.
         strain: what the system says besides.
         place: whose memory it is, a phrase: `on this machine`.
     """

@@ -14,9 +14,9 @@ from mlxsup.protocol.ids import ConnectionId, ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
+from ..accounting import Account, Terms
 from ..deadlines import Deadlines
 from ..health.poison import Digest, Held
-from ..sharing.accounts import Account, Terms
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After this many deaths in a row without a new token a request is given up."""

@@ -21,8 +21,8 @@ from itertools import chain, islice
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import CLASSES, PauseReason, Priority
 
+from ..accounting import Account, Counters
 from ..deadlines import Deadlines
-from ..sharing.accounts import Account, Counters
 from .ledger import Ledger, Request
 
 LIKE_CRASHES = frozenset({PauseReason.TURN, PauseReason.SWAP})
@@ -209,8 +209,8 @@ class Queue:
         self._urgent = Line(counters, ledger)
         self._aging = Deadlines()
         self._aging_s = counters.terms.aging_s
-        # Since the news was last taken: who has come and still waits, and whether anybody may have
-        # moved up. And the place that each was last notified of.
+        # Since the news was last taken: which requests have come and still wait, and whether any
+        # may have moved up. And the place that each was last notified of.
         self._come: dict[RequestKey, Request] = {}
         self._has_moved_up = False
         self._told: dict[RequestKey, int] = {}
@@ -302,7 +302,7 @@ class Queue:
         return self._aging.earliest()
 
     def age(self, now: float) -> None:
-        """Move up whoever has waited long enough; everybody anew, if `aging_s` has changed."""
+        """Move up those that have waited long enough; all anew, if `aging_s` has changed."""
         if self._aging_s != self.counters.terms.aging_s:
             self._age_anew(now)
         for subject in self._aging.take_due(now):

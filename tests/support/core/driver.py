@@ -118,6 +118,10 @@ def entry(name: str = "m", **changes: Any) -> ModelSettings:
     return replace(settings, **changes)
 
 
+MOST_WAKES = 100
+"""More timers than that are never due at one moment: the core would wake for ever."""
+
+
 class Driver(Looks):
     """A core under test; invariants are checked after every event.
 
@@ -176,11 +180,14 @@ class Driver(Looks):
         """Moves the clock and fires every timer that was asked for on the way."""
         end = self.now + seconds
         gathered: list[Action] = []
+        again = 0
         while True:
             due = sorted(when for when in self.woken_at if when <= end)
             if not due:
                 break
             self.woken_at = [when for when in self.woken_at if when > due[0]]
+            again = again + 1 if due[0] <= self.now else 0
+            assert again < MOST_WAKES, f"the core wakes again and again at {self.now}"
             self.now = max(self.now, due[0])
             gathered += self.do(Tick(now=self.now))
         self.now = end

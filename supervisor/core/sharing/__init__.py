@@ -1,1 +1,0 @@
-"""Sharing one machine: what requests cost, and who comes first."""
