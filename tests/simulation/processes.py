@@ -311,7 +311,7 @@ def _given_up(record: Record, book: Book, life: Life) -> None:
 
 def _ends(record: Record, book: Book, life: Life, exited: Exited | None, finding: Finding) -> None:
     was_draining, cause = book.drain_until is not None, life.ended_by(exited)
-    if life.ready_at is not None and life.cause is not Cause.SWAP:
+    if life.ready_at is not None:
         ready_s = (life.stopped_serving_at or record.now) - life.ready_at
         if ready_s >= book.entry.restart.stable_s:
             book.in_a_row = 0

@@ -155,6 +155,9 @@ TURNS = {
     "a model that crashes in its first load of a turn keeps its turn": (
         "stream a r1; ask r2 b; passes_until a; gone a; spawned b; exit b code=70 -> spawns=[b]"
     ),
+    "a crash after a long turn is restarted at once, though a swap ended that turn F2": (
+        "exit a; up a; stream a r1; ask r2 b; swap a; turn b; swap b; up a; exit a -> a=LOADING"
+    ),
     "paused requests survive a swap": (
         "stream a r1; stream a r2; pause r1; row_left 1 a; ask r3 b; swap a; turn b;"
         " -> a.paused=[r1]; swap b; up a -> dispatched=[2]; resume r1 -> dispatched=[1]"

@@ -681,7 +681,7 @@ def _ended(life: Life, died: Died, now: float) -> None:
     is_swap = stopping is not None and stopping.cause is StopCause.SWAP
     is_restart = stopping.is_restart if stopping else isinstance(phase, Draining)
     ready_s = life.ready_for_s(now)
-    if ready_s is not None and ready_s >= life.settings.restart.stable_s and not is_swap:
+    if ready_s is not None and ready_s >= life.settings.restart.stable_s:
         life.restarts.was_stable()
     life.last_exit = LastExit(
         reason=reason,
