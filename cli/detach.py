@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,6 @@ def _wait(
     process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int
 ) -> Mapping[str, Any] | None:
     """Return what the daemon says of its gateway, once both are up, or the gateway has failed."""
-    socket = socket_at(endpoint)
     give_up_at = time.monotonic() + ANSWER_LIMIT_S
     with LiveLine(Output()) as line:
         line.show("starting the daemon")
@@ -239,9 +238,12 @@ def _wait(
             try:
                 process.wait(LOOK_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                status = _status_at(endpoint) if socket.exists() else {}
+                status = None
+                if socket_at(endpoint).exists():
+                    with suppress(CliError):  # it is too busy to answer
+                        status = status_of_daemon(Target(endpoint=endpoint))
                 # Another daemon may answer there while ours finds out that it is not needed.
-                if status.get("pid") != process.pid:
+                if status is None or status["pid"] != process.pid:
                     continue
                 gateway: Mapping[str, Any] | None = status["gateway"]
                 if gateway is None or gateway["state"] != "starting":
@@ -250,16 +252,6 @@ def _wait(
             else:
                 raise _failure(process.returncode, output, begin)
     raise CliError(f"the daemon did not answer within {ANSWER_LIMIT_S:g} s", hint=f"see {output}")
-
-
-def _status_at(endpoint: str) -> Mapping[str, Any]:
-    from mlxsup.client import Client, ConnectionLost, RequestError
-
-    try:
-        with Client(endpoint) as client:
-            return client.status()
-    except (ConnectionLost, RequestError):
-        return {}
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:

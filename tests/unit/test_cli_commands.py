@@ -542,7 +542,8 @@ def test_stop_succeeds_only_when_every_process_has_ended(
 
         def stop(self, **_: object) -> dict[str, Any]:
             asked.clear()
-            return {"pids": [8], "supervisor_pid": 7}
+            limits = {"drain_timeout_s": 30.0, "end_limit_s": 15.0}
+            return {"pids": [8], "supervisor_pid": 7, **limits}
 
     def find(pids: list[int]) -> list[int]:
         assert pids == [8, 7]
