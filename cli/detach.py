@@ -18,7 +18,7 @@ from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.gateway import Address
 
 from .configuration import read_configuration
-from .connection import Target, connect, status_of_daemon
+from .connection import Target, status_of_daemon
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .lock_holder import lock_holder
 from .terminal.output import LiveLine, Output
@@ -142,21 +142,15 @@ def status_once_up(target: Target) -> dict[str, Any] | None:
             time.sleep(LOOK_INTERVAL_S)
 
 
-def report(
-    started: Started, first: str, target: Target, output: Output, *, is_waiting: bool
-) -> None:
+def report(started: Started, first: str, target: Target, output: Output) -> None:
     """Say where a daemon listens, what to do next, and how it is ended.
 
     Args:
         started: the daemon.
         first: the name of its first model; empty if it has none.
         target: the options with which commands reach it.
-        is_waiting: whether to return only when the models that it loads are READY.
-
-    Raises:
-        CliError: one of them has FAILED; the daemon runs.
     """
-    from .changes import http_lines, next_commands, wait_until_ready
+    from .changes import http_lines, next_commands
 
     gateway = started.gateway or {}
     url = gateway["url"] if gateway.get("state") == "listening" else ""
@@ -168,15 +162,6 @@ def report(
             output.note(f"warning: {without_http(gateway)}")
         output.note(f"its output is in {started.output}")
         output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
-    if is_waiting:
-        try:
-            with connect(Target(endpoint=started.endpoint)) as client:
-                status = wait_until_ready(client, (), output)
-        except CliError as error:
-            error.hint = target.repeat_in(error.hint)
-            raise
-        if not any(row["state"] == "READY" for row in status["models"]):
-            output.note("no model is loaded yet; each loads on its first request")
     if output.is_json:
         value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
         output.object(value | ({"gateway": url} if url else {}))

@@ -286,7 +286,6 @@ USAGE = {
     "start --model a --config b": "use either --model or --config",
     "start --model x/a --model y/a": "two models have the name a",
     "start --model 'not a name'": "not a name",
-    "start --wait": "--wait needs --detach",
     "events --endpoint tcp://127.0.0.1:1": "tcp://127.0.0.1:1",
     "generate m hi --colour": "No such option",
     "generate m hi --max-tokens many": "'many' is not a valid integer",
