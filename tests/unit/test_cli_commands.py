@@ -11,8 +11,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import psutil
 import pytest
 
 from mlxsup.cli import main as cli
@@ -34,8 +31,6 @@ from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
-
-from support.eventually import eventually
 
 HERE = Path(__file__).parents[2] / "cli" / "commands"
 
@@ -566,12 +561,3 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
-
-
-def test_a_process_that_only_waits_to_be_reaped_has_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        process = psutil.Process(child.pid)
-        assert commands_stop.alive([process]) == [child.pid]
-        child.kill()
-        eventually(lambda: process.status() == psutil.STATUS_ZOMBIE)
-        assert commands_stop.alive([process]) == []
