@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,26 @@ def read_configuration(
     with configuration_errors(path):
         configuration = read_config(expanded, has_sockets=has_sockets)
     return looked_up(configuration) if is_looked_up else configuration
+
+
+def check_models(configuration: DaemonConfig, path: Path) -> None:
+    """Check the folders of a configuration's models, and what these need in memory.
+
+    Raises:
+        ConfigError: names everything that is wrong with them.
+    """
+    from mlxsup.supervisor.config.load import ConfigError
+    from mlxsup.supervisor.config.model_folders import check_model_folders
+    from mlxsup.supervisor.memory.estimator import check_memory
+
+    problems: list[str] = []
+    for check in (partial(check_model_folders, path=path), check_memory):
+        try:
+            check(configuration)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def optional_configuration(given: Path | None) -> DaemonConfig | None:

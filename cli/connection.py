@@ -81,7 +81,7 @@ _COMMAND = re.compile(
 )
 """A command of a hint that takes the options of `Target`."""
 
-ONLY_CONFIG = frozenset({"start", "models", "plan", "show", "hosts"})
+ONLY_CONFIG = frozenset({"start", "models", "plan", "show", "hosts", "service"})
 """Commands that take --config, and not --endpoint."""
 
 

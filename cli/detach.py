@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.gateway import Address
 
 from .configuration import read_configuration
-from .connection import Target, connect, status_of_daemon
+from .connection import Target, status_of_daemon
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
 from .lock_holder import lock_holder
 from .terminal.output import LiveLine, Output
@@ -142,21 +142,15 @@ def status_once_up(target: Target) -> dict[str, Any] | None:
             time.sleep(LOOK_INTERVAL_S)
 
 
-def report(
-    started: Started, first: str, target: Target, output: Output, *, is_waiting: bool
-) -> None:
+def report(started: Started, first: str, target: Target, output: Output) -> None:
     """Say where a daemon listens, what to do next, and how it is ended.
 
     Args:
         started: the daemon.
         first: the name of its first model; empty if it has none.
         target: the options with which commands reach it.
-        is_waiting: whether to return only when the models that it loads are READY.
-
-    Raises:
-        CliError: one of them has FAILED; the daemon runs.
     """
-    from .changes import http_lines, next_commands, wait_until_ready
+    from .changes import http_lines, next_commands
 
     gateway = started.gateway or {}
     url = gateway["url"] if gateway.get("state") == "listening" else ""
@@ -168,15 +162,6 @@ def report(
             output.note(f"warning: {without_http(gateway)}")
         output.note(f"its output is in {started.output}")
         output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
-    if is_waiting:
-        try:
-            with connect(Target(endpoint=started.endpoint)) as client:
-                status = wait_until_ready(client, (), output)
-        except CliError as error:
-            error.hint = target.repeat_in(error.hint)
-            raise
-        if not any(row["state"] == "READY" for row in status["models"]):
-            output.note("no model is loaded yet; each loads on its first request")
     if output.is_json:
         value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
         output.object(value | ({"gateway": url} if url else {}))
@@ -231,7 +216,6 @@ def _wait(
     process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int
 ) -> Mapping[str, Any] | None:
     """Return what the daemon says of its gateway, once both are up, or the gateway has failed."""
-    socket = socket_at(endpoint)
     give_up_at = time.monotonic() + ANSWER_LIMIT_S
     with LiveLine(Output()) as line:
         line.show("starting the daemon")
@@ -239,9 +223,12 @@ def _wait(
             try:
                 process.wait(LOOK_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                status = _status_at(endpoint) if socket.exists() else {}
+                status = None
+                if socket_at(endpoint).exists():
+                    with suppress(CliError):  # it is too busy to answer
+                        status = status_of_daemon(Target(endpoint=endpoint))
                 # Another daemon may answer there while ours finds out that it is not needed.
-                if status.get("pid") != process.pid:
+                if status is None or status["pid"] != process.pid:
                     continue
                 gateway: Mapping[str, Any] | None = status["gateway"]
                 if gateway is None or gateway["state"] != "starting":
@@ -250,16 +237,6 @@ def _wait(
             else:
                 raise _failure(process.returncode, output, begin)
     raise CliError(f"the daemon did not answer within {ANSWER_LIMIT_S:g} s", hint=f"see {output}")
-
-
-def _status_at(endpoint: str) -> Mapping[str, Any]:
-    from mlxsup.client import Client, ConnectionLost, RequestError
-
-    try:
-        with Client(endpoint) as client:
-            return client.status()
-    except (ConnectionLost, RequestError):
-        return {}
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:

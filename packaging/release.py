@@ -156,7 +156,7 @@ def check_installation(install: Callable[[Path], Path], model: Path) -> str:
         assert '"$schema"' in said("config", "schema"), "no schema"
         try:
             http = ("--http", "127.0.0.1:0")
-            said("start", "--detach", "--wait", *http, "--model", f"m={model}")
+            said("start", "--detach", *http, "--model", f"m={model}")
             assert ANSWER in said("generate", "m", QUESTION, "--max-tokens", "20"), "no answer"
             url = re.findall(r'"url": ?"(http://[^"]+)"', said("status", "--json"))[0]
             asked = urllib.request.Request(f"{url}/", headers={"Accept": "text/html"})

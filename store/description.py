@@ -211,8 +211,7 @@ def _licence(folder: Path) -> str:
         key, colon, value = line.partition(":")
         if colon and key in ("license", "license_name"):
             named[key] = value.strip().strip("\"'")
-    licence = named.get("license", "")
-    return named.get("license_name") or licence if licence == "other" else licence
+    return named.get("license_name") or named.get("license", "")
 
 
 def _card_header(card: Path) -> Iterator[str]:

@@ -23,8 +23,6 @@ GGUF_SUFFIX = ".gguf"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".safetensors")
 MAX_NAMED = 3
 MAX_LOOKED_AT = 200
-MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file, as its makers limit it."""
 """Folders that are searched for models below one that is none."""
 
 
@@ -59,41 +57,27 @@ def folder_problem(path: Path) -> FolderProblem | None:
 
 
 def damage(path: Path) -> FolderProblem | None:
-    """Return which file of a model folder was cut off or is no such file; None if none is.
+    """Return which file of a model folder was cut off or is no such file; None if none is."""
+    from .weights import (
+        MAX_HEADERS_BYTES,
+        FolderError,
+        array_bytes,
+        read_header,
+    )  # `add` alone does
 
-    The weights are not read: a safetensors file says in its first bytes how long it must be.
-    """
+    hint = "copy or download this file again"
     try:
-        for name in regular_files(path):
-            if is_weight_file(name) and (text := _cut_off(path / name)):
-                return FolderProblem(text=text, hint="copy or download this file again")
+        for name in filter(is_weight_file, regular_files(path)):
+            array_bytes(path / name, *read_header(path / name, MAX_HEADERS_BYTES))
         tokenizer = path / TOKENIZERS[0]
         if tokenizer.is_file() and not _is_tokenizer(tokenizer):
-            text = f"{tokenizer} is not a tokenizer in JSON"
-            return FolderProblem(text=text, hint="copy or download this file again")
+            return FolderProblem(text=f"{tokenizer} is not a tokenizer in JSON", hint=hint)
+    except FolderError as error:
+        return FolderProblem(text=str(error), hint=hint)
     except OSError as error:
         what = error.strerror or str(error)
         return FolderProblem(text=f"{error.filename or path} cannot be read: {what}")
     return None
-
-
-def _cut_off(path: Path) -> str:
-    """Return what is wrong with the length of a safetensors file; empty if nothing is."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 + length or length > MAX_HEADER_BYTES:
-            return f"{path} is not a safetensors file, or only a part of one"
-        try:
-            tensors = json.loads(file.read(length))
-            end = max(
-                (one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__"),
-                default=0,
-            )
-            is_whole = size == 8 + length + end
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-            return f"{path} is not a safetensors file"
-    return "" if is_whole else f"{path} has {size} bytes instead of {8 + length + end}"
 
 
 def _is_tokenizer(path: Path) -> bool:

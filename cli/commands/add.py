@@ -16,18 +16,8 @@ import click
 from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.pooling import Task
-from mlxsup.store.description import describe
-from mlxsup.store.references import (
-    RefusedModelError,
-    Source,
-    find_source,
-    is_reference,
-    servable,
-)
 
 from ..arguments import check_makes, complete_repository, model_meant, row_called, use_of
-from ..changes import progress_shown
-from ..configuration import configuration_errors, make_configuration
 from ..connection import (
     Target,
     connect,
@@ -36,12 +26,14 @@ from ..connection import (
     status_of_daemon,
     unknown_model,
 )
-from ..downloading import checked_repository, download
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, confirm
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
+    from mlxsup.store.references import Source
+
+# `load`, `chat` and others import this file for `served_name`, so the store is imported below.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +83,8 @@ def add(source: str, name: str | None, is_left: bool, target: Target, output: Ou
     search` lists them), a folder, a GGUF file (converted), or a model that `mlxsup models` lists.
     With --as, a model that is served already gets NAME as an alias. `mlxsup rm` removes either.
     """
+    from ..changes import progress_shown
+
     added = serve_also(source, name, target, output)
     if added.is_served and not is_left:
         from mlxsup.client import RequestError
@@ -139,7 +133,10 @@ def serve_also(
         CliError: it is no model, cannot be served, makes something else, or its entry cannot be
             written; then the configuration is as it was.
     """
+    from mlxsup.store.references import find_source
     from mlxsup.supervisor.config.entries import adding, change_file
+
+    from ..configuration import make_configuration
 
     again = f"mlxsup {command} {shlex.quote(model)}"
     called = "" if os.path.lexists(Path(model).expanduser()) else model
@@ -212,6 +209,8 @@ def served_name(
 
     if (known := model_meant(status, model)) is not None:
         return checked(known.name), known.preset
+    from mlxsup.store.references import RefusedModelError, find_source, is_reference, servable
+
     try:
         source = find_source(model)
         for row in status["models"]:
@@ -259,6 +258,8 @@ def _add_to_daemon(
         status: of the daemon.
         made_ready: downloads or converts it.
     """
+    from mlxsup.store.references import find_source
+
     reference, revision = called, None
     if row_called(status, called) is None:
         source = find_source(model)
@@ -291,6 +292,10 @@ def refusals(path: Path) -> Iterator[None]:
     Args:
         path: the file, as the user named it.
     """
+    from mlxsup.store.references import RefusedModelError
+
+    from ..configuration import configuration_errors
+
     try:
         with configuration_errors(path):
             yield
@@ -313,6 +318,11 @@ def _made_ready(
         CliError: that fails, or the model makes something else.
         RefusedModelError: it cannot be served even then.
     """
+    from mlxsup.store.description import describe
+    from mlxsup.store.references import Source, servable
+
+    from ..downloading import checked_repository, download
+
     if source.folder is None:
         repository = checked_repository(source.repo, source.revision)
         folder = Path(download(repository, output, again=again).folder)

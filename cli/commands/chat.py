@@ -162,20 +162,7 @@ def typed_line() -> str | None:
 
 
 Message = dict[str, Any]
-Content = str | list[dict[str, Any]]
-"""A text, or pictures and a text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A turn to be answered, and the messages before it."""
-
-    turn: Content
-    before: list[Message]
-
-    def messages(self) -> list[Message]:
-        """Return the turn, behind what was said before."""
-        return [*self.before, {"role": "user", "content": self.turn}]
+"""Its content is a text, or pictures and a text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +174,7 @@ class Conversation:
         parameters: of `Client.generate`, without the messages.
         system: the system prompt; None for none.
         messages: turns and answers, in turns.
-        unanswered: the latest turn if no answer to it has come; None otherwise.
+        asked: the messages up to the latest turn if no answer to it has come; None otherwise.
         attached: the pictures that go with the next turn.
     """
 
@@ -195,37 +182,33 @@ class Conversation:
     parameters: dict[str, Any]
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    unanswered: Content | None = None
+    asked: list[Message] | None = None
     attached: list[Picture] = field(default_factory=list)
 
-    def ask(self, turn: str) -> Ask:
-        """Begin a new turn, with what is attached."""
-        self.unanswered, self.attached = with_pictures(turn, self.attached), []
-        return Ask(self.unanswered, self.messages)
+    def ask(self, turn: str) -> list[Message]:
+        """Begin a new turn, with what is attached; return the messages up to it."""
+        content, self.attached = with_pictures(turn, self.attached), []
+        self.asked = [*self.messages, {"role": "user", "content": content}]
+        return self.asked
 
-    def ask_again(self) -> Ask | None:
-        """Return the latest turn once more, None before the first one; its answer stays until
-        another one has come."""
-        if self.unanswered is not None:
-            return Ask(self.unanswered, self.messages)
-        if not self.messages:
-            return None
-        *before, asked, _ = self.messages
-        return Ask(asked["content"], before)
+    def ask_again(self) -> list[Message] | None:
+        """Return the messages up to the latest turn, None before the first one; its answer stays
+        until another one has come."""
+        return self.asked or self.messages[:-1] or None
 
-    def to_send(self, ask: Ask) -> list[Message]:
+    def to_send(self, asked: list[Message]) -> list[Message]:
         """Return the messages of a request."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *ask.messages()]
+        return [*system, *asked]
 
-    def take(self, ask: Ask, answer: str) -> None:
+    def take(self, asked: list[Message], answer: str) -> None:
         """Add an answer, whole or in part: the model must know what the user has read."""
-        self.messages = [*ask.messages(), {"role": "assistant", "content": answer}]
-        self.unanswered = None
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        self.asked = None
 
     def forget(self) -> None:
         """Begin anew, with the same model, system prompt and parameters."""
-        self.messages, self.unanswered, self.attached = [], None, []
+        self.messages, self.asked, self.attached = [], None, []
 
 
 class Chat:
@@ -294,24 +277,24 @@ class Chat:
         word, _, argument = turn.strip().partition(" ")
         is_alike = self._is_typed and word[:1] == "/" and word[1:].isalpha()
         if "\n" not in turn.strip() and (word in WORDS or is_alike):
-            ask = self._obey(word, argument.strip())
+            asked = self._obey(word, argument.strip())
         else:
-            ask = self._talk.ask(turn.rstrip("\n")) if turn.strip() else None
-        if ask is not None:
-            self._answer(ask)
+            asked = self._talk.ask(turn.rstrip("\n")) if turn.strip() else None
+        if asked is not None:
+            self._answer(asked)
 
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, asked: list[Message]) -> None:
         from mlxsup.client import RequestError
 
         try:
-            request_id, result = self._stream(ask)
+            request_id, result = self._stream(asked)
         except RequestError as error:
-            if error.code != "context_length_exceeded" or not ask.before:
+            if error.code != "context_length_exceeded" or len(asked) == 1:
                 raise
             raise CliError(error.message, code=str(error.code), hint=WAY_OUT) from None
         if result.text:
             # Even if it was cancelled.
-            self._talk.take(ask, result.text)
+            self._talk.take(asked, result.text)
         output = self._output
         if output.is_json:
             output.object(result_map(self._talk.model, request_id, result))
@@ -323,7 +306,7 @@ class Chat:
             output.note(f"The context is full: {WAY_OUT}.", "dim")
         show_remarks(result, output, is_verbose=self._is_verbose)
 
-    def _stream(self, ask: Ask) -> tuple[str, Result]:
+    def _stream(self, asked: list[Message]) -> tuple[str, Result]:
         # Before anything is sent: an interrupt at any later moment cancels it.
         with (
             AnswerScreen(self._talk.model, self._output) as screen,
@@ -332,7 +315,7 @@ class Chat:
         ):
             stream = self._client.generate(
                 self._talk.model,
-                messages=self._talk.to_send(ask),
+                messages=self._talk.to_send(asked),
                 on_notice=screen.notify,
                 **self._talk.parameters,
             )
@@ -342,8 +325,8 @@ class Chat:
 
     # ------------------------------------------------------------ commands
 
-    def _obey(self, word: str, argument: str) -> Ask | None:
-        """Carry out a command, and return what is to be answered now, if anything is.
+    def _obey(self, word: str, argument: str) -> list[Message] | None:
+        """Carry out a command, and return the messages to be answered now, if there are any.
 
         Raises:
             CliError: it cannot be carried out; nothing has changed.
@@ -392,9 +375,9 @@ class Chat:
                     talk.attached.append(picture)
                 self._confirm(_attached(talk.attached))
             case "/retry":
-                if (ask := talk.ask_again()) is None:
+                if (asked := talk.ask_again()) is None:
                     raise CliError("there is no message to answer again")
-                return ask
+                return asked
             case "/clear":
                 talk.forget()
                 self._confirm("Started a new conversation.")

@@ -12,6 +12,7 @@ from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.states import State
 
 from ..configuration import (
+    check_models,
     configuration_errors,
     find_configuration,
     read_configuration,
@@ -141,11 +142,7 @@ def check(file: Path | None, output: Output) -> None:
         output.data(f"checking {file}")
     configuration = read_configuration(file, has_sockets=True)
     with configuration_errors(file):
-        from mlxsup.supervisor.config.model_folders import check_model_folders
-        from mlxsup.supervisor.memory.estimator import check_memory
-
-        check_model_folders(configuration, file)
-        check_memory(configuration)
+        check_models(configuration, file)
     warn_of_keys(configuration, output)
     output.result({"path": str(file), "valid": True}, f"{file} is valid")
 

@@ -1,28 +1,77 @@
-"""`mlxsup doctor`: look for what is wrong, and name what fixes it."""
+"""`mlxsup doctor`: look for what is wrong, and name what fixes it.
+
+It changes nothing, because a doctor that repairs is run by scripts and then read by no person. What
+`start`, `status` and `config check` find is found by their own functions.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..connection import Target, daemon_options
+from ..connection import Target, daemon_options, status_of_daemon
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output, width_of
 from ..terminal.text import counted, wrapped
 
 if TYPE_CHECKING:
-    from ..doctor.finding import Finding
-    from ..doctor.installed import Setting
+    from mlxsup.supervisor.config.load import DaemonConfig
 
-COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+FULL_BYTES = 256 * 2**20
+NEARLY_FULL_BYTES = 5 * 2**30
+"""Less than most models take."""
+
+
+class Level(StrEnum):
+    """The grade of a finding; a note is worth knowing, a problem does not work or will not."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+COLOURS = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
 """In the order of the report: the most important findings come last, next to the prompt."""
 
 INDENT = max(map(len, COLOURS)) + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what it is about, in a word or two.
+        what: a sentence without a full stop.
+        level: how bad it is.
+        why: why it matters; empty if all is well.
+        fix: what to do, for people; empty if all is well, or if `command` does it.
+        command: one line for a shell that fixes it; empty if no command alone does.
+    """
+
+    subject: str
+    what: str
+    _: KW_ONLY
+    level: Level
+    why: str = ""
+    fix: str = ""
+    command: str = ""
+
+
+ok = partial(Finding, level=Level.OK)
+note = partial(Finding, level=Level.NOTE)
+problem = partial(Finding, level=Level.PROBLEM)
 
 
 @click.command()
@@ -34,32 +83,16 @@ def doctor(target: Target, output: Output) -> int:
     problem it says why it matters and how to fix it. It changes nothing. The exit code is 1 if
     there is a problem; notes do not count.
     """
-    from concurrent.futures import wait
-
-    from ..doctor.finding import LIMIT_S, begin, examine
-    from ..doctor.installed import find_setting
-
-    def waiting_for(subjects: Sequence[str]) -> None:
-        output.note(f"still checking: {', '.join(subjects)}")
-
-    reading = begin(lambda: find_setting(target))
-    if wait([reading], timeout=LIMIT_S).not_done:
-        raise CliError(
-            f"the configuration could not be read within {LIMIT_S:.0f} s",
-            code="timeout",
-            hint="a disk of the configuration or its models does not respond; see `mount`",
-        )
-    setting = reading.result()
-    found = examine(_checks(setting), on_slow=waiting_for)
-    findings = [_with_options(one, target) for one in found]
-    problems = _count(findings, "problem")
+    setting = find_setting(target)
+    findings = [_with_options(one, target) for one in examine(setting)]
+    problems = _count(findings, Level.PROBLEM)
     if output.is_json:
         output.object(
             {
-                "config": None if setting.counting is None else str(setting.counting.path),
+                "config": None if setting.config is None else str(setting.config),
                 "endpoint": setting.endpoint,
                 "problems": problems,
-                "notes": _count(findings, "note"),
+                "notes": _count(findings, Level.NOTE),
                 "findings": [asdict(one) for one in findings],
             }
         )
@@ -73,37 +106,22 @@ def doctor(target: Target, output: Output) -> int:
     return ExitStatus.FAILED if problems else ExitStatus.OK
 
 
-def _checks(setting: Setting) -> dict[str, Callable[[], Iterable[Finding]]]:
-    from ..doctor import installed, running
-
-    checks: dict[str, Callable[[Setting], Iterable[Finding]]] = {
-        "software": installed.check_software,
-        "configuration": installed.check_configuration,
-        "models": installed.check_models,
-        "downloads": installed.check_downloads,
-        "folders": installed.check_folders,
-        "memory": installed.check_memory,
-        "daemon": running.check_daemon,
-        "service": running.check_services,
-    }
-    return {name: partial(check, setting) for name, check in checks.items()}
-
-
 def _with_options(finding: Finding, target: Target) -> Finding:
     """Return the finding, whose commands have the options that were given."""
     command = finding.command
     if command.startswith("mlxsup "):
         command = target.repeat_in(f"`{command}`").strip("`")
-    return replace(finding, fix=target.repeat_in(finding.fix), command=command)
+    what, fix = target.repeat_in(finding.what), target.repeat_in(finding.fix)
+    return replace(finding, what=what, fix=fix, command=command)
 
 
-def _count(findings: Iterable[Finding], level: str) -> int:
+def _count(findings: Iterable[Finding], level: Level) -> int:
     return sum(one.level == level for one in findings)
 
 
 def _summary(findings: Sequence[Finding]) -> str:
     """Return `2 problems, 1 note`."""
-    problems, notes = _count(findings, "problem"), _count(findings, "note")
+    problems, notes = _count(findings, Level.PROBLEM), _count(findings, Level.NOTE)
     noted = counted(notes, "note")
     if problems:
         found = counted(problems, "problem")
@@ -115,7 +133,7 @@ def lines_of(one: Finding, width: int | None, output: Output) -> list[str]:
     """Return a finding as people read it, on a terminal with `width` columns; None: in a pipe."""
     word = one.level.value.ljust(INDENT)
     first, *lines = wrapped(f"{one.subject}: {one.what}", width, INDENT)
-    styled = output.style(word, sys.stdout, COLOURS[one.level.value])
+    styled = output.style(word, sys.stdout, COLOURS[one.level])
     lines.insert(0, styled + first[INDENT:])
     for name, text in (("why", one.why), ("fix", one.fix)):
         if text:
@@ -124,3 +142,312 @@ def lines_of(one: Finding, width: int | None, output: Output) -> list[str]:
         command = output.style(one.command, sys.stdout, "bold")
         lines.append(f"{' ' * INDENT}run: {command}")  # never broken: it is to be copied
     return lines
+
+
+# ---------------------------------------------------------------- the checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The configuration that counts, and which daemon follows from it.
+
+    Attributes:
+        config: the file that is named or there; None if there is none.
+        loaded: what it says; None if there is none, or anything in it is wrong.
+        problems: what is wrong with it, its models' folders and their needs of memory included.
+        target: the daemon that was asked about.
+        endpoint: where commands look for that daemon.
+        runtime_dir, log_dir: the folders that a daemon with this configuration would use.
+    """
+
+    config: Path | None
+    loaded: DaemonConfig | None
+    problems: Sequence[str]
+    target: Target
+    endpoint: str
+    runtime_dir: Path
+    log_dir: Path
+
+
+def find_setting(target: Target) -> Setting:
+    """Read the configuration that counts, with as much of a wrong one as can be read.
+
+    Raises:
+        CliError: the endpoint that was given is none.
+    """
+    from mlxsup.protocol.discovery import find_config, socket_at
+    from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, DEFAULT_RUNTIME_DIR, default_log_dir
+    from mlxsup.supervisor.config.load import ConfigError, load_config
+
+    from ..configuration import check_models
+
+    found = find_config(target.config)
+    path = None if found is None else found.path.expanduser().absolute()
+    loaded, problems = None, list[str]()
+    if path is not None:
+        try:
+            loaded = load_config(path, has_sockets=True)
+            check_models(loaded, path)
+        except ConfigError as error:
+            problems = error.problems
+    try:
+        endpoint = target.find_endpoint()
+    except CliError:
+        if target.endpoint is not None:
+            raise
+        # What is wrong is a finding.
+        endpoint = f"ipc://{Path(DEFAULT_RUNTIME_DIR).expanduser() / CLIENT_SOCKET_NAME}"
+    runtime_dir = socket_at(endpoint).parent if loaded is None else loaded.runtime_dir
+    log_dir = default_log_dir(runtime_dir) if loaded is None else loaded.log_dir
+    return Setting(
+        config=path, loaded=loaded, problems=problems, target=target, endpoint=endpoint,
+        runtime_dir=runtime_dir, log_dir=log_dir,
+    )  # fmt: skip
+
+
+def examine(setting: Setting) -> Iterator[Finding]:
+    """Yield what all checks find; of one that a file keeps from running, that it does."""
+    checks: dict[str, Callable[[Setting], Iterator[Finding]]] = {
+        "software": check_software,
+        "configuration": check_file,
+        "folders": check_folders,
+        "memory": check_memory,
+        "daemon": check_daemon,
+        "service": check_services,
+    }
+    for subject, check in checks.items():
+        try:
+            yield from check(setting)
+        except OSError as error:
+            what = f"this could not be checked: {error}"
+            yield note(subject, what, why="problems may be missing here", fix="make it readable")
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[str]:
+    """Return what mlxsup needs in every case; nothing if it is not installed as a package."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("mlxsup") or []
+    except metadata.PackageNotFoundError:
+        return []
+    markers = ((line, Requirement(line).marker) for line in lines)
+    return [line for line, marker in markers if marker is None or marker.evaluate({"extra": ""})]
+
+
+def installer() -> str:
+    """Return the command that installs into this environment; uv's environments have no pip."""
+    from importlib.util import find_spec
+
+    python = shlex.quote(sys.executable)
+    if find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
+
+
+def check_software(_setting: Setting) -> Iterator[Finding]:
+    """Judge the versions of packages, and whether MLX can use what the machine has."""
+    from packaging.requirements import Requirement
+
+    from mlxsup.protocol.version import VERSION
+    from mlxsup.supervisor.memory.machine import CUDA_PACKAGES, find_backend
+
+    wrong = False
+    for one in map(Requirement, requirements()):
+        has = version_of(one.name)
+        if has is None or not one.specifier.contains(has, prereleases=True):
+            wrong = True
+            yield problem(
+                "software",
+                f"{one.name} {'is not installed' if has is None else f'is {has}'}; mlxsup needs"
+                f" {one.name}{one.specifier}",
+                why="this version is untested: loads may fail and answers may differ",
+                command=f"{installer()} {shlex.quote(f'{one.name}{one.specifier}')}",
+            )
+    backend = find_backend()
+    is_linux = platform.system() == "Linux"
+    has_gpu = is_linux and shutil.which("nvidia-smi") is not None
+    if is_linux and all(version_of(name) is None for name in ("mlx-cpu", *CUDA_PACKAGES)):
+        yield problem(
+            "software",
+            "MLX has no back-end: install the one for CPUs or for CUDA",
+            why="no model can be loaded",
+            command=f"{installer()} 'mlxsup[{'cuda' if has_gpu else 'cpu'}]'",
+        )
+    elif has_gpu and backend == "cpu":
+        yield note(
+            "software",
+            "this machine has an NVIDIA GPU, and MLX is installed for the CPU",
+            why="models run many times slower than on the GPU",
+            command=f"{installer()} 'mlxsup[cuda]'",
+        )
+    if not wrong:
+        versions = "".join(f", {name} {version_of(name)}" for name in ("mlx", "mlx-lm"))
+        python = platform.python_version()
+        yield ok("software", f"mlxsup {VERSION}, Python {python}{versions} ({backend})")
+
+
+def check_file(setting: Setting) -> Iterator[Finding]:
+    """Judge the configuration file as `config check` does, and the keys of its gateway."""
+    if setting.config is None:
+        yield note(
+            "configuration",
+            "there is no configuration file; `mlxsup config path` shows where it is looked for",
+            why="`mlxsup start` begins without a model",
+            command="mlxsup init",
+        )
+        return
+    fix = "correct that line or that folder"
+    if not os.path.lexists(setting.config):
+        fix = f"create it with `mlxsup init {shlex.quote(str(setting.config))}`, or choose another"
+    for text in setting.problems:
+        why = "`mlxsup start` refuses the file, or the model fails to load"
+        yield problem("configuration", text, why=why, fix=fix)
+    if setting.loaded is None:
+        return
+    if not setting.problems:
+        models = counted(len(setting.loaded.models), "model")
+        yield ok("configuration", f"{setting.config} is valid, with {models}")
+    from mlxsup.protocol.key_file import find_trouble
+
+    from ..keys import WAYS
+
+    if trouble := find_trouble(setting.loaded.keys):
+        yield problem("API keys", trouble, why="the HTTP gateway refuses every request", fix=WAYS)
+
+
+def check_folders(setting: Setting) -> Iterator[Finding]:
+    """Judge the runtime folder, and the room for logs and models."""
+    from mlxsup.store.hub_cache import find_cache
+    from mlxsup.supervisor.runtime_folder import RuntimeFolderError, check_folder
+
+    try:
+        check_folder(setting.runtime_dir)
+        yield ok("runtime folder", str(setting.runtime_dir))
+    except RuntimeFolderError as error:
+        fix, _, command = error.hint.partition("run: ")
+        why = "`mlxsup start` exits with 73"
+        yield problem("runtime folder", str(error), why=why, fix=fix, command=command)
+    yield _room("log folder", setting.log_dir, "lines are lost when the disk is full")
+    yield _room("model cache", find_cache(), "models are downloaded there")
+
+
+def _room(subject: str, folder: Path, why: str) -> Finding:
+    """Return how much room there is on the disk of a folder, which need not exist."""
+    from mlxsup.protocol.text import size_text
+
+    free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+    what = f"the disk of {folder} has {size_text(free)} left"
+    fix = "free some space; `mlxsup models` shows the size of each model, `mlxsup rm` removes one"
+    if free < FULL_BYTES:
+        return problem(subject, what, why=why, fix=fix)
+    if free < NEARLY_FULL_BYTES:
+        return note(subject, what, why=why, fix=fix)
+    return ok(subject, f"{folder}, {size_text(free)} free")
+
+
+def check_memory(setting: Setting) -> Iterator[Finding]:
+    """Judge the budget against the machine, and the models against the budget."""
+    from mlxsup.protocol.text import size_text
+    from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget, find_backend
+
+    from .plan import plan_of
+
+    backend, loaded, found = find_backend(), setting.loaded, list[Finding]()
+    given = loaded.memory_budget if loaded is not None else None
+    try:
+        budget = command_budget(given, backend, setting.runtime_dir)
+    except NoDeviceMemoryError as error:
+        why = "mlxsup cannot refuse or unload models when memory runs out"
+        fix = 'set memory_budget = "…GiB" in [supervisor]'
+        yield problem("memory", str(error), why=why, fix=fix)
+        return
+    size, automatic = budget.size_bytes, budget.automatic_bytes
+    if backend == "metal" and automatic is not None and size > automatic:
+        found.append(
+            problem(
+                "memory",
+                f"memory_budget is {size_text(size)}, but macOS recommends at most "
+                f"{size_text(automatic)} for the GPU",
+                why="beyond that, the system compresses and swaps memory, which is slow",
+                command=f"sudo sysctl iogpu.wired_limit_mb={-(-size // 2**20)}",
+            )
+        )
+    change = plan_of(loaded)["change"] if loaded is not None else None
+    if change:
+        what = f"the models do not all fit into {size_text(size)}"
+        why = "those that fit alone take turns, and each turn costs a load"
+        fix = f"{change}; `mlxsup plan` shows what each needs"
+        found.append(note("memory", what, why=why, fix=fix))
+    ample = f"all models together may use {size_text(size)} ({budget.reason})"
+    yield from found or [ok("memory", ample)]
+
+
+def check_daemon(setting: Setting) -> Iterator[Finding]:
+    """Judge what the daemon says of itself, or that it says nothing."""
+    from ..terminal.status import broken_parts
+
+    try:
+        status = status_of_daemon(setting.target)
+    except CliError as error:
+        if error.status is not ExitStatus.BAD_CONFIGURATION:  # that is a finding about the file
+            why = "commands cannot use it, and no other daemon can start in its folder"
+            yield problem(
+                "daemon", error.message, why=why, fix=error.hint or "check MLXSUP_ENDPOINT"
+            )
+        return
+    if status is None:
+        yield ok("daemon", f"no daemon runs at {setting.endpoint}")
+        return
+    broken = broken_parts(status)
+    for part in broken:
+        fix = "`mlxsup why` explains it"
+        yield problem("daemon", part, why="requests for it fail or wait", fix=fix)
+    path, here = status["config_path"], setting.config
+    # Not Path.resolve, which raises for links that lead in a circle.
+    if path and here is not None and os.path.realpath(path) != os.path.realpath(here):
+        yield note(
+            "daemon",
+            f"the daemon uses {path}, but commands here read {os.path.realpath(here)}",
+            why="changes of the latter do not affect it",
+            fix="choose the file with --config, or stop the daemon and start it here",
+        )
+    if not broken:
+        models = counted(len(status["models"]), "model")
+        yield ok("daemon", f"answers at {setting.endpoint} (pid {status['pid']}, {models})")
+
+
+def check_services(_setting: Setting) -> Iterator[Finding]:
+    """Judge whether what the services start is still there, this user's and the machine's."""
+    from ..service.facts import read_file
+    from ..service.launchd import Launchd
+    from ..service.systemd import Systemd
+
+    kind = Launchd if platform.system() == "Darwin" else Systemd
+    for is_system in (False, True):
+        manager = kind(Path.home(), is_system=is_system)
+        text = read_file(manager.path)
+        if text is None:
+            continue
+        words = manager.command_in(text)
+        files = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--config"]
+        missing = [one for one in (*words[:1], *files) if not os.path.exists(one)]
+        if words and not missing:
+            yield ok("service", f"{manager.path} starts {words[0]}")
+            continue
+        what = f"names {missing[0]}, which does not exist" if missing else "starts no program"
+        again = "mlxsup service install --force" + (" --system" if is_system else "")
+        why = "the service manager cannot start the daemon"
+        yield problem("service", f"{manager.path} {what}", why=why, command=again)

@@ -210,9 +210,9 @@ def _needs_of(
     output: Output | None,
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
+    from mlxsup.store.weights import FolderError
     from mlxsup.supervisor.core.memory.need import known_problem
     from mlxsup.supervisor.memory.estimator import needs_without_daemon
-    from mlxsup.supervisor.memory.folder import FolderError
 
     def asking(count: int) -> None:
         """Say why the next seconds are silent; they come once for each model."""

@@ -23,7 +23,6 @@ from mlxsup.store.hub_cache import (
     repositories,
     repository_folder,
 )
-from mlxsup.store.references import find_source, is_reference, repository_named
 
 from ..arguments import complete_model_or_repository, row_called
 from ..configuration import read_configuration
@@ -210,6 +209,8 @@ def _place_of(model: str) -> tuple[Path, Path]:
         model: a folder that `convert` or `demo` has made, by its name or as a path; OWNER/NAME; or
             a name that `mlxsup models` lists.
     """
+    from mlxsup.store.references import find_source, is_reference, repository_named  # as in add
+
     own = Path(os.path.realpath(Path(MODELS_DIR).expanduser()))
     for folder in (own / model, Path(model).expanduser().absolute()):
         if folder.is_dir() and Path(os.path.realpath(folder)).parent == own:

@@ -12,16 +12,12 @@ import click
 from mlxsup.protocol.pooling import Task
 
 from ..arguments import check_makes, complete_writer_or_repository
-from ..configuration import read_configuration
 from ..connection import Target, connect, daemon_options
-from ..downloading import download
 from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..options import answer_options, check_parameters, keep_alive_option, priority_options
 from ..pictures import image_option
 from ..terminal.output import Output
 from .add import add_option, ask_to_add, serve_also, served_name
-from .generate import generate, read_stdin
-from .models import entry_called, row_of_entry
 
 COMMAND = "mlxsup run"
 
@@ -53,6 +49,8 @@ def run(
     or anything that `mlxsup add` takes. `run` downloads it, adds it to the configuration and starts
     a daemon if necessary. The daemon keeps running.
     """
+    from .generate import generate, read_stdin  # help would wait for it
+
     check_parameters(options, COMMAND)  # before anything is downloaded
     piped = [] if sys.stdin.isatty() else [read_stdin()]
     text = "\n\n".join(filter(None, [*piped, " ".join(prompt)]))
@@ -91,6 +89,10 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
     """Start a daemon whose configuration has the model, which is downloaded if necessary, and
     return what the daemon calls the model.
     """
+    from ..configuration import read_configuration
+    from ..downloading import download
+    from .models import entry_called, row_of_entry
+
     place = target.find()
     if target.endpoint_source:
         raise CliError(

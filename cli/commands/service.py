@@ -32,9 +32,6 @@ system_option = click.option(
     is_flag=True,
     help="Install for the whole machine, to run without a login; needs root.",
 )
-dry_option = click.option(
-    "--dry-run", "is_dry", is_flag=True, help="Only print what would be done."
-)
 
 KEPT_VARIABLES = (
     "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_ENDPOINT",
@@ -55,7 +52,7 @@ def service() -> None:
 @service.command(short_help="Write the service and start it.")
 @config_option
 @system_option
-@dry_option
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only print what would be done.")
 @click.option("--force", "is_forced", is_flag=True, help="Replace a service with other settings.")
 @output_options
 def install(
@@ -114,9 +111,8 @@ def install(
 
 @service.command(short_help="Stop the service and remove it.")
 @system_option
-@dry_option
 @output_options
-def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
+def uninstall(is_system: bool, output: Output) -> None:
     """Example: mlxsup service uninstall
 
     Stops the service, which finishes running requests, and removes the file that `install` has
@@ -133,19 +129,16 @@ def uninstall(is_system: bool, is_dry: bool, output: Output) -> None:
                 code="foreign_service",
                 hint="remove it with the program that wrote it",
             )
+        if is_system:
+            _need_root(manager, _by_root(_find_program(), "uninstall"))
+        manager.check("")
         before, after = manager.uninstall_commands()
-        commands, done = [*before, *after], "would be removed" if is_dry else "removed"
-        if not is_dry:
-            if is_system:
-                _need_root(manager, _by_root(_find_program(), "uninstall"))
-            manager.check("")
-            _run(before, manager, output)
-            manager.path.unlink()
-            _run(after, manager, output)
+        commands, done = [*before, *after], "removed"
+        _run(before, manager, output)
+        manager.path.unlink()
+        _run(after, manager, output)
     value = {"path": str(manager.path), "is_removed": done == "removed", "commands": commands}
     output.result(value, f"{done}: {manager.path}")
-    for command in commands if is_dry else ():
-        output.note(f"would run {shlex.join(command)}")
 
 
 @service.command(short_help="Show the state of the service.")
@@ -157,11 +150,12 @@ def status(is_system: bool, output: Output) -> None:
     Shows whether the service is installed, runs, and starts by itself, and the command that prints
     its log, such as why the daemon could not start. `mlxsup status` shows the models.
     """
-    from ..service.facts import program_in, read_file
+    from ..service.facts import MARKER, read_file
 
     manager = _find_manager(is_system=is_system)
     text = read_file(manager.path)
-    program = None if text is None else program_in(text, manager.command_in(text))
+    is_ours = text is not None and MARKER in text
+    program = next(iter(manager.command_in(text or "")), None) if is_ours else None
     state = None if text is None else manager.state()
     value = {
         "manager": manager.name, "path": str(manager.path), "is_installed": text is not None,
@@ -200,18 +194,14 @@ def _difference(before: str | None, text: str) -> str:
 
 def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
     """Return the error for a file that is not the one to write: it says whose it is."""
-    from ..service.facts import MARKER, program_in
+    from ..service.facts import MARKER
 
-    program = program_in(before, manager.command_in(before))
+    program = next(iter(manager.command_in(before)), "no program")
     message, code = "the service is installed with other settings", "service_differs"
     if MARKER not in before:
         message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
-    elif program is None:
-        message = f"{manager.path} was changed after the installation"
     elif program != str(facts.program):
-        message = (
-            f"another mlxsup has installed the service: {program}, but this is {facts.program}"
-        )
+        message = f"the installed service starts {program}, but this is {facts.program}"
         code = "other_program"
     return CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,16 +12,16 @@ from mlxsup.protocol.text import LOG_LEVELS
 
 from ..connection import daemon_command
 from ..exit_status import CliError, ExitStatus
-from ..terminal.output import Line, Output, width_of
+from ..terminal.output import Line, Output
 from ..terminal.status import models_lines
-from ..terminal.tables import Column, table
+from ..terminal.tables import listing
 from ..terminal.text import counted, format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
 LATER = "after their turn or once they are idle"
-FORESEEN = (Column("MODEL"), Column("CHANGE"), Column("STATE"), Column("WHAT HAPPENS"))
+FORESEEN = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
 
 
 @click.command(short_help="Change how much is logged.")
@@ -59,7 +58,11 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
         output.note(f"{name}: {cause}")
     shown: str | Iterable[Line] = _summary(value, is_dry=is_dry)
     if is_dry and value["foreseen"]:
-        shown = _foreseen_lines(value["foreseen"])
+        cells = [
+            (one["model"], one["change"], one["state"] or "-", _effect(one))
+            for one in value["foreseen"]
+        ]
+        shown = listing(FORESEEN, cells)
     elif rows:
         shown = models_lines(status, rows)
     output.result({**value, "models": rows}, shown)
@@ -100,11 +103,6 @@ def _freed(value: Mapping[str, Any]) -> str:
     if value["still_over_bytes"]:
         parts.append(f"busy models would be unloaded {LATER}")
     return "; ".join(parts) or "workers would release memory they do not need"
-
-
-def _foreseen_lines(foreseen: list[dict[str, Any]]) -> list[Line]:
-    rows = [(row["model"], row["change"], row["state"] or "-", _effect(row)) for row in foreseen]
-    return table(FORESEEN, rows, width_of(sys.stdout))
 
 
 def _effect(row: Mapping[str, Any]) -> str:

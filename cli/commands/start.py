@@ -89,9 +89,11 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     flag_value=DEFAULT_LISTEN,
     help=f"Serve OpenAI's API over HTTP as well; by default at {DEFAULT_LISTEN}. A port is enough.",
 )
-@click.option("--detach", "is_detached", is_flag=True, help="Return once the daemon answers.")
 @click.option(
-    "--wait", "is_waiting", is_flag=True, help="With --detach: return once its models are READY."
+    "--detach",
+    "is_detached",
+    is_flag=True,
+    help="Return once the daemon answers; `mlxsup wait` waits for models.",
 )
 @click.argument("name", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @output_options
@@ -104,7 +106,6 @@ def start(
     models: tuple[str, ...],
     http: str | None,
     is_detached: bool,
-    is_waiting: bool,
     output: Output,
 ) -> int:
     """Example: mlxsup start --config mlxsup.toml
@@ -115,13 +116,8 @@ def start(
     """
     if name is not None:
         return _load(context, name, Target(config=config_path), output)
-    wrong = ""
     if models and config_path is not None:
-        wrong = "use either --model or --config"
-    elif is_waiting and not is_detached:
-        wrong = "--wait needs --detach; or use `mlxsup wait`"
-    if wrong:
-        raise misuse(wrong, "mlxsup start")
+        raise misuse("use either --model or --config", "mlxsup start")
     if http is not None:
         _check_address(http)  # before a first configuration is written
     if models:
@@ -150,7 +146,7 @@ def start(
         from ..detach import report, start_detached
 
         started = start_detached(endpoint, configuration.log_dir, arguments)
-        report(started, first, target, output, is_waiting=is_waiting)
+        report(started, first, target, output)
         return ExitStatus.OK
     except CliError as error:
         if error.status is ExitStatus.ALREADY_RUNNING:

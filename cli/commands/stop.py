@@ -24,12 +24,8 @@ if TYPE_CHECKING:
 
 NAME = "mlxsup stop"
 
-DEFAULT_DRAIN_S = 30.0
-DEFAULT_END_S = 15.0
-"""How long ending the processes may take after the drain: asking, SIGTERM, SIGKILL, giving up."""
-
 EXTRA_S = 10.0
-"""How long the daemon itself may take after that: ending its clients' streams, last log lines."""
+"""How long the daemon itself may take after its processes: its clients' streams, last log lines."""
 
 REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""
@@ -82,10 +78,9 @@ def stop(
         value = client.stop(now=now, timeout_s=timeout_s)
         daemon = value["supervisor_pid"]
         processes = find_processes([*value["pids"], daemon])
-        limit_s = _number(value, "end_limit_s", DEFAULT_END_S) + EXTRA_S
+        limit_s = value["end_limit_s"] + EXTRA_S
         if not now:
-            drain_s = _number(value, "drain_timeout_s", DEFAULT_DRAIN_S)
-            limit_s += drain_s if timeout_s is None else timeout_s
+            limit_s += value["drain_timeout_s"] if timeout_s is None else timeout_s
         start_s = time.monotonic()
         try:
             left = _wait(processes, limit_s, daemon, names, client, target, output)
@@ -112,11 +107,6 @@ def stop(
         f"stopped the daemon (pid {daemon}) and {workers}",
     )
     return ExitStatus.OK
-
-
-def _number(value: Mapping[str, Any], name: str, default: float) -> float:
-    found = value.get(name)
-    return found if isinstance(found, int | float) else default
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:

@@ -126,11 +126,6 @@ Steps = tuple[list[list[str]], list[list[str]]]
 """Commands of a service manager: those before and those after its file is written or removed."""
 
 
-def program_in(text: str, command: Sequence[str]) -> str | None:
-    """Return which program a service file starts by its command; None if it is not ours."""
-    return command[0] if command and MARKER in text else None
-
-
 def read_file(path: Path) -> str | None:
     """Return a service file; None if there is none."""
     try:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import click
 
 from .keyboard import Keyboard
-from .output import CLEAR_LINE, ESCAPE, Output, terminal_size
+from .output import ESCAPE, LiveLine, Output, terminal_size
 from .requests import notice_step, notice_text
-from .text import cell_len, clock, cut
+from .text import cell_len, clock
 from .writer import for_terminal, own
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AnswerScreen:
         self.model = model
         self.is_loading = False
         self._output = output
-        self._can_redraw = output.can_redraw(sys.stderr) and not output.is_json
+        self._line = LiveLine(output)
         self._column = 0  # where the next text goes
         self._half_line: TextIO | None = None
         self._has_text = False
@@ -116,22 +116,19 @@ class AnswerScreen:
             self._notice,
             is_interrupted=self._is_interrupted,
             has_text=self._has_text,
-            has_bar=self._can_redraw,
+            has_bar=self._line.is_possible,
         )
-        if self._can_redraw:
+        if self._line.is_possible:
             self._draw(text)
         elif (step := notice_step(self._notice)) != self._said.get(self._notice.kind):
             self._said[self._notice.kind] = step
             self._output.note(f"{clock()} {self.model}: {text}")
 
     def _draw(self, text: str) -> None:
-        columns = terminal_size().columns
         if self._columns is None and self._half_line is not None:
             click.echo(file=self._half_line)
-        self._columns = columns
-        # A line that wraps could not be taken back.
-        styled = self._output.style(cut(text, columns - 1), sys.stderr, "dim")
-        click.echo(f"{CLEAR_LINE}{styled}", nl=False, err=True)
+        self._columns = terminal_size().columns
+        self._line.show(text)
 
     def _go_on(self) -> None:
         was_said, was_text = bool(self._said), self._has_text
@@ -149,14 +146,14 @@ class AnswerScreen:
     def _take_back(self) -> None:
         if self._columns is None:
             return
-        back, column = CLEAR_LINE, self._column
+        self._line.clear()
         if self._half_line is not None:
-            if self._columns == terminal_size().columns and column < self._columns:
-                back += own(f"{ESCAPE}A{ESCAPE}{column + 1}G")
+            if self._columns == terminal_size().columns and self._column < self._columns:
+                up = own(f"{ESCAPE}A{ESCAPE}{self._column + 1}G")
+                click.echo(up, nl=False, err=True)
             else:
                 self._column = 0  # where the line above has ended is not known
         self._columns = None
-        click.echo(back, nl=False, err=True)
 
     def __enter__(self) -> Self:
         self._keyboard.hide_typing()

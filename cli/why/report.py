@@ -18,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mlxsup.protocol.folders import DAEMON_LOG_NAME
 from mlxsup.protocol.log_files import tail
 from mlxsup.protocol.version import VERSION
 
@@ -75,16 +74,15 @@ _KEY = re.compile(
 )
 """Looks like a key: a known beginning, or a long run of letters and digits."""
 
-_TIMED = re.compile(r"\S+Z (?:DEBUG|INFO|WARNING|ERROR)(?= )")
-_MESSAGE = re.compile(r"[a-z ,-]+(?= [\w-]+=|$)")
-"""The words of the daemon at the beginning of a line, before its facts."""
-_PLACE = re.compile(
-    r"--- generation \d+ pid \d+ \S+Z$|--- \d+ bytes lost here$"
+_SAFE = re.compile(
+    r"\S+Z (?:DEBUG|INFO|WARNING|ERROR)(?= )"
+    r"|--- generation \d+ pid \d+ \S+Z$|--- \d+ bytes lost here$"
     r"|\s+File \"[^\"]*\", line \d+(?:, in [\w<>.]+| in [\w<>.]+)?$"
     r"|Fatal Python error: (?:Segmentation fault|Aborted|Bus error|Illegal \w+)$"
+    r"|(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning)(?=:|$)"
 )
-"""Lines of other writers that hold no text: rule lines, and the places of a trace."""
-_RAISED = re.compile(r"(?P<kind>(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Warning))(?::|$)")
+"""The beginnings of lines that hold no text: times, rule lines, the places and the kind of a trace.
+What the daemon says about models and requests is in the flight recorder."""
 
 
 def write_report(
@@ -150,8 +148,7 @@ def _parts(
     ]
     yield "flight.json", _json({"damage": bool(recording.damage), "runs": runs})
     for log in sorted(folder.glob("*.log"))[:MOST_LOGS]:
-        is_daemon = log.stem == DAEMON_LOG_NAME
-        lines = [redacted_line(line, is_daemon=is_daemon) for line in tail(log, LOG_LINES)]
+        lines = map(redacted_line, tail(log, LOG_LINES))
         yield f"logs/{log.name}", "".join(f"{line}\n" for line in lines)
 
 
@@ -204,18 +201,11 @@ def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:
             return value
 
 
-def redacted_line(line: str, *, is_daemon: bool) -> str:
-    """Return of a line of a log its time, the place of a trace or the kind of an error; of the
-    daemon's own, which libraries do not write, also its message without the facts behind it.
-    """
-    if timed := _TIMED.match(line):
-        said = _MESSAGE.match(line, timed.end()) if is_daemon else None
-        return f"{timed[0]}{said[0] if said else f' {LEFT_OUT}'}"
-    if _PLACE.match(line):
-        return without_keys(line)
-    if raised := _RAISED.match(line):
-        return f"{raised['kind']}: {LEFT_OUT}"
-    return f"{LEFT_OUT}: {len(line)} characters" if line.strip() else ""
+def redacted_line(line: str) -> str:
+    """Return the beginning of a log's line that holds no text, and that the rest is left out."""
+    found = _SAFE.match(line)
+    kept = found[0] if found is not None else ""
+    return without_keys(kept) + (f" {LEFT_OUT}" if kept != line else "")
 
 
 def without_keys(text: str) -> str:

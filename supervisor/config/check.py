@@ -56,9 +56,6 @@ CLIENT_NAME_EXPECTED = (
 FOREIGN = re.compile(r"[!-~]{1,128}")
 FOREIGN_EXPECTED = "1 to 128 printable characters without spaces"
 
-MAX_FOREIGN = 64
-"""They travel with the command that starts the gateway."""
-
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SOURCES = {"path", "repo", "revision"}
 
@@ -302,8 +299,6 @@ def _foreign_problems(
 ) -> Iterator[Problem]:
     """Yield what is wrong with the names of other APIs."""
     known = {one: name for name, entry in models.items() for one in (name, *entry.aliases)}
-    if len(names) > MAX_FOREIGN:
-        yield ("gateway", "names"), f"must have at most {MAX_FOREIGN} names, not {len(names)}"
     for foreign, model in names.items():
         where = ("gateway", "names", foreign)
         base, _, variant = model.rpartition(":")

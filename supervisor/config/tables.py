@@ -53,7 +53,7 @@ from .values import (
 MAX_CONCURRENCY = 1024
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 MAX_ADAPTERS, MAX_HOSTS = 128, 64
-MAX_SITES = 32
+MAX_SITES, MAX_NAMES = 32, 64
 """They travel with the command that starts the gateway."""
 
 CLIENT_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}"
@@ -252,7 +252,8 @@ class GatewayTable(Table):
         "names that programs use, and the models they mean",
         '; `*` stands for anything: `"claude-*" = "qwen"`. The first that fits counts, after the'
         " models' own names, aliases and presets",
-        description="a table of names, each with the name of a model",
+        max_length=MAX_NAMES,
+        description=f"a table of at most {MAX_NAMES} names, each with the name of a model",
     )
     hosts: list[Host] = key(
         [],

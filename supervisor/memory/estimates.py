@@ -20,8 +20,9 @@ import psutil
 from mlxsup.protocol.codec import DecodeError, read_part, to_line
 from mlxsup.protocol.estimate import ModelMemory, estimate_argv
 from mlxsup.protocol.launch import child_environment
+from mlxsup.store.weights import FolderError
 
-from .folder import UNASKED, Estimate, FolderError
+from .folder import UNASKED, Estimate
 from .folder_reader import Look, Place, Question, read_folder, reader_argv
 
 QUIET_S = 5.0

@@ -11,13 +11,14 @@ from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.pooling import Task
+from mlxsup.store.weights import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
 from ..core.memory.budget import Budget
 from ..core.memory.fit import pins_problem
 from ..core.memory.need import Figure, Need, Source, known_problem
 from ..core.settings import ModelSettings
-from .folder import Estimate, FolderError, Stamp, fingerprint
+from .folder import Estimate, Stamp, fingerprint
 from .machine import NoDeviceMemoryError, command_budget, find_backend
 from .measurements import Measured, Measurements
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import stat
-import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,23 +33,15 @@ from mlxsup.protocol.model_files import (
 )
 from mlxsup.protocol.pictures import declares_vision
 from mlxsup.protocol.pooling import Pooling, Task, find_pooling
-from mlxsup.protocol.regular_file import MIB, kind_of, open_regular, read_regular
+from mlxsup.protocol.regular_file import MIB, kind_of, read_regular
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
+from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError, array_bytes, read_header
 
 from .machine import installed
 
 MAX_CONFIG_BYTES = 16 * MIB
-MAX_HEADERS_BYTES = 64 * MIB
-"""Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
-
 QUANTIZATION = "hf_quant_config.json"
 """Says in some folders how the weights are packed, instead of config.json."""
-
-WIDENED = {"F8_E4M3": 2, "F8_E5M2": 2}
-"""mlx-lm widens these types to 16 bits when it loads them."""
-
-OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector", "patch_merge", "mtp")
-"""In the names of arrays that mlx-lm leaves out: it only serves the text model."""
 
 _ENGINE_VERSION = re.compile(r"(?:mlx|mlx_lm)-[^-]+\.dist-info")
 
@@ -62,10 +52,6 @@ _MATRIX = re.compile(r"^base_model\.model\.|\.lora_[abAB](\.weight)?$")
 
 Stamp = Mapping[str, tuple[int, int]]
 """Size in bytes and time of modification in nanoseconds of each file, by name."""
-
-
-class FolderError(Exception):
-    """A folder that is missing or damaged; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +177,7 @@ def read_bytes(path: Path, adapters: Sequence[str] = ()) -> FolderBytes:
         headers = []
         for file in (Path(one) / name for one in adapters for name in ADAPTER_FILES[:2]):
             with suppress(OSError, FolderError):
-                headers.append(_read_header(file, MAX_ADAPTER_HEADER_BYTES)[1])
+                headers.append(read_header(file, MAX_ADAPTER_HEADER_BYTES)[1])
         stamp_ = {**read.stamp, **_stamp_of_adapters(adapters)}
         return replace(read, stamp=stamp_, adapters=headers)
     except FileNotFoundError as error:
@@ -217,7 +203,7 @@ def estimate(read: FolderBytes) -> Estimate:
         indexed = _indexed(read.path / INDEX, read.index, read.names)
     loaded = weights_among([name for name, _, _ in read.headers], indexed)
     weight_bytes = sum(
-        _array_bytes(read.path / name, size, header)
+        array_bytes(read.path / name, size, header)
         for name, size, header in read.headers
         if name in loaded
     )
@@ -270,7 +256,7 @@ def _read_bytes(path: Path) -> FolderBytes:
         raise FolderError(f"{path / 'model.safetensors'} {_absence(path)}, and there are no shards")
     headers, left_bytes = [], MAX_HEADERS_BYTES
     for name in shards:
-        size, header = _read_header(path / name, left_bytes)
+        size, header = read_header(path / name, left_bytes)
         left_bytes -= len(header)
         headers.append((name, size, header))
     return FolderBytes(
@@ -315,28 +301,6 @@ def _absence(path: Path) -> str:
     return "does not exist"
 
 
-def _read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
-    """Return the size of a weight file and its header.
-
-    Raises:
-        FolderError: it is no safetensors file, or has more of a header than that.
-        OSError: it cannot be read.
-    """
-    descriptor = open_regular(path)
-    with open(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
-        if length > MAX_HEADERS_BYTES:
-            raise FolderError(f"{path} is not a safetensors file")
-        if length > max_bytes:
-            raise FolderError(
-                f"{path.parent}: the headers of its weight files have more than the"
-                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
-            )
-        return size, file.read(length)
-
-
 def _indexed(index: Path, content: bytes, names: list[str]) -> set[str]:
     """Return the shards that the index names; raise if one is missing."""
     shards = _json_object(index, content).get("weight_map")
@@ -356,37 +320,6 @@ def _json_object(path: Path, content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FolderError(f"{path} does not hold a JSON object")
     return value
-
-
-def _array_bytes(path: Path, size: int, header: bytes) -> int:
-    """Return what the arrays of a weight file take once they are loaded, from its header alone.
-
-    Args:
-        path: the file, as errors call it.
-        size: of the file, in bytes.
-        header: as it was read.
-
-    Raises:
-        FolderError: the file is cut short, or has no header of a safetensors file.
-    """
-    total_bytes, last = 0, 0
-    try:
-        values = json.loads(header)
-        values.pop("__metadata__", None)
-        for name, value in values.items():
-            begin, end = (int(place) for place in value["data_offsets"])
-            if begin > end or math.prod(map(int, value["shape"])) > MAX_BYTES:
-                raise FolderError(f"{path}: its header has impossible sizes")
-            last = max(last, end)
-            if not any(part in name for part in OTHER_PARTS):
-                total_bytes += (end - begin) * WIDENED.get(str(value["dtype"]), 1)
-    except (
-        ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
-    ) as error:  # fmt: skip
-        raise FolderError(f"cannot read the header of {path}: {error}") from error
-    if size < 8 + len(header) + last:
-        raise FolderError(f"{path} is incomplete: {size} of {8 + len(header) + last} bytes")
-    return total_bytes
 
 
 def _key(read: FolderBytes) -> str:

@@ -23,8 +23,9 @@ from mlxsup.protocol.estimate import estimates_folder, find_kept
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.folder_problems import FolderProblem, folder_problem
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
+from mlxsup.store.weights import FolderError
 
-from .folder import Estimate, FolderError, estimate, fingerprint, read_bytes, stamp
+from .folder import Estimate, estimate, fingerprint, read_bytes, stamp
 
 THREADS = 64
 """Folders that are read at the same time; as many may hang before others have to wait."""

@@ -101,7 +101,8 @@ class Script:
                 for process in self.stopping:
                     process.terminate()
                 pids = [process.pid for process in self.stopping]
-                answer(peer, message, pids=pids[1:], supervisor_pid=pids[0])
+                limits = {"drain_timeout_s": 30.0, "end_limit_s": 15.0}
+                answer(peer, message, pids=pids[1:], supervisor_pid=pids[0], **limits)
             case Reload():
                 answer(peer, message, **RELOADED)
             case Restart(now=False) | Cancel():

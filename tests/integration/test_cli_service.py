@@ -105,9 +105,9 @@ def test_other_settings_are_shown_and_not_written_unless_forced(
 @pytest.mark.parametrize(
     ("old", "new", "code", "words"),
     [
-        ('=:"', '=:"/other', "other_program", "another mlxsup has installed the service: /other"),
+        ('=:"', '=:"/other', "other_program", "the installed service starts /other"),
         (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
-        ("ExecStart=", "ExecStarts=", "service_differs", "was changed after"),
+        ("ExecStart=", "ExecStarts=", "other_program", "starts no program, but this is"),
         ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "with other settings"),
     ],
 )
@@ -239,10 +239,6 @@ def test_uninstall_stops_and_removes_what_install_has_written(
     played.install()
     assert played.calls
     removed = ["systemctl --user disable --now mlxsup.service", "systemctl --user daemon-reload"]
-    dry = played.run("uninstall", "--dry-run")
-    assert dry.stderr.splitlines() == [f"would run {command}" for command in removed]
-    assert changes(played.calls) == []
-    assert played.unit.exists()
     done = played.run("uninstall")
     assert (done.returncode, done.stdout) == (0, f"removed: {played.unit}\n")
     assert changes(played.calls) == removed

@@ -7,6 +7,7 @@ the wheel, which is installed by README's own line; the libraries are lent.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,19 +16,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from mlxsup.cli.port import refused_at
 from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
 
-from support.cli.readme import Block, blocks
 from support.daemon.hub_caches import write_repository
 from support.environments import Environment, outside_variables, run
 from support.models.demo_model import demo_model_folder
 from support.wheels import PROJECT, Built
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+class Block(NamedTuple):
+    """A fenced block.
+
+    Attributes:
+        line: of its first fence, from 1.
+        language: what stands behind that fence; may be empty.
+        text: what is between the fences.
+    """
+
+    line: int
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block for a shell: lines with those that continue them, no comments."""
+        joined = re.sub(r"\\\n\s*", "", self.text)
+        return [re.sub(r"\s+# .*", "", line) for line in joined.splitlines() if line]
+
+
+def blocks() -> list[Block]:
+    """Every fenced block, in order."""
+    text = README.read_text()
+    return [
+        Block(text[: found.start()].count("\n") + 1, found[1], found[2])
+        for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
 
 REPO = "mlx-community/SmolLM2-135M-Instruct"
 QUESTION = "What is the capital of France?"

@@ -281,7 +281,6 @@ USAGE = {
     "start --model a --config b": "use either --model or --config",
     "start --model x/a --model y/a": "two models have the name a",
     "start --model 'not a name'": "not a name",
-    "start --wait": "--wait needs --detach",
     "events --endpoint tcp://127.0.0.1:1": "tcp://127.0.0.1:1",
     "generate m hi --colour": "No such option",
     "generate m hi --max-tokens many": "'many' is not a valid integer",
@@ -542,7 +541,8 @@ def test_stop_succeeds_only_when_every_process_has_ended(
 
         def stop(self, **_: object) -> dict[str, Any]:
             asked.clear()
-            return {"pids": [8], "supervisor_pid": 7}
+            limits = {"drain_timeout_s": 30.0, "end_limit_s": 15.0}
+            return {"pids": [8], "supervisor_pid": 7, **limits}
 
     def find(pids: list[int]) -> list[int]:
         assert pids == [8, 7]

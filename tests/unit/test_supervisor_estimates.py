@@ -21,13 +21,12 @@ from mlxsup.protocol.estimate import (
     find_kept,
     keep,
 )
+from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError
 from mlxsup.supervisor.memory import folder as folder_module
 from mlxsup.supervisor.memory.estimates import estimate_folders
 from mlxsup.supervisor.memory.folder import (
-    MAX_HEADERS_BYTES,
     UNASKED,
     Estimate,
-    FolderError,
     estimate,
     fingerprint,
     read_bytes,

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from mlxsup.cli.commands.plan import plan_of
-from mlxsup.cli.doctor.installed import Setting, check_memory
 from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -374,7 +373,7 @@ def test_a_given_budget_and_another_backend_need_no_record(tmp_path: Path) -> No
     assert command_budget(None, "cpu", tmp_path / "none").size_bytes > 0
 
 
-def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
+def test_plan_and_config_check_leave_out_what_the_own_workers_hold(
     tmp_path: Path, smi: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None
 ) -> None:
     """They say what the daemon plans with, which found its budget before it had workers."""
@@ -388,17 +387,11 @@ def test_plan_doctor_and_config_check_leave_out_what_the_own_workers_hold(
         '[models.m]\npath = "model"\npinned = true\n'
     )
     configuration = load_config(path)
-    setting = Setting(
-        endpoint="", listen="", loaded=configuration, runtime_dir=configuration.runtime_dir,
-        log_dir=configuration.log_dir, key_need="", keys=configuration.keys,
-        places=(), counting=None, config=None, problems=(),
-    )  # fmt: skip
     assert plan_of(configuration)["budget"]["bytes"] == 80 * GIB
     smi.write_text(f"{MINE}, 20480\n1, 10240\n")
     found = command_budget(None, "cuda", configuration.runtime_dir)
     assert found.reason == "80.00 GiB of GPU memory less 10.00 GiB that others hold"
     smi.write_text(f"{MINE}, 30720\n")
-    assert any("together may use 80.00 GiB" in one.what for one in check_memory(setting))
     program = smi.with_name("nvidia-smi")
     program.write_text(program.read_text().replace("30720", "81920"))
     smi.write_text(f"{MINE}, 81920\n")

@@ -12,9 +12,10 @@ import pytest
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.launch import LaunchSettings
+from mlxsup.store.weights import FolderError
 from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
-from mlxsup.supervisor.memory.folder import UNASKED, Estimate, FolderError
+from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Look, Question, look
 
 UNSERVED = f"{UNASKED}: mlx-lm does not know its type"

@@ -1,0 +1,81 @@
+"""The weight files of a model folder: whether each is whole, and what its arrays take in memory.
+
+A safetensors file says in its header, at its beginning, how long it must be: its data is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from pathlib import Path
+
+from mlxsup.protocol.estimate import MAX_BYTES
+from mlxsup.protocol.regular_file import MIB, open_regular
+
+MAX_HEADERS_BYTES = 64 * MIB
+"""Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
+
+WIDENED = {"F8_E4M3": 2, "F8_E5M2": 2}
+"""mlx-lm widens these types to 16 bits when it loads them."""
+
+OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector", "patch_merge", "mtp")
+"""In the names of arrays that mlx-lm leaves out: it only serves the text model."""
+
+
+class FolderError(Exception):
+    """A folder that is missing or damaged; the message names the file."""
+
+
+def read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
+    """Return the size of a weight file and its header.
+
+    Raises:
+        FolderError: it is no safetensors file, or has more of a header than that.
+        OSError: it cannot be read.
+    """
+    descriptor = open_regular(path)
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
+        if length > MAX_HEADERS_BYTES:
+            raise FolderError(f"{path} is not a safetensors file")
+        if length > max_bytes:
+            raise FolderError(
+                f"{path.parent}: the headers of its weight files have more than the"
+                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
+            )
+        return size, file.read(length)
+
+
+def array_bytes(path: Path, size: int, header: bytes) -> int:
+    """Return what the arrays of a weight file take once they are loaded, from its header alone.
+
+    Args:
+        path: the file, as errors call it.
+        size: of the file, in bytes.
+        header: as it was read.
+
+    Raises:
+        FolderError: the file is cut short, or has no header of a safetensors file.
+    """
+    total_bytes, last = 0, 0
+    try:
+        values = json.loads(header)
+        values.pop("__metadata__", None)
+        for name, value in values.items():
+            begin, end = (int(place) for place in value["data_offsets"])
+            if begin > end or math.prod(map(int, value["shape"])) > MAX_BYTES:
+                raise FolderError(f"{path}: its header has impossible sizes")
+            last = max(last, end)
+            if not any(part in name for part in OTHER_PARTS):
+                total_bytes += (end - begin) * WIDENED.get(str(value["dtype"]), 1)
+    except (
+        ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
+    ) as error:  # fmt: skip
+        raise FolderError(f"cannot read the header of {path}: {error}") from error
+    if size < 8 + len(header) + last:
+        raise FolderError(f"{path} is incomplete: {size} of {8 + len(header) + last} bytes")
+    return total_bytes
