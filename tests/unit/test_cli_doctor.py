@@ -357,7 +357,7 @@ def test_a_check_that_cannot_run_says_so_and_hides_no_other() -> None:
 def test_only_the_mode_of_a_key_file_is_repaired_by_its_command(machine: Machine) -> None:
     file = machine.setting["keys"].file
     file.write_text("no keys")
-    file.chmod(0o644)
+    file.chmod(0o640)
     [finding] = [one for one in machine.findings() if one.subject == "API keys"]
     assert finding.command == f"chmod 600 {file}"
     file.chmod(0o600)
