@@ -79,7 +79,7 @@ RANDOM = st.fixed_dictionaries(
 @pytest.mark.draws
 @pytest.mark.bits
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=st.lists(RANDOM, min_size=1, max_size=4))
 def test_random_parameters_give_the_same_answer_alone_and_together_C8_C10(

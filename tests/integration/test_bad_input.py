@@ -25,6 +25,8 @@ from support.bad.input import (
     REQUESTS,
     SMALL,
     SMALL_CONTEXT,
+    VALUES,
+    WRONG_FIELDS,
     BadInput,
     header,
 )
@@ -61,7 +63,7 @@ def live_goes_on(live: Reader) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "case", [*FRAMES, *HEADERS, *REQUESTS, *BODIES], ids=lambda case: case.name
+    "case", [*FRAMES, *HEADERS, *VALUES, *REQUESTS, *BODIES], ids=lambda case: case.name
 )
 def test_bad_message_gets_its_error_C7_D7_G6_H10(daemon: Daemon, case: BadInput) -> None:
     with RawClient(daemon.endpoint) as raw:
@@ -113,7 +115,7 @@ def test_prompt_over_the_context_reaches_no_engine_I6(daemon: Daemon) -> None:
 
 
 def test_every_field_of_a_header_has_a_case() -> None:
-    names = " ".join(case.name for case in HEADERS)
+    names = " ".join(case.name for case in WRONG_FIELDS)
     for cls in CLIENT_MESSAGES:
         for field in {f.name for f in dataclasses.fields(cls)} - {"id", "v", "body"}:
             assert f"`{cls.TYPE}` with `{field}`" in names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
@@ -53,27 +52,6 @@ def test_many_streams_at_once_lose_nothing_C4(path: Path) -> None:
     with scripted_supervisor(path, script) as supervisor:
         asyncio.run(run(supervisor.endpoint))
         assert len(supervisor.got(Generate)) == 96
-
-
-def test_cancel_from_the_loop_and_from_another_thread_D4(path: Path) -> None:
-    async def run(endpoint: str) -> None:
-        async with AsyncClient(endpoint) as client:
-            for is_own_thread in (True, False):
-                stream = client.generate("m", prompt="x")
-                assert (await anext(stream)).text == "one"
-                if is_own_thread:
-                    stream.cancel()
-                else:
-                    thread = threading.Thread(target=stream.cancel)
-                    thread.start()
-                    thread.join()
-                assert [delta async for delta in stream] == []
-                assert stream.result.finish_reason == "cancelled"
-                stream.cancel()
-
-    with scripted_supervisor(path, OpenStreams()) as supervisor:
-        asyncio.run(run(supervisor.endpoint))
-        assert len(supervisor.got(Cancel)) == 2
 
 
 def test_cancelled_task_cancels_its_stream_D4(path: Path) -> None:

@@ -143,6 +143,18 @@ def test_lost_daemon_is_told_to_all_and_the_next_message_has_a_new_link_P2(route
     assert again.items == [{}]
 
 
+def test_answer_that_came_before_the_end_is_read_H7(router: Router) -> None:
+    box = router.command()
+    router.next()
+    router.send(Reply(id=A, value={"n": 1}))
+    link = router.connection.link
+    assert link is not None
+    router.socket.close(60_000)
+    eventually(lambda: link.update() is LinkState.LOST, timeout_s=60.0)
+    router.connection.pump()
+    assert box.items == [{"n": 1}]
+
+
 @pytest.mark.parametrize("name", ["open_command", "open_stream"])
 def test_message_on_a_lost_link_is_sent_on_a_new_one_P2(name: str, router: Router) -> None:
     first = router.command()

@@ -506,23 +506,26 @@ FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
 WAITS, WAITS_FOR_M = f"waiting for {BOTH} to end (1s)", "waiting for m (pid 8) to end (2s)"
 DRAINS = "1 running request has 29s at most; `mlxsup stop --now` ends it, Ctrl-C leaves"
+GIVEN_UP = f"error: {BOTH} did not end within"
 LEFT = "the daemon has ended, but SIGKILL has no effect on m (pid 8)"
 
 
 @pytest.mark.parametrize(
-    ("drained_at_s", "daemon_until_s", "worker_until_s", "status", "says"),
+    ("command", "drained_at_s", "daemon_until_s", "worker_until_s", "status", "says"),
     [
-        (0, 0, 0, 0, []),
-        (0, 1.5, 3.2, 0, [WAITS, WAITS_FOR_M]),
-        (0, 1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
-        (0, FOR_EVER, FOR_EVER, 1, [WAITS, f"error: {BOTH} did not end within 55s"]),
-        (4, 4.5, 4.5, 0, [DRAINS, WAITS.replace("1s", "4s")]),
+        ("stop", 0, 0, 0, 0, []),
+        ("stop", 0, 1.5, 3.2, 0, [WAITS, WAITS_FOR_M]),
+        ("stop", 0, 1.5, FOR_EVER, 71, [WAITS, WAITS_FOR_M, f"error: {LEFT}"]),
+        ("stop", 0, FOR_EVER, FOR_EVER, 1, [WAITS, f"{GIVEN_UP} 55s"]),
+        ("stop --timeout 6s", 0, FOR_EVER, FOR_EVER, 1, [WAITS, f"{GIVEN_UP} 31s"]),
+        ("stop", 4, 4.5, 4.5, 0, [DRAINS, WAITS.replace("1s", "4s")]),
     ],
-    ids=["gone at once", "gone later", "a worker is left", "both are left", "an answer ends"],
+    ids=["gone at once", "gone later", "a worker is left", "both", "its timeout", "an answer ends"],
 )
 def test_stop_succeeds_only_when_every_process_has_ended(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    command: str,
     drained_at_s: float,
     daemon_until_s: float,
     worker_until_s: float,
@@ -556,7 +559,7 @@ def test_stop_succeeds_only_when_every_process_has_ended(
         commands_stop, "alive", lambda pids: [pid for pid in pids if clock.now_s < until[pid]]
     )
     monkeypatch.setattr(commands_stop, "time", clock)
-    code, out, err = run(capsys, "stop")
+    code, out, err = run(capsys, *command.split())
     assert (code, [line for line in err.splitlines() if "hint: " not in line]) == (status, says)
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"

@@ -231,6 +231,13 @@ def test_keys_are_remembered_until_they_are_turned_off(place: KeyPlace) -> None:
     assert not have_been_made(place)
 
 
+def test_keys_that_cannot_be_removed_stay_in_force(place: KeyPlace) -> None:
+    place.file.mkdir(parents=True)
+    with pytest.raises(KeyFileError, match="is a folder; move it away"):
+        turn_off(place)
+    assert read_mark(place.mark)
+
+
 def test_lost_mark_is_written_again(place: KeyPlace) -> None:
     made(place, "a")
     place.mark.unlink()

@@ -331,9 +331,9 @@ BARE_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         "time()\ntime()\n",
     ],
 )
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_calls_of_known_tools_are_held_to_their_end(text: str, size: int) -> None:
-    assert shown_text(text, size) == ("", -1, text)
+def test_calls_of_known_tools_are_held_to_their_end(text: str) -> None:
+    for size in (1, 3, 1000):
+        assert shown_text(text, size) == ("", -1, text)
 
 
 @pytest.mark.parametrize(

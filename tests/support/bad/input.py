@@ -1,7 +1,8 @@
 """Bad frames, headers, bodies and requests with the error that each gets, as data.
 
-tests/integration/test_bad_input.py sends each of these to a real daemon. What is wrong with a
-parameter is a table of tests/unit/test_protocol_bodies.py.
+tests/integration/test_bad_input.py sends these to a real daemon, except for WRONG_FIELDS: what the
+decoder refuses is tried in tests/unit/test_protocol_codec.py. What is wrong with a parameter is a
+table of tests/unit/test_protocol_bodies.py.
 """
 
 from __future__ import annotations
@@ -128,20 +129,7 @@ def _required(cls: type[Message]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in getattr(cls, "__dataclass_fields__", {})}
 
 
-def _seconds(name: str) -> list[BadInput]:
-    """Return time limits that are no times."""
-    values = (
-        (-1.0, "0 seconds or more"),
-        (float("nan"), "a finite number"),
-        (float("inf"), "a finite number"),
-    )
-    return [
-        _sent(
-            f"`{name}` of {value}", generate(HELLO_BODY, **{name: value}), f"{name} must be {words}"
-        )
-        for value, words in values
-    ]
-
+TIMES = ("timeout_s", "queue_timeout_s", "first_token_timeout_s")
 
 CONFIGURATION_KEYS = ("path", "repo", "engine", "fake", "context_length", "aliases", "adapter")
 """Keys of a model that only the configuration may set (H10)."""
@@ -172,8 +160,29 @@ HEADERS = (
     _sent("`generate` without a body", generate(HELLO_BODY)[:1], "must be two frames"),
     _sent("`generate` with its body in the header", generate(HELLO_BODY, body=b"\x80"),
              "must be two frames"),
+)  # fmt: skip
+
+WRONG_FIELDS = (
     *_wrong_types(),
-    *_seconds("timeout_s"), *_seconds("queue_timeout_s"), *_seconds("first_token_timeout_s"),
+    *(
+        _sent(f"`{name}` of {value}", generate(HELLO_BODY, **{name: float(value)}),
+                 f"{name} must be a finite number")
+        for name in TIMES for value in ("nan", "inf")
+    ),
+    *(
+        _sent(f"`generate` with the configuration's key `{key}` in its header",
+                 generate(HELLO_BODY, **{key: "/models/other"}), f"unknown field {key}")
+        for key in CONFIGURATION_KEYS
+    ),
+)  # fmt: skip
+"""Headers with one field that the decoder refuses."""
+
+VALUES = (
+    *(
+        _sent(f"`{name}` of -1.0", generate(HELLO_BODY, **{name: -1.0}),
+                 f"{name} must be 0 seconds or more")
+        for name in TIMES
+    ),
     _sent("`generate` with a `keep_alive` below 0 that is not -1",
              [header("generate", model=MODEL, keep_alive=-2), HELLO_BODY],
              "keep_alive must be seconds of 0 or more, or -1 to keep the model loaded, not -2"),
@@ -189,12 +198,8 @@ HEADERS = (
              "level must be one of debug, info, warning, error, not 'loud'"),
     _sent("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
              "timeout_s must be 0 seconds or more"),
-    *(
-        _sent(f"`generate` with the configuration's key `{key}` in its header",
-                 generate(HELLO_BODY, **{key: "/models/other"}), f"unknown field {key}")
-        for key in CONFIGURATION_KEYS
-    ),
 )  # fmt: skip
+"""Headers that the decoder takes and the core refuses."""
 
 # ---------------------------------------------------------------- requests and commands
 
