@@ -21,9 +21,11 @@ ONLY_BY_NAME = ("against",)
 def main() -> None:
     """Run the named benchmarks one after the other; by default, all that need no option."""
     from . import (
+        adapters,
         against,
         commands,
         drafts,
+        embeddings,
         engine_seconds,
         gateway,
         router,
@@ -48,6 +50,8 @@ def main() -> None:
             "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
             "engine_seconds": lambda repeats: engine_seconds.run(SMOLLM2, repeats),
             "drafts": lambda repeats: drafts.run(SMOLLM2, repeats),
+            "embeddings": embeddings.run,
+            "adapters": adapters.run,
             "commands": lambda repeats: commands.run(),
             "sharing": lambda repeats: sharing.run(20 * repeats),
             "against": lambda repeats: against.run(given.base, repeats),

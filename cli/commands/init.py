@@ -27,7 +27,7 @@ from ..options import NewFile
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
-from .models import NONE_HINT, SEARCHED, catalogue
+from .models import NONE_HINT, SEARCHED, catalogue, with_capabilities
 
 Entry = Mapping[str, Any]
 """A row of the catalogue, by a short `name`, with what the plan says of it alone: `needed_bytes`,
@@ -83,7 +83,8 @@ def init(file: Path, output: Output) -> None:
         (one["name"], format_bytes(one["size_bytes"]), "yes" if one["fits"] else "no", one["title"])
         for one in entries
     ]
-    output.show(listing(("MODEL", "SIZE", "FITS", "FROM"), cells, right=("SIZE",)))
+    headings, shown = with_capabilities(("MODEL", "SIZE", "FITS", "FROM"), cells, entries)
+    output.show(listing(headings, shown, right=("SIZE",)))
     for entry in entries:
         if not entry["fits"]:
             remark = f"  {entry['name']}: {entry['verdict']}"
@@ -166,6 +167,7 @@ def _summary(entry: Entry) -> str:
         entry["model_type"],
         entry["quantization"],
         f"makes {NOUNS[Task(entry['task'])]}" if entry["task"] != Task.GENERATE else "",
+        "takes pictures" if "images" in entry["capabilities"] else "",
         f"{context} tokens of context" if context else "",
         f"from {entry['origin']}",
     )

@@ -67,18 +67,30 @@ def models(config_path: Path | None, output: Output) -> None:
 def _show(title: str, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
     """Print a row for each model, and then why some cannot be served."""
     output.data(title)
-    headings, cells = list(HEADINGS), [list(_cells(row)) for row in rows]
-    can_do = [", ".join(row["capabilities"] or ()) for row in rows]
-    if any(can != "text" for can in can_do if can):
-        headings.insert(1, "CAPABILITIES")
-        for can, one in zip(can_do, cells, strict=True):
-            one.insert(1, can or "-")
+    headings, cells = with_capabilities(HEADINGS, [_cells(row) for row in rows], rows)
     output.show(listing(headings, cells, right=("SIZE", "CONTEXT")))
     for row in rows:
         if row["problem"]:
             about = "; ".join(filter(None, (row["problem"], row["hint"])))
             remark = f"  {row['name'] or row['title']}: {about}"
             output.data(remark, "dim")
+
+
+def with_capabilities(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return a table with what the models can do as its second column, unless all only make text.
+
+    Args:
+        headings, cells: of the table; one list of cells for each of `rows`.
+        rows: of the catalogue.
+    """
+    can_do = [", ".join(row["capabilities"] or ()) for row in rows]
+    if all(can in ("", "text") for can in can_do):
+        return list(headings), [list(own) for own in cells]
+    name, *rest = headings
+    pairs = zip(can_do, cells, strict=True)
+    return [name, "CAPABILITIES", *rest], [[own[0], can or "-", *own[1:]] for can, own in pairs]
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

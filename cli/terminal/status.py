@@ -321,6 +321,7 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
     remarks = [
         f"waiting: {waiting}" if per_class.keys() - {"normal"} else None,
         NOUNS[Task(task)] if task in (Task.EMBED, Task.RERANK) else None,
+        "takes pictures" if "images" in model.get("capabilities", ()) else None,
         BATCHING_WORDS.get(batching["mode"]),
         counted(len(warnings), "warning") if warnings else None,
     ]

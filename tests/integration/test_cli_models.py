@@ -97,6 +97,19 @@ def test_init_writes_a_valid_file_that_names_what_it_leaves_out(stocked: Path) -
     assert [row["title"] for row in value["left_out"]] == ["a/t5"]
 
 
+@pytest.mark.mlx
+def test_init_says_what_models_can_do_that_make_more_than_text(home: Path) -> None:
+    folder = home / ".mlxsup/models"
+    make_tiny_model(folder / "sight", config={"model_type": "qwen3_vl", "vision_config": {}})
+    make_tiny_encoder(folder / "bert", "bert")
+    done = run_cli("init", **variables(home))
+    assert re.search(r"^sight +text, images ", done.stdout, re.M), done
+    assert re.search(r"^bert +embeddings ", done.stdout, re.M), done
+    text = (home / ".mlxsup/config.toml").read_text()
+    assert re.search("^# .* qwen3_vl, takes pictures, ", text, re.M), text
+    assert re.search("^# .* bert, makes embeddings, ", text, re.M), text
+
+
 def test_init_leaves_a_file_that_exists(home: Path) -> None:
     path = home / "mlxsup.toml"
     path.write_text("mine")
@@ -271,6 +284,10 @@ def test_what_a_model_takes_is_known_before_a_load(home: Path) -> None:
         assert here == known | {"faked": None}
         table = run_cli("models", "--config", config).stdout
         assert re.search(r"^sight +text, images ", table, re.M), table
+        client.load("faked")
+        noted = run_cli("status", "--config", config).stdout
+        assert re.search(r"^faked .*takes pictures", noted, re.M), noted
+        assert not re.search(r"^wise .*takes pictures", noted, re.M), noted
         shown = run_cli("show", "wise", "--config", config).stdout
         assert re.search(r"^capabilities +text$", shown, re.M), shown
         assert re.search(r"^adapters +wise:poet$", shown, re.M), shown

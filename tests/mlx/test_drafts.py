@@ -23,6 +23,7 @@ from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
     LEAST_MEASUREMENTS,
+    LONGEST_MATCH,
     MOST_PADDING,
     TRY_AGAIN,
     NgramIndex,
@@ -90,8 +91,14 @@ def guessing(*texts: Sequence[int]) -> Iterator[None]:
     """Let rows whose tokens begin one of these texts guess how it goes on, with an error every few
     places, so that a pass accepts none, some or all of a guess."""
 
-    def guess(self: NgramIndex, tokens: Sequence[int], pending: int, most: int) -> list[int]:
-        begin = [*tokens, pending]
+    def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
+        self.place = self.length = GRAM
+        return []
+
+    def guess(
+        self: NgramIndex, tokens: Sequence[int], pending: Sequence[int], most: int
+    ) -> list[int]:
+        begin = [*tokens, *pending]
         for text in texts:
             if list(text[: len(begin)]) == begin:
                 places = range(len(begin), min(len(begin) + max(most, 0), len(text)))
@@ -99,9 +106,9 @@ def guessing(*texts: Sequence[int]) -> Iterator[None]:
         return []
 
     with (
-        mock.patch.object(NgramIndex, "has_seen", return_value=True),
+        mock.patch.object(NgramIndex, "follow", follow),
         mock.patch.object(NgramIndex, "guess", guess),
-        mock.patch.object(Pacer, "choose", lambda self, shares, rows: self.most),
+        mock.patch.object(Pacer, "choose", lambda self, *given, **named: self.most),
     ):
         yield
 
@@ -410,44 +417,60 @@ def test_a_stop_string_ends_an_answer_among_right_guesses(
 
 
 def test_a_guess_is_what_followed_the_longest_match() -> None:
-    with_8, with_9 = [8, 1, 2, 3, 4, 60, 61, 62], [9, 1, 2, 3, 4, 50, 51, 52]
+    with_8, with_9 = [8, 1, 2, 3, 60, 61, 62], [9, 1, 2, 3, 50, 51, 52]
     for tokens in ([*with_8, *with_9, 9, 1, 2, 3], [*with_9, *with_8, 9, 1, 2, 3]):
-        index = NgramIndex()
-        assert index.has_seen(tokens)
-        assert index.guess(tokens, 4, 3) == [50, 51, 52], "9 stands before both"
-        assert index.guess(tokens, 5, 3) == [], "nothing has followed with 5"
-        assert index.guess(tokens, 4, 0) == []
+        for pending in (0, 1):
+            index, known = NgramIndex(), len(tokens) - pending
+            assert index.follow(tokens[:known], tokens[known:]) == []
+            assert index.length == 4, "9 stands before both"
+            assert index.guess(tokens[:known], tokens[known:], 3) == [50, 51, 52]
+            assert index.guess(tokens[:known], tokens[known:], 0) == []
+
+
+def test_what_was_expected_is_compared_with_what_comes() -> None:
+    index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
+    assert index.follow(tokens, []) == []
+    assert index.follow([*tokens, 4], []) == [(3, True)]
+    assert index.follow([*tokens, 4], [5]) == [(4, True)], "it is pending"
+    assert index.guess([*tokens, 4], [5], 2) == [6, 7]
+    assert index.follow([*tokens, 4, 5, 6, 7], [1]) == [(5, True), (6, True), (7, False)]
+    assert not index.place, "nothing has followed with 1"
+    assert index.follow([*tokens, 4, 5, 6, 7, 1, 2, 3], [4]) == [], "nothing was expected"
+    assert index.guess([*tokens, 4, 5, 6, 7, 1, 2, 3], [4], 2) == [5, 6]
 
 
 def test_a_guess_goes_on_with_what_repeats() -> None:
-    index = NgramIndex()
     tokens = [1, 2, 3, 1, 2, 3, 1, 2]
-    assert index.has_seen(tokens)
-    assert index.guess(tokens, 3, 7) == [1, 2, 3, 1, 2, 3, 1]
+    for pending in ([], [3]):
+        index = NgramIndex()
+        index.follow(tokens, pending)
+        assert [*pending, *index.guess(tokens, pending, 7)][:7] == [3, 1, 2, 3, 1, 2, 3]
 
 
 def test_a_guess_ends_before_a_picture() -> None:
-    index = NgramIndex()
-    tokens = [1, 2, 3, 4, 5, -7, -8, 6, 1, 2, 3]
-    assert index.has_seen(tokens)
-    assert index.guess(tokens, 4, 4) == [5]
+    index, tokens = NgramIndex(), [1, 2, 3, 4, 5, -7, -8, 6, 1, 2, 3]
+    index.follow(tokens, [])
+    assert index.guess(tokens, [], 4) == [4, 5]
 
 
 @pytest.mark.parametrize("length", range(GRAM + 1))
 def test_a_short_row_has_nothing_to_guess_from(length: int) -> None:
-    assert not NgramIndex().has_seen([7] * length)
+    index = NgramIndex()
+    index.follow([7] * length, [])
+    assert not index.place
 
 
 def test_a_long_prompt_is_indexed_in_parts_and_whatever_comes_with_it() -> None:
     index, numbers = NgramIndex(), random.Random(1)
     tokens = [numbers.randrange(1000) for _ in range(3 * INDEXED)]
     tokens += tokens[5:10]
-    seen = [index.has_seen(tokens) for _ in range(4)]
-    assert seen[0], "its beginning is read first"
-    assert index.guess(tokens, tokens[10], 2) == tokens[11:13]
-    for token in tokens[10:20]:
-        tokens.append(token)
-        assert index.has_seen(tokens)
+    index.follow(tokens, [])
+    assert index.place == 10, "its beginning is read first"
+    for _ in range(3):
+        index.follow(tokens, [])
+    tokens += tokens[3 * INDEXED - 9 : 3 * INDEXED]
+    index.follow(tokens, [])
+    assert index.guess(tokens, [], 2) == tokens[5:7]
 
 
 # ---------------------------------------------------------------- the pacer
@@ -463,43 +486,78 @@ def paced(plain_s: float, more_s: float, *, most: int = 4, rows: int = 1) -> Pac
     return pacer
 
 
+def choose(pacer: Pacer, shares: Sequence[float], rows: int = 1, *, known: bool = True) -> int:
+    return pacer.choose(shares, rows, is_pending_known=known)
+
+
 def test_guesses_pay_while_passes_take_little_for_them() -> None:
-    assert paced(1.0, 0.01).choose([0.9], 1) == 4
-    assert paced(1.0, 0.01, most=16).choose([0.3], 1) < 8, "late guesses are seldom drawn"
-    assert paced(1.0, 0.9).choose([0.5], 1) == 0
-    assert paced(1.0, 0.8).choose([0.95], 1) > 0
-    assert paced(1.0, 0.2, rows=8).choose([0.9], 8) == 0, "one row of eight saves too little"
-    assert paced(1.0, 0.2, rows=8).choose([0.9] * 8, 8) == 4
+    assert choose(paced(1.0, 0.01), [0.9]) == 4
+    assert choose(paced(1.0, 0.01, most=16), [0.3]) < 8, "late guesses are seldom drawn"
+    assert choose(paced(1.0, 0.9), [0.5]) == 0
+    assert choose(paced(1.0, 0.8), [0.9]) > 0
+    assert choose(paced(1.0, 0.8), [0.9], known=False) == 0, "the pending token may be another"
+    assert choose(paced(1.0, 0.2, rows=8), [0.9], 8) == 0, "one row of eight saves too little"
+    assert choose(paced(1.0, 0.2, rows=8), [0.9] * 8, 8) == 4
 
 
 def test_what_is_not_measured_is_measured_first() -> None:
     pacer = Pacer(4)
-    assert pacer.choose([0.9], 1) == 0, "without guesses first"
+    assert choose(pacer, [0.9]) == 0, "without guesses first"
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_plain(1, 1.0, 1.0)
-    assert pacer.choose([0.1], 1) == 1
+    assert choose(pacer, [0.1]) == 0, "they would not pay if they took nothing"
+    assert choose(pacer, [0.5]) == 1
     for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_block(1, 5, 3.0)
-    assert pacer.choose([0.1], 1) == 0
-    assert pacer.choose([0.1], 2) == 0, "two rows have not run"
+        pacer.saw_block(1, 5, 5.0)
+    assert choose(pacer, [0.5]) == 0
+    assert choose(pacer, [0.5] * 2, 2) == 0, "two rows have not run"
 
 
 def test_guesses_that_do_not_pay_are_tried_again_now_and_then() -> None:
     pacer = paced(1.0, 0.9)
-    tries = [pacer.choose([0.1], 1) for _ in range(10 * TRY_AGAIN)]
+    tries = [choose(pacer, [0.6]) for _ in range(10 * TRY_AGAIN)]
     assert tries.count(1) == 10
     assert set(tries) == {0, 1}
     dear = paced(1.0, 3.0)
-    assert [dear.choose([0.1], 1) for _ in range(6 * TRY_AGAIN)].count(1) == 2
+    assert [choose(dear, [0.6]) for _ in range(6 * TRY_AGAIN)].count(1) == 2
+    assert not any(choose(pacer, [0.2]) for _ in range(10 * TRY_AGAIN)), "no price would do"
+
+
+def test_shares_are_learned_by_the_length_of_the_match() -> None:
+    pacer = Pacer(4)
+    for _ in range(50):
+        pacer.learn(GRAM, is_right=False)
+        pacer.learn(LONGEST_MATCH, is_right=True)
+    assert pacer.share(GRAM) < 0.1
+    assert pacer.share(LONGEST_MATCH) > 0.9
 
 
 def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
     pacer = paced(1.0, 0.01)
     pacer.saw_block(1, 5, 60.0)
-    assert pacer.choose([0.9], 1) == 4
+    assert choose(pacer, [0.9]) == 4
     pacer = paced(1.0, 0.9)
     pacer.saw_plain(1, 60.0, 60.0)
-    assert pacer.choose([0.5], 1) == 0
+    assert choose(pacer, [0.5]) == 0
+
+
+def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(
+    folder: Path, plain: Answers
+) -> None:
+    row = rows_of()[0]
+
+    def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
+        self.place = GRAM
+        return [(GRAM, False)]
+
+    with (
+        loaded_engine(folder, drafts="ngram") as engine,
+        mock.patch.object(NgramIndex, "follow", follow),
+    ):
+        run = Counted(engine)
+        engine.insert(row)
+        check_same(run.run(), {0: plain[0]}, 0.0)
+    assert run.read == 0
 
 
 # ---------------------------------------------------------------- what guesses cost

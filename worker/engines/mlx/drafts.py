@@ -1,10 +1,11 @@
 """Drafts: rows guess their next tokens, and one pass reads the guesses of all rows.
 
-A row guesses what followed the same tokens earlier in its prompt or answer. A pass reads each row's
-pending token and its guesses, and the row draws a token at each of these places as it would without
-guesses: token n with the key of (seed, n), from its own logits. A guess counts only if it is what
-was drawn, so an answer has the tokens, the log-probabilities and the end that it has without
-drafts. What the caches hold of other guesses is cut off again.
+A row guesses what followed the same tokens earlier in its prompt or answer. The look-up does not
+wait for the pending token, which the pass under way draws: a row without guesses loses nothing by
+it. A pass reads each row's pending token and its guesses, and the row draws a token at each of
+these places as it would without guesses: token n with the key of (seed, n), from its own logits. A
+guess counts only if it is what was drawn, so an answer has the tokens, the log-probabilities and
+the end that it has without drafts. What the caches hold of other guesses is cut off again.
 
 After every step a batch is as one without drafts: its caches hold all tokens but the pending one.
 So rows join, leave, pause and continue as they do there, and each step may do without guesses: if
@@ -18,8 +19,9 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -36,8 +38,7 @@ from .caches import RopePositions, layers_of
 from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
 
 GRAM = 3
-"""Tokens that must be the same before the place that a guess is taken from, besides the pending
-one."""
+"""Tokens that must be the same before the place that a guess is taken from."""
 
 LONGEST_MATCH = 16
 """More equal tokens say no more about what follows."""
@@ -50,15 +51,59 @@ INDEXED = 4096
 
 
 class NgramIndex:
-    """Where the tokens of one row were seen before."""
+    """Where the tokens of one row were seen before, and the place that it follows now.
+
+    Attributes:
+        place: of the token that should come next, as it did there; 0: none is known.
+        length: how many tokens before that place are the last ones, too.
+    """
 
     def __init__(self) -> None:
+        self.place = self.length = 0
         self._latest: dict[tuple[int, ...], int] = {}  # the place behind a gram's latest occurrence
         self._earlier: dict[int, int] = {}  # the place behind the occurrence before that
         self._read = GRAM
+        self._count = 0  # tokens that the row had before
 
-    def has_seen(self, tokens: Sequence[int]) -> bool:
-        """Read more of a row's tokens; return whether the last ones were there before."""
+    def follow(self, tokens: Sequence[int], pending: Sequence[int]) -> list[tuple[int, bool]]:
+        """Take the next tokens of a row, and find what should follow them.
+
+        Args:
+            tokens: of the row.
+            pending: the token behind them, once it is known.
+
+        Returns:
+            Of each that was expected, how long the match was, and whether it has come.
+        """
+        outcomes = []
+        count = len(tokens) + len(pending)
+        if self.place:
+            for token in [*tokens[self._count :], *pending][: count - self._count]:
+                is_right = tokens[self.place] == token
+                outcomes.append((self.length, is_right))
+                if not is_right:
+                    self.place = self.length = 0
+                    break
+                self.place, self.length = self.place + 1, min(self.length + 1, LONGEST_MATCH)
+        self._count = count
+        self._read_on(tokens)
+        if not self.place:
+            self._find(tokens, pending)
+        return outcomes
+
+    def guess(self, tokens: Sequence[int], pending: Sequence[int], most: int) -> list[int]:
+        """Return at most so many tokens that should follow those that `follow` has taken, if it has
+        found a place."""
+        guess: list[int] = []
+        for place in range(self.place, self.place + most):
+            behind = place - len(tokens)
+            token = tokens[place] if behind < 0 else [*pending, *guess][behind]
+            if token < 0:  # it stands for a part of a picture
+                break
+            guess.append(token)
+        return guess
+
+    def _read_on(self, tokens: Sequence[int]) -> None:
         end = min(len(tokens), self._read + INDEXED)
         for place in range(self._read, end):
             gram = tuple(tokens[place - GRAM : place])
@@ -67,44 +112,23 @@ class NgramIndex:
                 self._earlier[place] = earlier
             self._latest[gram] = place
         self._read = max(self._read, end)
-        return tuple(tokens[-GRAM:]) in self._latest
 
-    def guess(self, tokens: Sequence[int], pending: int, most: int) -> list[int]:
-        """Return what may follow: what did after the longest match of the last tokens.
-
-        Args:
-            tokens: of the row, after `has_seen`.
-            pending: the token behind them.
-            most: how many tokens to guess.
-        """
-        best, length = 0, 0
-        for place in self._places(tokens):
-            if tokens[place] == pending and (match := _match(tokens, place)) > length:
-                best, length = place, match
-        if not length:
-            return []
-        guess: list[int] = []
-        for place in range(best + 1, best + 1 + most):
-            behind = place - len(tokens)
-            token = tokens[place] if behind < 0 else [pending, *guess][behind]
-            if token < 0:  # it stands for a part of a picture
-                break
-            guess.append(token)
-        return guess
-
-    def _places(self, tokens: Sequence[int]) -> Iterator[int]:
-        place = self._latest.get(tuple(tokens[-GRAM:]))
+    def _find(self, tokens: Sequence[int], pending: Sequence[int]) -> None:
+        """Look for the earlier place with the longest match."""
+        last = [*tokens[-LONGEST_MATCH:], *pending]
+        place = self._latest.get(tuple(last[-GRAM:]))
         for _ in range(CANDIDATES):
             if place is None:
                 return
-            yield place
+            if (length := _match(tokens, last, place)) > self.length:
+                self.place, self.length = place, length
             place = self._earlier.get(place)
 
 
-def _match(tokens: Sequence[int], place: int) -> int:
+def _match(tokens: Sequence[int], last: Sequence[int], place: int) -> int:
     """Return how many tokens before a place are the last ones, too."""
-    length = GRAM
-    while length < min(LONGEST_MATCH, place) and tokens[place - 1 - length] == tokens[-1 - length]:
+    length, most = GRAM, min(LONGEST_MATCH, place, len(last))
+    while length < most and tokens[place - 1 - length] == last[-1 - length]:
         length += 1
     return length
 
@@ -121,17 +145,21 @@ LEAST_MEASUREMENTS = 3
 MOST_PADDING = 16
 """Places before the longest row that caches may waste: taking them out copies the caches."""
 
+WORTH_A_TRY = 0.5
+"""What guesses take is measured if they may add so many tokens for each row of a pass: a chat
+repeats a few words here and there, and should not pay for learning that."""
+
 TRY_AGAIN = 100
-"""A guess is read after so many that were not worth their time: the text may have changed."""
+"""What a guess takes is measured again after so many steps in which guesses were refused for it."""
 
 SELDOM = 16
 """What a guess takes was measured wrong if it is so many times as long as a token."""
 
 EASE = 0.1
-"""Weight of a new guess in the share of guesses that are drawn."""
+"""Weight of a new outcome in the share of expected tokens that come."""
 
-HOPE = 0.7
-"""The share for a row that has guessed nothing yet."""
+HOPE = 0.3
+"""That share before there is an outcome."""
 
 
 @dataclass(slots=True)
@@ -149,28 +177,12 @@ class Speed:
     more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
 
 
-@dataclass(slots=True)
-class RowRecord:
-    """What drafts know about one row.
-
-    Attributes:
-        index: of its tokens.
-        share: of its guesses that are drawn, if those before them are.
-    """
-
-    index: NgramIndex = field(default_factory=NgramIndex)
-    share: float = HOPE
-
-    def learn(self, accepted: int, *, is_all: bool) -> None:
-        """The first guesses of a pass were drawn; unless that is all of them, the next was not."""
-        for _ in range(accepted):
-            self.share += EASE * (1.0 - self.share)
-        if not is_all:
-            self.share -= EASE * self.share
-
-
 class Pacer:
-    """Decides how many guesses pay, by how many are drawn and by what a pass takes for them.
+    """Decides how many guesses pay, by how many are right and by what a pass takes for them.
+
+    How many are right is learned by the length of the match, from all rows of the model: an edit
+    follows its prompt for long, a chat for a few tokens by chance. Tokens that come without a guess
+    teach the same as guesses, so text that does not repeat itself takes no pass to find that out.
 
     Args:
         most: guesses of a row in a pass, at most.
@@ -178,32 +190,45 @@ class Pacer:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self._shares: defaultdict[int, float] = defaultdict(lambda: HOPE)  # by bits of the length
         self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
         self._between: deque[float] = deque([0.0], maxlen=MEASUREMENTS)
         self._refused = 0
 
-    def choose(self, shares: Sequence[float], rows: int) -> int:
+    def share(self, length: int) -> float:
+        """Return the share of tokens expected after such a match that come."""
+        return self._shares[length.bit_length()]
+
+    def learn(self, length: int, *, is_right: bool) -> None:
+        """A token was expected after such a match, and has come or not."""
+        self._shares[length.bit_length()] += EASE * (is_right - self.share(length))
+
+    def choose(self, shares: Sequence[float], rows: int, *, is_pending_known: bool) -> int:
         """Return how many guesses each of the rows that can guess should add; 0: none pays.
 
         Args:
-            shares: see `RowRecord`, of the rows that can guess.
+            shares: of the tokens that should come, of the rows that can guess; see `share`.
             rows: of the batch.
+            is_pending_known: False if the guesses of a row also fail with its pending token.
         """
         speed = self._speeds[rows]
         if len(speed.plain) < LEAST_MEASUREMENTS:
             return 0
+        chances = [1.0] * len(shares) if is_pending_known else list(shares)
+        gained = [0.0]  # tokens, by number of guesses
+        for _ in range(self.most):
+            chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
+            gained.append(gained[-1] + sum(chances))
+        is_worth_a_try = gained[-1] >= WORTH_A_TRY * rows
         if len(speed.more) < LEAST_MEASUREMENTS:
-            return 1  # on a CPU four may take as long as ten tokens
+            return 1 if is_worth_a_try else 0  # on a CPU four may take as long as ten tokens
         plain_s, more_s = median(speed.plain), median(speed.more)
         best, least_s = 0, WORTHWHILE * plain_s / rows
-        gained, chances = 0.0, list(shares)
         for count in range(1, self.most + 1):
-            gained += sum(chances)
-            chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
-            token_s = (plain_s + more_s * count) / (rows + gained)
+            token_s = (plain_s + more_s * count) / (rows + gained[count])
             if token_s < least_s:
                 best, least_s = count, token_s
-        if best:
+        if best or not is_worth_a_try:
             return best
         self._refused += 1
         # A guess that takes as long as three tokens must be three times as seldom.
@@ -322,27 +347,30 @@ class DraftingBatch(DrawingBatch):
 
     drafts: Drafts
     prompt_cache: list[Any]
-    _records: dict[int, RowRecord]
+    _indexes: dict[int, NgramIndex]
+    _pending: list[int] | None = None  # of each row; None: the pass that draws it is under way
     _is_lone = False
     _ended_at = 0.0
     _was_plain = False
 
     def start(self, drafts: Drafts) -> DraftingBatch:
         """Let the rows guess from now on."""
-        self.drafts, self._records = drafts, {}
+        self.drafts, self._indexes = drafts, {}
         return self
 
     def filter(self, keep: list[int]) -> None:
         """Keeps only these rows."""
         super().filter(keep)
         self._was_plain = False
-        for uid in self._records.keys() - set(self.uids):
-            del self._records[uid]
+        if self._pending is not None:
+            self._pending = [self._pending[row] for row in keep]
+        for uid in self._indexes.keys() - set(self.uids):
+            del self._indexes[uid]
 
     def extend(self, batch: Any) -> None:
         """Adds rows."""
         super().extend(batch)
-        self._was_plain = False
+        self._was_plain, self._pending = False, None
 
     def next(self) -> list[Any]:
         """The next tokens of each row, at least one, in their order."""
@@ -354,14 +382,17 @@ class DraftingBatch(DrawingBatch):
             self._ended_at = began_at  # others have had their steps since
         pacer.saw_between(began_at - self._ended_at)
         guesses = self._guess()
-        if guesses is not None:
+        if any(guesses):
             known_at = time.perf_counter()
-            block, self._was_plain = self._read(guesses), False
+            block, waited_s = self._read(guesses)
+            self._was_plain = False
             self._ended_at = time.perf_counter()
             self.drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
-            pacer.saw_block(rows, 1 + max(map(len, guesses)), self._ended_at - known_at)
+            took_s = self._ended_at - known_at - waited_s
+            pacer.saw_block(rows, 1 + max(map(len, guesses)), took_s)
             return block
         was_plain, self._was_plain = self._was_plain, True
+        self._pending = None
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
         if was_plain:
@@ -369,45 +400,62 @@ class DraftingBatch(DrawingBatch):
         self._ended_at = ended_at
         return responses
 
-    def _guess(self) -> list[list[int]] | None:
-        """Return the guesses of each row; None if there is none in this step."""
+    def _guess(self) -> list[list[int]]:
+        """Return the guesses of each row: tokens behind its pending one."""
+        none: list[list[int]] = [[] for _ in self.uids]
         if len(self.uids) > 1 and not self.drafts.is_cuttable:
-            return None
-        able = [place for place, draws in enumerate(self.samplers) if may_guess(draws)]
-        records = {place: self._records.setdefault(self.uids[place], RowRecord()) for place in able}
-        able = [place for place in able if records[place].index.has_seen(self.tokens[place])]
+            return none
+        pacer, pending = self.drafts.pacer, self._pending
+        known = none if pending is None else [[token] for token in pending]
+        able: dict[int, NgramIndex] = {}
+        for row, draws in enumerate(self.samplers):
+            if may_guess(draws):
+                index = self._indexes.setdefault(self.uids[row], NgramIndex())
+                for length, is_right in index.follow(self.tokens[row], known[row]):
+                    pacer.learn(length, is_right=is_right)
+                if index.place:
+                    able[row] = index
         if not able:
-            return None
-        most = self.drafts.pacer.choose([records[place].share for place in able], len(self.uids))
-        longest = max(len(held) for held in self.tokens)
-        most = min(most, self.drafts.context_length - longest - 1)
+            return none
+        shares = [pacer.share(index.length) for index in able.values()]
+        most = pacer.choose(shares, len(self.uids), is_pending_known=pending is not None)
+        most = min(most, self.drafts.context_length - max(map(len, self.tokens)) - 1)
         if most <= 0:
-            return None
-        pending: Any = self._next_tokens.tolist()
-        guesses: list[list[int]] = [[] for _ in self.uids]
-        for place in able:
-            left = self.max_tokens[place] - self._num_tokens[place] - 1  # behind the pending token
-            index, held = records[place].index, self.tokens[place]
-            guesses[place] = index.guess(held, pending[place], min(most, left))
-        return guesses if any(guesses) else None
+            return none
+        guesses = list(none)
+        before = 1 if pending is None else 0  # the first that should come is the pending one
+        for row, index in able.items():
+            left = self.max_tokens[row] - self._num_tokens[row] - 1  # behind the pending token
+            count = before + min(most, left)
+            guesses[row] = index.guess(self.tokens[row], known[row], count)[before:]
+        return guesses
 
-    def _read(self, guesses: list[list[int]]) -> list[DrawnToken]:
-        """One pass over the pending tokens and these guesses; see `next`."""
+    def _read(self, guesses: list[list[int]]) -> tuple[list[DrawnToken], float]:
+        """Run a pass over the pending tokens and these guesses.
+
+        Returns:
+            The next tokens, see `next`, and for how many seconds the pending ones were waited for.
+        """
         width = 1 + max(map(len, guesses))
         if self.drafts.pads:
             width = self._pad(width)
-        pending: Any = self._next_tokens.tolist()
-        ids = [
-            [token, *guess, *[token] * (width - 1 - len(guess))]
-            for token, guess in zip(pending, guesses, strict=True)
-        ]
+        padded = [[*guess, *[0] * (width - 1 - len(guess))] for guess in guesses]
+        first = self._next_tokens[:, None].astype(mx.uint32)
+        ids = mx.concatenate([first, mx.array(padded, mx.uint32)], axis=1)
         copies = [] if self.drafts.is_cuttable else [_copy(one) for one in self.prompt_cache]
-        logits = self.model(mx.array(ids), cache=self.prompt_cache, **adapters_of(self.samplers))
-        drawn, tables = self._draw_all(logits.astype(mx.float32), guesses)
+        logits = self.model(ids, cache=self.prompt_cache, **adapters_of(self.samplers))
+        behind, others, tables = self._draw_all(logits.astype(mx.float32), guesses)
+        under_way_at = time.perf_counter()
+        pending: Any = self._next_tokens.tolist()
+        waited_s = time.perf_counter() - under_way_at
+        at_pending: Any = behind.tolist()
+        at_guesses: Any = others.tolist()
+        rest = iter(at_guesses)
         said = []
         for row, guess in enumerate(guesses):
+            drawn = [at_pending[row], *islice(rest, len(guess))]
             accepted = 0
-            while accepted < len(guess) and drawn[row][accepted] == guess[accepted]:
+            while accepted < len(guess) and drawn[accepted] == guess[accepted]:
                 accepted += 1
             known = zip(
                 [pending[row], *guess[:accepted]],
@@ -420,15 +468,14 @@ class DraftingBatch(DrawingBatch):
             if guess:
                 counts = Guessed(read=len(guess), accepted=len(said[row]) - 1)
                 self.drafts.count(self.uids[row], counts)
-                self._records[self.uids[row]].learn(accepted, is_all=accepted == len(guess))
-            pending[row], self._next_logprobs[row] = drawn[row][accepted], tables[row][accepted]
-        self._next_tokens = mx.array(pending, dtype=mx.uint32)
+            pending[row], self._next_logprobs[row] = drawn[accepted], tables[row][accepted]
+        self._next_tokens, self._pending = mx.array(pending, dtype=mx.uint32), pending
         if copies:
-            self._go_back(copies, ids[0], len(said[0]))
+            self._go_back(copies, ids, len(said[0]))
         else:
             self._cut_back([width - len(tokens) for tokens in said])
         self._let_ended_go(said)
-        return [token for tokens in said for token in tokens]
+        return [token for tokens in said for token in tokens], waited_s
 
     def _pad(self, width: int) -> int:
         """Pad the keys and the places of a pass; return how many places it has."""
@@ -441,7 +488,7 @@ class DraftingBatch(DrawingBatch):
 
     def _draw_all(
         self, logits: mx.array, guesses: list[list[int]]
-    ) -> tuple[list[list[int]], list[list[TableRow]]]:
+    ) -> tuple[mx.array, mx.array, list[list[TableRow]]]:
         """Draw a token behind each row's pending token and behind each of its guesses.
 
         Args:
@@ -449,11 +496,13 @@ class DraftingBatch(DrawingBatch):
             guesses: of each row.
 
         Returns:
-            Of each row, the tokens, and the log-probabilities that they were drawn from.
+            The tokens behind the pending ones (rows,), under way, those behind the guesses of all
+            rows, one after the other, and of each row the log-probabilities that its tokens are
+            drawn from.
         """
         sampler = self._sampler_for(logits.shape[-1])
         first = _normalise(sampler.shape(logits[:, 0], self._next_tokens))
-        tokens = [sampler.draw(first)]
+        at_pending = sampler.draw(first)
         tables = [[TableRow(first, row)] for row in range(len(guesses))]
         behind = [
             (row, place) for row, own in enumerate(guesses) for place in range(1, len(own) + 1)
@@ -463,15 +512,11 @@ class DraftingBatch(DrawingBatch):
         others = BatchSampler(draws, [[]] * len(draws), logits.shape[-1], self.fallback_sampler)
         latest = mx.array([guesses[row][place - 1] for row, place in behind])
         table = _normalise(others.shape(logits[rows, places], latest))
-        tokens.append(others.draw(table))
-        mx.eval(*tokens, first, table)
-        at_pending: Any = tokens[0].tolist()
-        at_guesses: Any = tokens[1].tolist()
-        drawn = [[token] for token in at_pending]
+        at_guesses = others.draw(table)
+        mx.async_eval(at_pending, at_guesses, first, table)  # type: ignore[no-untyped-call]
         for nth, (row, _) in enumerate(behind):
-            drawn[row].append(at_guesses[nth])
             tables[row].append(TableRow(table, nth))
-        return drawn, tables
+        return at_pending, at_guesses, tables
 
     def _say(self, row: int, known: Iterable[tuple[int, TableRow]]) -> list[DrawnToken]:
         """Take the next tokens of a row, up to the one that ends its answer, if one does."""
@@ -516,23 +561,23 @@ class DraftingBatch(DrawingBatch):
             for layer in self.prompt_cache:
                 layer.filter(list(range(len(extra))))
 
-    def _go_back(self, copies: list[Any], tokens: list[int], count: int) -> None:
+    def _go_back(self, copies: list[Any], ids: mx.array, count: int) -> None:
         """Have the caches of the only row hold the first tokens of a pass, and no others.
 
         Args:
             copies: of the layers before the pass; None for each that can be cut back.
-            tokens: of the pass.
-            count: how many to hold.
+            ids: of the pass (1, places).
+            count: how many of them to hold.
         """
-        if count == len(tokens):
+        if count == ids.shape[1]:
             return
         for place, layer in enumerate(copies):
             if layer is None:
-                self.prompt_cache[place].trim(len(tokens))
+                self.prompt_cache[place].trim(ids.shape[1])
             else:
                 self.prompt_cache[place] = layer
         adapters = adapters_of(self.samplers)
-        self.model(mx.array([tokens[:count]]), cache=self.prompt_cache, **adapters)
+        self.model(ids[:, :count], cache=self.prompt_cache, **adapters)
         mx.eval([layer.state for layer in self.prompt_cache])
 
     def _let_ended_go(self, said: list[list[DrawnToken]]) -> None:
