@@ -365,6 +365,11 @@ def running_row(
             describe=answer.describe,
             has_ids=body.shows_ids,
         )
+    warnings: tuple[str, ...] = ()
+    if not row.delivered:
+        warnings = tools_warnings(body, prompt, codec)
+        if row.grammar is not None and row.grammar.warning:
+            warnings += (row.grammar.warning,)
     return RunningRow(
         key=row.key,
         answer=answer,
@@ -374,7 +379,7 @@ def running_row(
         grammar=row.grammar,
         prompt=pieces,
         stop_token_ids=row.stop_token_ids,
-        warnings=() if row.delivered else tools_warnings(body, prompt, codec),
+        warnings=warnings,
         sampling=None if row.delivered else row.sampling.unusual() or None,
     )
 
