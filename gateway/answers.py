@@ -33,7 +33,7 @@ from .converter import Sent
 from .daemon import Daemon
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
-from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS
+from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS, header_text
 from .metrics import Meter
 from .one_call import UpToOneCall
 from .shape import Shape, warned
@@ -227,16 +227,13 @@ async def read_whole(
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
-        headers |= {WARNINGS: "; ".join(warnings), **changed(warnings)}
+        headers |= {WARNINGS: header_text("; ".join(warnings)), **changed(warnings)}
     return results, headers
 
 
 def ignored(ask: Ask) -> dict[str, str]:
     """Return the header that names what is not read of a request; none if all of it is."""
-    if not ask.unread:
-        return {}
-    names = ", ".join(ask.unread).encode("ascii", "backslashreplace").decode()
-    return {IGNORED: "".join(one if one.isprintable() else "?" for one in names)}
+    return {IGNORED: header_text(", ".join(ask.unread))} if ask.unread else {}
 
 
 def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
@@ -329,7 +326,7 @@ def progress_text(notice: Notice) -> str:
 def changed(warnings: Iterable[str]) -> dict[str, str]:
     """Return the header that says what was changed in the messages; none if nothing was."""
     said = [one.removeprefix(BEGINNING) for one in warnings if one.startswith(BEGINNING)]
-    return {CHANGED: "; ".join(dict.fromkeys(said))} if said else {}
+    return {CHANGED: header_text("; ".join(dict.fromkeys(said)))} if said else {}
 
 
 class Progress:

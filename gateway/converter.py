@@ -121,7 +121,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
         Failure: it is something else; the message says what and where.
     """
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # files that PowerShell writes begin with its mark
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise _bad(f"the body is not UTF-8 text (byte {error.start})") from None

@@ -27,6 +27,12 @@ LM_STUDIO_PATHS = ("/api/v0/", "/api/v1/")
 """LM Studio's errors are OpenAI's."""
 
 
+def header_text(text: str) -> str:
+    """Return a text of clients and models as a header can hold it, in printable ASCII."""
+    characters = text.encode("ascii", "backslashreplace").decode()
+    return "".join(one if one.isprintable() else "?" for one in characters)
+
+
 def is_anthropic(scope: MutableMapping[str, Any]) -> bool:
     """True if who asks expects answers in Anthropic's form."""
     if scope["path"].startswith(ANTHROPIC_PATHS):

@@ -283,17 +283,13 @@ class RequestBody:
         if called and max(called.values()) > 1:
             [(twice, _)] = called.most_common(1)
             raise unfit("tools", f"tools must have names of their own; two are {twice[:64]!r}")
-        if self.choice.is_forced and (self.response_format or TEXT_FORMAT) != TEXT_FORMAT:
-            raise unfit(
-                "tool_choice",
-                "tool_choice forces a call, and response_format another answer: send one of them",
-            )
         if self.continue_final_message and not self.continues:
             raise unfit(
                 "continue_final_message",
                 "continue_final_message needs a chat that ends with a text of the assistant",
             )
-        if self.continues and self.form is not AnswerForm.TEXT:
+        form = self.form  # raises if `tool_choice` cannot be read
+        if self.continues and form is not AnswerForm.TEXT:
             name = "tool_choice" if self.choice.is_forced else "response_format"
             raise unfit(
                 name,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.body import TEXT_FORMAT, RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
@@ -35,6 +35,7 @@ REPLAY_REPORT_TOKENS = 1024
 
 NO_CALLS_KNOWN = "the tool call format of this model is unknown, so its calls are left in the text"
 NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llguidance knows"
+NO_FORMAT_OF_CALLS = "tool_choice forces a call, so response_format has no effect"
 NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
 
 
@@ -157,8 +158,10 @@ def _check_ids(name: str, ids: Collection[int], facts: EngineFacts) -> None:
 def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple[str, ...]:
     """Warnings that a caller who offers tools should get from the beginning."""
     rules = codec.channel_rules
-    if not body.callable_tools or body.choice.is_forced:
+    if not body.callable_tools:
         return ()
+    if body.choice.is_forced:
+        return () if (body.response_format or TEXT_FORMAT) == TEXT_FORMAT else (NO_FORMAT_OF_CALLS,)
     if body.strict_tools and prompt.strict is None:
         return (NO_STRICT,)
     if rules.parse_tool_call is None:
@@ -365,6 +368,11 @@ def running_row(
             describe=answer.describe,
             has_ids=body.shows_ids,
         )
+    warnings: tuple[str, ...] = ()
+    if not row.delivered:
+        warnings = tools_warnings(body, prompt, codec)
+        if row.grammar is not None and row.grammar.warning:
+            warnings += (row.grammar.warning,)
     return RunningRow(
         key=row.key,
         answer=answer,
@@ -374,7 +382,7 @@ def running_row(
         grammar=row.grammar,
         prompt=pieces,
         stop_token_ids=row.stop_token_ids,
-        warnings=() if row.delivered else tools_warnings(body, prompt, codec),
+        warnings=warnings,
         sampling=None if row.delivered else row.sampling.unusual() or None,
     )
 

@@ -122,6 +122,13 @@ def test_call_that_is_cut_is_text_with_a_warning(worker: LoopDriver) -> None:
     assert any("cannot be read" in (delta.warning or "") for delta in cut.deltas)
 
 
+def test_a_forced_call_goes_before_a_format(worker: LoopDriver) -> None:
+    """OpenAI's formats are of texts, and instructor sends both."""
+    alone = worker.answer(**asked("required"))
+    both = worker.answer(**asked("required", response_format={"type": "json_object"}))
+    assert call_of(both) == call_of(alone)
+
+
 def test_allowed_functions_bind_a_free_answer_too(worker: LoopDriver) -> None:
     choice = allowed("noop")
     choice["allowed_tools"]["mode"] = "auto"
@@ -137,7 +144,6 @@ def test_allowed_functions_bind_a_free_answer_too(worker: LoopDriver) -> None:
         ({"tool_choice": allowed()}, "tools to choose from"),
         ({"tool_choice": "maybe"}, "not 'maybe'"),
         ({"tool_choice": {"type": "function"}}, "allowed_tools"),
-        ({"response_format": {"type": "json_object"}}, "send one of them"),
     ],
 )
 def test_choice_that_cannot_be_made_is_refused(

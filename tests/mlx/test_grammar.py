@@ -144,6 +144,29 @@ def test_an_impossible_form_is_the_requests_own_error_C7(
     assert "<state>" not in answers[1].error.message
 
 
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        (
+            {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "uniqueItems": True},
+            "uniqueItems",
+        ),
+        ({"type": "string", "maxLength": 1, "format": "path"}, "path"),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, "oneOf"),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}, "maxProperties": 0}, "propertyNames"),
+        ({"enum": [1]}, ""),
+    ],
+)
+def test_what_no_grammar_can_hold_an_answer_to_is_named_in_a_warning(
+    worker: LoopDriver, schema: dict[str, Any], left_out: str
+) -> None:
+    got = worker.answer(prompt="x", response_format=of_schema(schema))
+    json.loads(got.text)
+    warnings = [delta.warning for delta in got.deltas if delta.warning]
+    assert len(warnings) == bool(left_out)
+    assert all("response_format" in one and left_out in one for one in warnings)
+
+
 def test_with_penalties_bias_filters_and_logprobs_at_once(worker: LoopDriver) -> None:
     got = worker.answer(
         prompt="x",

@@ -543,6 +543,15 @@ def test_an_answer_has_its_warnings(path: str) -> None:
     assert "x-mlxsup-warnings" not in plain.headers
 
 
+def test_a_warning_may_have_characters_that_no_header_has() -> None:
+    """It may name what a request or a template has written."""
+    warnings = ["changed: 蓝", "not enforced: 蓝\n"]
+    whole = post("/v1/chat/completions", delta("yes"), result("yes", warnings=warnings))
+    assert whole.json()["choices"][0]["warnings"] == warnings
+    assert whole.headers["x-mlxsup-warnings"] == r"changed: \u84dd; not enforced: \u84dd?"
+    assert whole.headers["x-mlxsup-changed"] == r"\u84dd"
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", LEAST)
 def test_an_answer_says_in_its_head_what_was_changed(

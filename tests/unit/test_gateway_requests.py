@@ -371,6 +371,10 @@ def test_bytes_that_are_no_object_are_refused_with_the_reason(data: bytes, words
     assert words in caught.value.message
 
 
+def test_a_mark_of_utf_8_may_come_before_the_body() -> None:
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
 # ---------------------------------------------------------------- how much a body may have
 
 MANY = limits.MAX_ITEMS

@@ -26,6 +26,7 @@ from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
+    NO_FORMAT_OF_CALLS,
     NO_ROOM_FOR_CALLS,
     NO_STRICT,
     RunningRow,
@@ -246,6 +247,12 @@ def test_call_that_does_not_match_its_strict_schema_comes_with_a_warning() -> No
         ({"tools": TOOLS, "response_format": JSON}, ChannelRules(), (NO_CALLS_KNOWN,)),
         ({"tools": TOOLS, "response_format": {"type": "text"}}, RULES, ()),
         ({"tools": TOOLS, "response_format": JSON}, HEADED, ()),
+        ({"tools": TOOLS, "tool_choice": "required"}, RULES, ()),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": JSON},
+            RULES,
+            (NO_FORMAT_OF_CALLS,),
+        ),
     ],
 )
 def test_tools_without_a_format_are_warned_of(

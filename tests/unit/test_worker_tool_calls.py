@@ -245,6 +245,7 @@ def rules_of(form: ToolFormat) -> ChannelRules:
         call_ids=form.call_ids,
         has_bare_calls=form.has_bare_calls,
         shows_its_end=form.shows_its_end,
+        unmarked=form.unmarked,
     )
 
 
@@ -321,6 +322,26 @@ def test_a_cut_call_is_never_shortened(form: ToolFormat, written: Callable[..., 
         calls, content, _, _ = read(rules, text[:cut], is_cut=True)
         assert calls in ([], [("f", arguments)]), text[:cut]
         assert calls or content == text[:cut]
+
+
+@pytest.mark.parametrize("step", [0, 1, 7])
+@pytest.mark.parametrize("end", ["</tool_call>", "\n", ""])
+def test_a_call_of_qwen3_coder_without_its_first_marker_is_read(end: str, step: int) -> None:
+    arguments = {"path": "/a", "content": "</tool_call>\n<tool_call>"}
+    text = "I look.\n" + in_qwen("f", arguments).lstrip() + end
+    assert read(rules_of(QWEN), text, step=step) == ([("f", arguments)], "I look.\n", "", [])
+    for cut in range(len(text)):
+        calls, content, _, _ = read(rules_of(QWEN), text[:cut], is_cut=True)
+        assert (calls, content) in (([], text[:cut]), ([("f", arguments)], "I look.\n"))
+
+
+def test_only_a_function_of_the_request_begins_a_call_without_its_marker() -> None:
+    parser = ChannelParser(rules_of(QWEN), "", ToolCallReader(TOOLS, 7))
+    text = "Write <function=g> or <function=NAME>, then"
+    assert seen_of(parser.add(text))[1] == text, "not held back"
+    text = "Write <function=f> and so on."
+    assert read(rules_of(QWEN), text)[:2] == ([], text)
+    assert read(rules_of(QWEN), "<function=f>\n</function>", tools=None)[0] == []
 
 
 @WITH_AN_END

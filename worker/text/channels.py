@@ -65,6 +65,7 @@ class ChannelRules:
             a marker that ends a call may be part of a value, until another call or the end of the
             answer follows.
         call_forms: see `ToolFormat.forms`.
+        unmarked: see `ToolFormat.unmarked`.
     """
 
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class ChannelRules:
     has_bare_calls: bool = False
     shows_its_end: bool = True
     call_forms: tuple[CallForm | TagForm, ...] = ()
+    unmarked: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,11 @@ class ChannelParser:
             for state, edges in rules.transitions.items()
             if (targets := {text: to for text, to in edges if has_calls or to != TOOL})
         }
+        self._unmarked: frozenset[str] = frozenset()
+        if rules.unmarked and has_calls:
+            self._unmarked = frozenset(rules.unmarked.format(name) for name in calls.names)
+            targets = dict(rules.transitions.get(NORMAL, ())) | dict.fromkeys(self._unmarked, TOOL)
+            self._edges[NORMAL] = (list(targets), targets, {marker[0] for marker in targets})
         if rules.header is not None:
             end = rules.header.end
             self._edges[HEADER] = ([end], {end: HEADER}, {end[0]})
@@ -342,7 +349,10 @@ class ChannelParser:
         if state == TOOL:
             if self._broken_calls >= MOST_BROKEN_CALLS or self._read_again >= MOST_READ_AGAIN:
                 return [*pieces, *self._show(marker)]
-            self._open_call(self._state, marker)
+            if marker in self._unmarked:
+                self._open_call(self._state).add(marker)
+            else:
+                self._open_call(self._state, marker)
         self._enter(state, marker)
         return pieces
 
@@ -364,7 +374,9 @@ class ChannelParser:
         others = [
             text
             for text, to in outer.items()
-            if (to == TOOL or (origin == REASONING and to != REASONING)) and text not in ends
+            if (to == TOOL or (origin == REASONING and to != REASONING))
+            and text not in ends
+            and text not in self._unmarked
         ]
         self._call = _OpenCall(origin, [*ends, *others], marker, head)
         return self._call
@@ -424,7 +436,9 @@ class ChannelParser:
         if is_cut and not self._rules.shows_its_end:
             numbers = numbers[:0]  # what looks like its end may be in the middle of a value
         for is_lenient in (False, True):
-            if self._rules.shows_its_end or TOOL not in self._edges:
+            # A call that began without a marker may lack the one at its end, too.
+            ends_itself = not (call.marker or is_cut or is_lenient)
+            if self._rules.shows_its_end or TOOL not in self._edges or ends_itself:
                 lines = self._read(call, None, is_lenient=is_lenient, is_over=True)
                 if lines is not None:
                     return "", self._end_call(call, lines, NORMAL, "")

@@ -27,13 +27,15 @@ FREE_STEPS = 2
 WALKED_TOKENS = 16
 """How far a format is tried before the request is accepted: any first tokens, then forced ones."""
 
-NO_WHITESPACE = {"whitespace_flexible": False}
+MAX_WARNING = 300
+"""Characters of what a warning says that is not enforced."""
 
-AS_TEMPLATES = NO_WHITESPACE | {"item_separator": ", ", "key_separator": ": "}
+DENSE = {"whitespace_flexible": False, "lenient": True}
+"""No white space. Keywords and formats that llguidance does not know, such as `uniqueItems`, are
+left out, not refused: the schemas of pydantic and zod have them."""
+
+AS_TEMPLATES = DENSE | {"item_separator": ", ", "key_separator": ": "}
 """The spaces in the JSON of calls as chat templates, and so models, write them."""
-
-LENIENT = {"lenient": True}
-"""Keywords that llguidance does not know, such as `uniqueItems`, are left out, not refused."""
 
 CALL = "call"
 """The type of the form that `call_form` returns."""
@@ -100,6 +102,12 @@ class Grammar:
         lengths = range(len(wanted) - 1, 0, -1)
         next_place = next((n for n in lengths if self._latest[-n:] == wanted[:n]), 0)
         return self._early_ends, wanted[next_place]
+
+    @property
+    def warning(self) -> str:
+        """Return what its schema asks for and it does not enforce; empty if it enforces all."""
+        left_out = "; ".join(self._matcher.get_grammar_warnings())[:MAX_WARNING]
+        return left_out and f"{self._parameter}: not enforced: {left_out}"
 
     @property
     def error(self) -> str:
@@ -170,6 +178,9 @@ class HeldCalls:
 
     lead: None = None
     """It has no part in which the answer may not end."""
+
+    warning: str = ""
+    """What is not enforced is not owed either."""
 
     def __init__(
         self,
@@ -441,7 +452,7 @@ def _grammar_text(form: dict[str, Any]) -> str:
     if form["type"] == "json_schema":
         given = form["json_schema"]
         schema = closed(given["schema"]) if given.get("strict") is True else given["schema"]
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=NO_WHITESPACE))  # type: ignore[arg-type]
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=DENSE))  # type: ignore[arg-type]
 
 
 def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
@@ -450,7 +461,7 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
         begin = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
-        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES | LENIENT}
+        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)

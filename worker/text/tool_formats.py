@@ -39,6 +39,8 @@ class ToolFormat:
         shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
             can; values between tags may contain any marker.
         forms: those to which a grammar can hold a call behind its marker; empty: to none.
+        unmarked: how a call begins whose marker the model has left out, with `{}` for the name of
+            its function; empty if such a call is text.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ToolFormat:
     has_bare_calls: bool = False
     shows_its_end: bool = True
     forms: tuple[CallForm | TagForm, ...] = ()
+    unmarked: str = ""
 
 
 # ---------------------------------------------------------------- JSON
@@ -905,6 +908,8 @@ def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
         has_bare_calls=kind == "json_tools",
         shows_its_end=kind in PARSERS,
         forms=FORMS.get(kind, ()),
+        # Qwen3-Coder often writes a text and then a call without `<tool_call>`.
+        unmarked="<function={}>" if kind == "qwen3_coder" else "",
     )
 
 

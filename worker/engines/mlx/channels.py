@@ -105,6 +105,7 @@ def _rules(tokenizer: TokenizerWrapper, reasoning: tuple[str, str] | None) -> Ch
         has_bare_calls=calls is not None and calls.has_bare_calls,
         shows_its_end=calls is None or calls.shows_its_end,
         call_forms=calls.forms if calls else (),
+        unmarked=calls.unmarked if calls else "",
     )
 
 
