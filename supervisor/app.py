@@ -73,7 +73,7 @@ from .core.events import (
 )
 from .downloads import DownloadKeeper
 from .file_threads import FileThreads
-from .folder_watch import FolderWatch
+from .runtime_watch import FolderWatch
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
