@@ -247,7 +247,7 @@ def parse_config(
     if has_sockets:
         check.sockets(runtime_dir)
     clients = {name: _client_settings(entry) for name, entry in file.clients.items()}
-    address = None
+    address: Address | None = None
     if file.gateway is not None:
         with suppress(ValueError):  # which `machine` has found
             address = Address.parse(file.gateway.listen)

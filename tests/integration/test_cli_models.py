@@ -190,7 +190,7 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
 def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
     folder = write_folder(home / "m")
     config = home / "c.toml"
-    shown = []
+    shown: list[str] = []
     for sampling in ({"top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}):
         tables = {"models.m": {"path": str(folder)}, "models.m.sampling": sampling}
         config.write_text(toml_of(tables))

@@ -59,7 +59,7 @@ def at(values: Any, *place: str) -> Any:
     return None if isinstance(values, dict) else values
 
 
-WRONG = {
+WRONG: dict[str, tuple[str, str, str | None]] = {
     "a value": ("[models.a]\nmax_concurrency = 0\n", "models.a.max_concurrency", "2"),
     "a value of a table": (
         '[supervisor]\nmemory_budget = "lots"\n',
