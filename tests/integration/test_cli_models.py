@@ -192,7 +192,10 @@ def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Pa
     config = home / "c.toml"
     shown: list[str] = []
     for sampling in ({"top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}):
-        tables = {"models.m": {"path": str(folder)}, "models.m.sampling": sampling}
+        tables: dict[str, dict[str, Any]] = {
+            "models.m": {"path": str(folder)},
+            "models.m.sampling": sampling,
+        }
         config.write_text(toml_of(tables))
         lines = run_cli("show", "m", "--config", str(config), **variables(home)).stdout
         shown += [line.split(maxsplit=1)[1] for line in lines.splitlines() if "sampling" in line]
