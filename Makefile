@@ -59,7 +59,7 @@ campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29"
 models: setup ## every model type of mlx-lm as a tiny model, tried in batches: build/models.md; ten minutes
 	@PYTHONPATH=tests .venv/bin/python -m support.model_types
 
-reference: setup ## settings, commands, HTTP fields, errors, limits and metrics from the code: build/reference.md
+reference: setup ## from the code: config.example.toml, its schema, and build/reference.md (commands, fields, errors, limits, metrics)
 	@.venv/bin/python tools/reference.py
 
 clean: ## remove everything that make made

@@ -104,22 +104,23 @@ HABITS = {
     "benchmark": "bench MODEL", "check": "doctor", "complete": "generate MODEL PROMPT",
     "cp": "add MODEL --as NAME", "create": "add FOLDER", "daemon": "start --detach",
     "dashboard": "start --http", "debug": "doctor", "del": "rm MODEL", "delete": "rm MODEL",
-    "describe": "show MODEL", "disable": "service uninstall", "down": "stop",
-    "download": "pull OWNER/NAME", "edit": "config set KEY VALUE", "eject": "unload MODEL",
-    "enable": "service install", "estimate": "plan", "exit": "stop", "explain": "why MODEL",
-    "fetch": "pull OWNER/NAME", "gateway": "start --http", "get": "add OWNER/NAME",
-    "health": "status --check", "history": "events", "images": "models", "import": "add FOLDER",
-    "info": "show MODEL", "inspect": "show MODEL", "install": "add OWNER/NAME",
-    "is-active": "status --check", "jobs": "requests", "journalctl": "logs", "keys": "key list",
-    "kill": "stop", "kill MODEL": "unload MODEL", "list": "models", "log": "logs",
-    "login": "key new NAME", "monitor": "top", "mv": "add MODEL --as NAME",
-    "nice": "prioritize ID CLASS", "quantize": "convert MODEL --quantize", "queue": "requests",
+    "describe": "show MODEL", "df": "models", "disable": "service uninstall", "down": "stop",
+    "download": "pull OWNER/NAME", "du": "models", "edit": "config set KEY VALUE",
+    "eject": "unload MODEL", "enable": "service install", "estimate": "plan", "exit": "stop",
+    "explain": "why MODEL", "fetch": "pull OWNER/NAME", "gateway": "start --http",
+    "get": "add OWNER/NAME", "health": "status --check", "history": "events", "images": "models",
+    "import": "add FOLDER", "info": "show MODEL", "inspect": "show MODEL",
+    "install": "add OWNER/NAME", "is-active": "status --check", "jobs": "requests",
+    "journalctl": "logs", "keys": "key list", "kill": "stop", "kill MODEL": "unload MODEL",
+    "limits": "plan", "list": "models", "log": "logs", "login": "key new NAME", "memory": "plan",
+    "monitor": "top", "mv": "add MODEL --as NAME", "nice": "prioritize ID CLASS",
+    "prune": "rm --files MODEL", "quantize": "convert MODEL --quantize", "queue": "requests",
     "quit": "stop", "remove": "rm MODEL", "rename": "add MODEL --as NAME",
     "renice": "prioritize ID CLASS", "rmi": "rm MODEL", "serve": "start --http",
     "serve MODEL": "start --http --model MODEL", "server": "start --http",
-    "set": "config set KEY VALUE", "shutdown": "stop", "stats": "top", "tag": "add MODEL --as NAME",
-    "talk": "chat MODEL", "token": "key new NAME", "tui": "top", "ui": "start --http",
-    "uninstall": "rm MODEL", "unpause": "resume ID", "up": "start --detach", "version": "--version",
+    "set": "config set KEY VALUE", "shutdown": "stop", "slots": "requests", "stats": "top",
+    "tag": "add MODEL --as NAME", "talk": "chat MODEL", "token": "key new NAME", "tui": "top",
+    "ui": "start --http", "unpause": "resume ID", "up": "start --detach", "version": "--version",
     "watch": "status --watch",
 }  # fmt: skip
 """The command to suggest for a word of another tool, alone or with a name behind it. What is in
@@ -132,8 +133,36 @@ OTHER_WAYS = {
         "install it again as you did, such as `pip install --upgrade mlxsup`; the daemon is the new"
         " one after `mlxsup stop` and `mlxsup start --detach`",
     ),
+    "uninstall": "`mlxsup rm MODEL` takes out a model. For mlxsup itself: `mlxsup service"
+    " uninstall`, `mlxsup stop`, then remove the package as you installed it, and the folder"
+    " ~/.mlxsup",
 }
 """What to do instead of a word of another tool that no command of ours stands for."""
+
+_ADDRESS = (
+    "`mlxsup start --http HOST:PORT`, or `mlxsup config set gateway.listen HOST:PORT` for good"
+)
+_CONTEXT = "`mlxsup config set models.NAME.context_length N`"
+_ROWS = "`mlxsup config set models.NAME.max_concurrency N`"
+_NAME = "`mlxsup add MODEL --as NAME`"
+
+OPTION_HABITS = {
+    "--alias": _NAME,
+    "--api-key": "`mlxsup key new NAME`",
+    "--context-size": _CONTEXT,
+    "--ctx-size": _CONTEXT,
+    "--format": "--schema FILE, for JSON that matches a schema",
+    "--gpu-memory-utilization": "`mlxsup config set supervisor.memory_budget SIZE`",
+    "--host": _ADDRESS,
+    "--max-model-len": _CONTEXT,
+    "--max-num-seqs": _ROWS,
+    "--num-ctx": _CONTEXT,
+    "--parallel": _ROWS,
+    "--port": _ADDRESS,
+    "--served-model-name": _NAME,
+    "--ttl": "--keep-alive, or `mlxsup config set models.NAME.idle_unload_s 10m` for good",
+}
+"""What to type instead of an option of another tool."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})
 """What takes something away is only suggested for a word that begins as it does: a guess must not

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -363,6 +363,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         return discovery.read_toml(path)
     except UnreadableConfigError as error:
         raise _unreadable(error) from None
+
+
+def aliases_in(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the models of an unchecked configuration by their aliases."""
+    models = tables.get("models")
+    entries = models.items() if isinstance(models, dict) else ()
+    given = ((name, entry.get("aliases")) for name, entry in entries if isinstance(entry, dict))
+    return {str(one): name for name, ones in given if isinstance(ones, list) for one in ones}
 
 
 def _unreadable(error: UnreadableConfigError) -> CliError:

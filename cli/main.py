@@ -11,7 +11,16 @@ import click
 
 from mlxsup.protocol.version import VERSION
 
-from .command_table import ALIASES, COMMANDS, GROUPS, OTHER_WAYS, expand, guess, load
+from .command_table import (
+    ALIASES,
+    COMMANDS,
+    GROUPS,
+    OPTION_HABITS,
+    OTHER_WAYS,
+    expand,
+    guess,
+    load,
+)
 from .exit_status import CliError, ExitStatus
 from .terminal.output import Output, discard, terminal_size
 from .terminal.writer import guard_streams
@@ -182,6 +191,9 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     if option is not None and isinstance(group, click.Group) and option in _options_below(group):
         hint = f"put the option after the command: `{command} COMMAND {option}`"
         return CliError(error.message, hint=hint, status=ExitStatus.USAGE)
+    if option in OPTION_HABITS:
+        hint = OPTION_HABITS[option]
+        return CliError(f"No such option {option!r}.", hint=hint, status=ExitStatus.USAGE)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:

@@ -69,7 +69,7 @@ class Operator:
         return Failure(
             HTTPStatus.FORBIDDEN,
             "without API keys, only the page at / may do this; use the page or the command "
-            "line (`mlxsup load`, `unload`, `restart`)",
+            "line (`mlxsup add`, `rm`, `load`, `unload`, `restart`)",
             code="operator_only",
         )
 

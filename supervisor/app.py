@@ -73,7 +73,6 @@ from .core.events import (
 )
 from .downloads import DownloadKeeper
 from .file_threads import FileThreads
-from .folder_watch import FolderWatch
 from .gateway import GatewayKeeper
 from .log_files import LogWriter
 from .logs import DaemonLog
@@ -81,6 +80,7 @@ from .memory.folder_reader import Place
 from .memory.machine import ram_bytes
 from .memory.snapshot import ConfigSnapshot, MemorySnapshot
 from .runtime_folder import RuntimeFolder, RuntimeFolderError, connections_within, room_for
+from .runtime_watch import FolderWatch
 from .signals import Signals
 from .sockets.clients import Clients
 from .sockets.connection import Turns

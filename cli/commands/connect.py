@@ -36,7 +36,8 @@ def connect(tool: str, model: str | None, key: str | None, target: Target, outpu
 
     Prints the settings that another program needs to use the models of the daemon over HTTP, and
     into which of its files they go. TOOL is claude, codex, opencode, pi, vscode or zed; `mlxsup
-    launch AGENT` starts an agent without any settings.
+    launch AGENT` starts an agent without any settings. Other programs take the base URL that
+    `mlxsup status` prints, with /v1 behind it for OpenAI's API, and any text as the API key.
     """
     given = read_key(key)
     with connect_to(target) as client:

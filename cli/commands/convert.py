@@ -18,10 +18,12 @@ from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository
 from mlxsup.store.hub_cache import DEFAULT_REVISION, find_snapshot, is_owned_repository
 from mlxsup.store.search import short_name
 
+from ..configuration import optional_configuration
 from ..connection import output_options
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 from ..terminal.text import format_bytes
+from .models import entry_called
 
 MODULE = "mlxsup.worker.engines.mlx.conversion"
 """A child process runs it: the command line does not import MLX."""
@@ -50,8 +52,8 @@ def convert(
     """Example: mlxsup convert ~/Downloads/smollm2.gguf
 
     Converts SOURCE into a model folder that mlxsup can serve. SOURCE is a GGUF file of a llama
-    model or, with --quantize, a model folder or OWNER/NAME in the Hugging Face cache. TARGET is a
-    new folder, by default in ~/.mlxsup/models. SOURCE is not changed.
+    model or, with --quantize, a configured model, a folder, or OWNER/NAME in the Hugging Face
+    cache. TARGET is a new folder, by default in ~/.mlxsup/models. SOURCE is not changed.
     """
     path = _source(source)
     options = f" --bits {bits}" if bits is not None else " --quantize" * quantize
@@ -69,7 +71,7 @@ def convert(
         {"path": str(folder), "size_bytes": size_bytes},
         f"wrote {folder} ({format_bytes(size_bytes)})",
     )
-    output.note(f"hint: serve it with `mlxsup start --model {shlex.quote(str(folder))}`")
+    output.note(f"hint: serve it with `mlxsup add {shlex.quote(str(folder))}`")
 
 
 def converted(path: Path, output: Output) -> Path:
@@ -87,7 +89,11 @@ def converted(path: Path, output: Output) -> Path:
 
 
 def _source(given: str) -> Path:
-    """Return the GGUF file or the folder that is meant, or refuse what is neither."""
+    """Return the GGUF file or the folder that is meant, or refuse what is neither.
+
+    Args:
+        given: a path, OWNER/NAME, or a name of the configuration.
+    """
     path = Path(given).expanduser().absolute()
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
         if path.is_file():
@@ -106,6 +112,9 @@ def _source(given: str) -> Path:
             problem = repository_problem(given, DEFAULT_REVISION)
         else:
             path = snapshot.path
+    elif not path.exists() and (configuration := optional_configuration(None)) is not None:
+        entry = entry_called(given, configuration)
+        path = path if entry is None else Path(entry.launch.path)
     problem = problem or folder_problem(path)
     if problem is not None:
         raise CliError(problem.text, code="model_folder", hint=problem.hint)

@@ -22,7 +22,15 @@ from mlxsup.protocol.folders import (
 from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 
 from ..arguments import complete_model, one_after_the_other
-from ..connection import Target, connect, daemon_options, log_dir_left_by, read_toml, unknown_model
+from ..connection import (
+    Target,
+    aliases_in,
+    connect,
+    daemon_options,
+    log_dir_left_by,
+    read_toml,
+    unknown_model,
+)
 from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration
 from ..terminal.output import Output
@@ -201,15 +209,14 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
     path, config = log_dir_left_by(target), target.find().config
     if path is None:
         return None
-    names: list[str] = []
-    if config is not None:
-        models = read_toml(config).get("models", {})
-        names = list(models) if isinstance(models, dict) else []
+    tables = read_toml(config) if config is not None else {}
+    models = tables.get("models")
+    names = list(models) if isinstance(models, dict) else []
     found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
     known = dict.fromkeys([*names, *found])
     for own in OWN_LOGS:
         known.pop(own, None)
-    return LogFolder(path, list(known))
+    return LogFolder(path, list(known), aliases_in(tables))
 
 
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:

@@ -191,7 +191,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
         yield "adapters", ", ".join(f"{row['name']}:{name}" for name in row["adapters"])
     chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
     if row["task"] == Task.GENERATE:
-        yield "sampling", chosen or "always the likeliest token"
+        is_random = row["sampling"].get("temperature")
+        yield "sampling", chosen if is_random else "always the likeliest token"
     yield "size", format_bytes(row["size_bytes"]) if row["size_bytes"] else "-"
     if needs is not None:
         about = "about " if needs["source"] == "estimated" else ""
@@ -271,10 +272,12 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
         return row | dict.fromkeys(FACTS)
     said, problem = model.description, model.problem
     context, task, adapters = said.context_length, said.task, list[str]()
+    sampling = said.sampling
     if entry is not None:
         context = limited_context_length(context, entry.launch.context_length)
         task = Task.EMBED if entry.launch.pooling and task is Task.GENERATE else task
         adapters = list(entry.launch.adapters)
+        sampling = {**sampling, **entry.launch.sampling}
     return row | {
         "title": model.title,
         "engine": "mlx",
@@ -292,7 +295,7 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
         "adapters": adapters,
         "has_template": bool(said.template),
         "licence": said.licence or None,
-        "sampling": said.sampling,
+        "sampling": sampling,
         "problem": problem.text if problem else None,
         "hint": (problem.hint or None) if problem else None,
     }

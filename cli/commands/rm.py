@@ -228,7 +228,9 @@ def _place_of(model: str) -> tuple[Path, Path]:
     folder = source.folder or Path()
     if Path(os.path.realpath(folder)).parent != own:
         message = f"{folder} was not made by mlxsup, which removes no other program's files"
-        raise CliError(message, code="not_ours", hint="remove it where it came from")
+        raise CliError(
+            message, code="not_ours", hint="delete it yourself, or with the program that made it"
+        )
     return folder, own
 
 

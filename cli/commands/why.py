@@ -20,7 +20,14 @@ from ..arguments import (
     request_called,
     row_called,
 )
-from ..connection import Target, connect, daemon_options, log_dir_left_by
+from ..connection import (
+    Target,
+    aliases_in,
+    connect,
+    daemon_options,
+    log_dir_left_by,
+    read_toml,
+)
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
 from ..terminal.output import Output, width_of
@@ -153,6 +160,10 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
     open_now = request_called(known.requests, name)
     if not found:
         if open_now is None:
+            config = known.config if known.status is None else None
+            tables = read_toml(config) if config is not None else {}
+            if (model := aliases_in(tables).get(name)) in recording.models:
+                return [of_model(recording, str(model), None, now)]
             raise _unknown(known, name)
         return [of_waiting(open_now)]
     run, number = found[-1]

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 QUEUED_WORDS = {
     "turn": "another request runs alone first",
     "limit": "this client already runs as many requests as it may",
+    "load": "the model is loading",
     "memory": "the model waits for memory",
     "swap": "the model waits for its next turn",
     "restart": "the model is restarting",
     "backoff": "the model restarts after a crash",
     "download": "the download of the model failed and will be tried again",
 }
-"""Why a request waits, unless it is for a row or a load, which has a notice of another kind."""
+"""Why a request waits, unless it is for a row."""
 
 PAUSED_WORDS = {
     "user": "`mlxsup resume` continues it",
@@ -135,7 +136,7 @@ def request_line(one: Mapping[str, Any]) -> str:
     """Return one request as a sentence: `5f0c12ab-1 (#12) of smollm2: answering, 12 tokens`."""
     sent = one["tokens_sent"]
     tokens = counted(sent, "token") if sent else ""
-    parts = [str(one["state"]), _doing(one), tokens, str(one["client"])]
+    parts = [str(one["state"]), doing(one), tokens, str(one["client"])]
     said = ", ".join(part for part in parts if part)
     return in_a_line(f"{one['id']} ({one['number']}) of {one['model']}: {said}")
 
@@ -158,11 +159,11 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
         str(one["tokens_sent"]),
         f"{rate:.1f}" if rate else "-",
         f"{one['engine_s']:.1f}s",
-        _doing(one),
+        doing(one),
     )
 
 
-def _doing(one: Mapping[str, Any]) -> str:
+def doing(one: Mapping[str, Any]) -> str:
     """Return `place 3, about 12s`, `prompt 41%, about 5s` or how a pause ends."""
     parts = []
     if one["state"] == "waiting":

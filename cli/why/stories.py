@@ -28,7 +28,7 @@ from mlxsup.protocol.flight import (
 from mlxsup.protocol.states import ExitReason
 from mlxsup.protocol.text import timestamp
 
-from ..terminal.requests import PAUSED_WORDS
+from ..terminal.requests import PAUSED_WORDS, doing
 from ..terminal.status import progress_text
 from ..terminal.text import counted, format_bytes, format_duration, wrapped
 from .recording import Death, Recording, Run
@@ -430,7 +430,7 @@ def of_request(
             story.advice.append(ADVICE[outcome].replace("MODEL", first.model))
     elif open_now is not None:
         tokens = counted(open_now["tokens_sent"], "token")
-        story.say(f"{_named(first)} is open: {open_now['state']}, after {tokens}")
+        story.say(f"{_named(first)} is open: {_stage(open_now)}, after {tokens}")
     elif run.is_alive:
         story.say(f"{_named(first)} is open")
     else:
@@ -446,13 +446,16 @@ def of_request(
 def of_waiting(open_now: Mapping[str, Any]) -> Story:
     """Return the story of a request that has not begun: nothing is recorded of it yet."""
     story = Story(kind="request", name=str(open_now["id"]))
-    place = f", place {open_now['place']}" if open_now.get("place") else ""
     story.say(
         f"{open_now['id']} ({open_now['number']}) of {open_now['model']} is open:"
-        f" {open_now['state']}{place}, for {seconds(open_now['age_s'])}"
+        f" {_stage(open_now)}, for {seconds(open_now['age_s'])}"
     )
     story.advice.append(f"`mlxsup why {open_now['model']}` shows the state of its model")
     return story
+
+
+def _stage(open_now: Mapping[str, Any]) -> str:
+    return ", ".join(filter(None, (str(open_now["state"]), doing(open_now))))
 
 
 def _named(entry: RequestStarted | RequestPaused | RequestContinued | RequestEnded) -> str:

@@ -323,17 +323,27 @@ class Planned(NamedTuple):
 
 
 def planned(read: ConfigText, path: Path, plan: Callable[[DaemonConfig], Edit]) -> Planned:
-    """Plan a change of a file.
+    """Plan a change of a file; one that is wrong may be repaired by it.
 
     Raises:
-        ConfigError: the file is wrong.
+        ConfigError: the file is wrong, and still is with the change.
         RefusedModelError: the change is refused, or what it puts into the file is wrong.
     """
-    edit = plan(parsed(read, path))
+    wrong: ConfigError | None = None
+    try:
+        config = parsed(read, path)
+    except ConfigError as error:
+        if error.rest is None:
+            raise
+        config, wrong = error.rest, error
+    edit = plan(config)
     raw = edited(read.raw, edit)
     try:
         return Planned(edit, raw, parsed(replace(read, raw=raw), path))
-    except ConfigError as error:  # as the file was right before, this is about the change
+    except ConfigError as error:
+        if wrong is not None:
+            raise wrong from None
+        # As the file was right before, this is about the change.
         problems = [one.removeprefix(f"{path}:").partition(": ")[2] for one in error.problems]
         raise RefusedModelError("usage", "; ".join(problems), "nothing was changed") from None
 

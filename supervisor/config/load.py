@@ -69,13 +69,16 @@ class ConfigError(Exception):
     Attributes:
         problems: everything that is wrong with it, each with file, line, key and what was
             expected; in the order of the file.
+        rest: what it says without the keys that are wrong, so that a change can repair it; None if
+            it cannot be read.
     """
 
     exit_code = EXIT_CODE
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: list[str], rest: DaemonConfig | None = None) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.rest = rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,10 +246,12 @@ def parse_config(
     check.machine(file, keys)
     if has_sockets:
         check.sockets(runtime_dir)
-    if check.problems:
-        raise ConfigError(check.problems)
     clients = {name: _client_settings(entry) for name, entry in file.clients.items()}
-    return DaemonConfig(
+    address: Address | None = None
+    if file.gateway is not None:
+        with suppress(ValueError):  # which `machine` has found
+            address = Address.parse(file.gateway.listen)
+    config = DaemonConfig(
         config_path=config_path,
         runtime_dir=runtime_dir,
         keys=keys,
@@ -257,9 +262,12 @@ def parse_config(
         memory_budget=supervisor.memory_budget,
         core=CoreSettings(**_shared(CoreSettings, supervisor), clients=clients),
         models=tuple(_model_settings(name, entry, folder) for name, entry in file.models.items()),
-        gateway=Address.parse(file.gateway.listen) if file.gateway is not None else None,
+        gateway=address,
         gateway_rules=GatewayRules() if file.gateway is None else rules_of(file.gateway),
     )
+    if check.problems:
+        raise ConfigError(check.problems, config)
+    return config
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:

@@ -308,6 +308,7 @@ def test_logs_without_a_daemon_are_those_that_the_last_one_left(folder: Path) ->
     config = folder / "c.toml"
     config.write_text(
         '[supervisor]\nruntime_dir = "run"\nlog_dir = "logs"\n[models.m]\npath = "m"\n'
+        'aliases = ["em"]\n'
     )
     assert run_cli("logs", "m", "--config", str(config)).returncode == 69
     (folder / "logs").mkdir()
@@ -320,6 +321,8 @@ def test_logs_without_a_daemon_are_those_that_the_last_one_left(folder: Path) ->
     endpoint = f"ipc://{folder}/run/client.sock"
     said = f"no daemon answers at {endpoint}; these are the logs in {folder}/logs\n"
     assert done.stderr == said
+    named = run_cli("logs", "em", "--config", str(config))
+    assert (named.returncode, named.stdout) == (0, "--- generation 1 pid 7\n")
 
 
 def test_logs_follow_across_rotation_until_interrupted(

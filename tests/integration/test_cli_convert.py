@@ -52,7 +52,7 @@ def test_gguf_file_becomes_a_folder_and_that_a_smaller_one_which_is_served(home:
     source = home / "Tiny-bf16"
     assert done.stdout.startswith(f"wrote {source} (")
     assert done.stderr.splitlines()[0].startswith("reading tiny.gguf")
-    assert done.stderr.splitlines()[-1] == f"hint: serve it with `mlxsup start --model {source}`"
+    assert done.stderr.splitlines()[-1] == f"hint: serve it with `mlxsup add {source}`"
     check_plain(done.stdout + done.stderr)
 
     before = {path.name: path.read_bytes() for path in source.iterdir()}
@@ -125,12 +125,17 @@ def test_damaged_gguf_file_is_to_be_downloaded_again(home: Path) -> None:
     assert (done.returncode, "remove --quantize and --bits" in done.stderr) == (64, True)
 
 
-def test_repository_of_the_cache_is_read_where_it_is(home: Path) -> None:
+@pytest.mark.parametrize("source", ["a/Tiny", "entry", "other"])
+def test_repository_of_the_cache_is_read_where_it_is(home: Path, source: str) -> None:
     snapshot = write_repository(home / "hub", "a/Tiny")
+    (home / ".mlxsup").mkdir()
+    entry = '[models.entry]\nrepo = "a/Tiny"\naliases = ["other"]\n'
+    (home / ".mlxsup/config.toml").write_text(entry)
     does = "print(*sys.argv[1:]); print(sorted(os.environ), flush=True); os._exit(9)"
-    done = run_cli("convert", "a/Tiny", "--quantize", **played(home, does) | {"HF_TOKEN": "secret"})
+    done = run_cli("convert", source, "--quantize", **played(home, does) | {"HF_TOKEN": "secret"})
     arguments, names, *_ = done.stderr.splitlines()
-    assert arguments == f"{snapshot} {home}/.mlxsup/models/tiny 4"
+    name = "tiny" if source == "a/Tiny" else source
+    assert arguments == f"{snapshot} {home}/.mlxsup/models/{name} 4"
     assert "'HF_HUB_OFFLINE'" in names
     assert "HF_TOKEN" not in names
 

@@ -200,6 +200,21 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     assert error["hint"] == "did you mean tiny-llama?"
 
 
+def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
+    folder = write_folder(home / "m")
+    config = home / "c.toml"
+    shown: list[str] = []
+    for sampling in ({"top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}):
+        tables: dict[str, dict[str, Any]] = {
+            "models.m": {"path": str(folder)},
+            "models.m.sampling": sampling,
+        }
+        config.write_text(toml_of(tables))
+        lines = run_cli("show", "m", "--config", str(config), **variables(home)).stdout
+        shown += [line.split(maxsplit=1)[1] for line in lines.splitlines() if "sampling" in line]
+    assert shown == ["always the likeliest token", "temperature 0.25, top_p 0.5"]
+
+
 # ---------------------------------------------------------------- plan
 
 GIB = 2**30

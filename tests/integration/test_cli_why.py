@@ -23,7 +23,7 @@ PROMPT = "[[fault slow=0.01]] my secret diary"
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    with Daemon({"m": fake(restart=PATIENT), "other": fake()}) as daemon:
+    with Daemon({"m": fake(restart=PATIENT, aliases=["em"]), "other": fake()}) as daemon:
         with daemon.client() as client:
             for name in ("m", "other"):
                 wait_for_state(client, name, "READY")
@@ -58,7 +58,7 @@ def test_a_killed_worker_is_told_in_a_report_and_after_sigkill_of_the_daemon_its
         # It is in the file before the daemon is killed.
         eventually(lambda: str(reader.stream.request_id) in written(daemon))
         daemon.kill()
-    done = run_cli("why", "m", "--endpoint", daemon.endpoint)
+    done = run_cli("why", "em", "--config", str(daemon.config))
     assert done.returncode == 0
     assert "this is from its flight recorder" in done.stderr
     assert f"the daemon (pid {pid}) was killed (SIGKILL)" in done.stdout

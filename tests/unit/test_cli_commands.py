@@ -82,6 +82,7 @@ def test_other_names_are_what_they_stand_for(typed: list[str], meant: list[str])
         ("mv small tiny", "add small --as tiny"),
         ("set models.a.pinned true", "config set models.a.pinned true"),
         ("history", "events"),
+        ("memory", "plan"),
     ],
 )
 def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> None:
@@ -90,7 +91,12 @@ def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("word", "way"), [("upgrade", "pip install --upgrade"), ("push", "`hf upl")]
+    ("word", "way"),
+    [
+        ("upgrade", "pip install --upgrade"),
+        ("push", "`hf upl"),
+        ("uninstall", "the folder ~/.mlxsup"),
+    ],
 )
 def test_word_without_a_command_of_ours_names_the_other_way(
     capsys: pytest.CaptureFixture[str], word: str, way: str
@@ -249,6 +255,8 @@ USAGE = {
     "service instal": "No such command 'instal'",
     "config nonsense": "No such command 'nonsense'",
     "status --wacht": "No such option",
+    "run m --port 1": "No such option '--port'.\nhint: `mlxsup start --http HOST:PORT`",
+    "start --ctx-size 9": "hint: `mlxsup config set models.NAME.context_length N`",
     "status one two": "unexpected extra argument",
     "doctor m": "unexpected extra argument",
     "why one two": "unexpected extra argument",

@@ -308,6 +308,7 @@ NOTICES: list[tuple[NoticeKind, dict[str, Any]]] = [
     (NoticeKind.QUEUED, {"position": 1, "reason": "rows", "since_s": 3.0, "expected_s": 12.9}),
     (NoticeKind.QUEUED, {"position": 1, "expected_s": 0.9}),
     (NoticeKind.QUEUED, {"position": 2, "reason": "limit"}),
+    (NoticeKind.QUEUED, {"position": 2, "reason": "load"}),
 ]
 
 

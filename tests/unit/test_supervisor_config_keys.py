@@ -12,7 +12,12 @@ import pytest
 from mlxsup.store.references import RefusedModelError
 from mlxsup.supervisor.config.entries import change_file
 from mlxsup.supervisor.config.keys import changing, getting, settings_of
-from mlxsup.supervisor.config.load import config_of_folders, read_text
+from mlxsup.supervisor.config.load import (
+    ConfigError,
+    config_of_folders,
+    read_config,
+    read_text,
+)
 
 WRITTEN = """\
 # mine
@@ -52,6 +57,34 @@ def at(values: Any, *place: str) -> Any:
     for key in place:
         values = values.get(key, {}) if isinstance(values, dict) else {}
     return None if isinstance(values, dict) else values
+
+
+WRONG: dict[str, tuple[str, str, str | None]] = {
+    "a value": ("[models.a]\nmax_concurrency = 0\n", "models.a.max_concurrency", "2"),
+    "a value of a table": (
+        '[supervisor]\nmemory_budget = "lots"\n',
+        "supervisor.memory_budget",
+        None,
+    ),
+    "keys of which there are none": ('[gateway]\nkeys = "required"\n', "gateway.keys", "auto"),
+    "an address": ('[gateway]\nlisten = "here"\n', "gateway.listen", "127.0.0.1:8485"),
+    "a key that is taken out": ("[defaults]\npinned = 1\n", "defaults.pinned", None),
+}
+
+
+@pytest.mark.parametrize(("text", "key", "value"), WRONG.values(), ids=WRONG)
+def test_change_repairs_a_file_that_is_wrong_or_leaves_it(
+    tmp_path: Path, text: str, key: str, value: str | None
+) -> None:
+    file = tmp_path / "c.toml"
+    before = f'{text}{"" if "models.a]" in text else "[models.a]"}\npath = "/a"\n'
+    file.write_text(before)
+    with pytest.raises(ConfigError) as still:
+        change(file, {"models.a.preload": "false"})
+    assert len(still.value.problems) == 1
+    assert file.read_text() == before
+    change(file, {key: value})
+    assert [one.launch.path for one in read_config(file).models] == ["/a"]
 
 
 SET = {
