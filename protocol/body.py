@@ -366,6 +366,11 @@ class RequestBody:
         return [one for one in self.tools or () if one["function"]["name"] in names]
 
     @property
+    def may_call(self) -> bool:
+        """True if the answer may be a call, and need not be one."""
+        return bool(self.callable_tools) and not self.choice.is_forced
+
+    @property
     def strict_tools(self) -> list[dict[str, Any]]:
         """Return the tools that the answer may call with arguments by their schema alone."""
         return [one for one in self.callable_tools if one["function"].get("strict")]

@@ -36,7 +36,9 @@ REPLAY_REPORT_TOKENS = 1024
 NO_CALLS_KNOWN = "the tool call format of this model is unknown, so its calls are left in the text"
 NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llguidance knows"
 NO_FORMAT_OF_CALLS = "tool_choice forces a call, so response_format has no effect"
-NO_ROOM_FOR_CALLS = "the answer follows its response_format, so it cannot contain a tool call"
+NO_ROOM_FOR_CALLS = (
+    "this model's calls begin with no mark, so an answer with a response_format cannot be one"
+)
 
 
 def check_resume(resume: Resume, facts: EngineFacts, adapter: str = "") -> RemoteError | None:
@@ -166,9 +168,9 @@ def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple
         return (NO_STRICT,)
     if rules.parse_tool_call is None:
         return (NO_CALLS_KNOWN,)
-    # Headers tell a call from the content, and only content must have the format.
-    has_form = body.form is not AnswerForm.TEXT
-    return (NO_ROOM_FOR_CALLS,) if has_form and rules.header is None else ()
+    # Headers or marks tell a call from the content, and only content must have the format.
+    has_room = body.form is AnswerForm.TEXT or rules.header is not None or rules.call_marks
+    return () if has_room else (NO_ROOM_FOR_CALLS,)
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:

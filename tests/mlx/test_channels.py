@@ -217,9 +217,43 @@ def check_told_once(worker: LoopDriver, form: Any, expected: list[str]) -> None:
     ids=["free", "regex", "text"],
 )
 def test_calls_that_a_form_leaves_no_room_for_are_told_once(
-    worker: LoopDriver, form: Any, expected: list[str]
+    text: MlxText,
+    worker: LoopDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Any,
+    expected: list[str],
 ) -> None:
+    rules = replace(text.channel_rules, transitions={}, has_bare_calls=True)
+    monkeypatch.setattr(text, "_format", replace(text._format, rules=rules))
     check_told_once(worker, form, expected)
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+OF_JSON = {"type": "json_schema", "json_schema": {"schema": {
+    "type": "object", "properties": {"a": {"type": "string", "maxLength": 60}}, "required": ["a"],
+}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [FORM, OF_JSON])
+@pytest.mark.parametrize("thought", ["", "hm</think>"])
+def test_the_model_chooses_between_a_call_and_the_form(
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch, form: Any, thought: str
+) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"enable_thinking": bool(thought)},
+        "response_format": form,
+    }
+    count = script(monkeypatch, worker, thought + CALL + CALL)
+    called = worker.answer(**asked, tools=TOOLS, max_tokens=count)
+    names = [json.loads(line) for line in called.text_of(Channel.TOOL_CALL).splitlines()]
+    assert [one["function"]["name"] for one in names] == ["weather", "weather"]
+    assert called.text_of(Channel.CONTENT) == ""
+    check_resumes(worker, called, range(0, count, 5))
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        formed = worker.answer(**asked, **more, max_tokens=count + 80)
+        assert formed.text_of(Channel.CONTENT)[0] in "0123456789{"
+        assert not formed.text_of(Channel.TOOL_CALL)
 
 
 def test_calls_that_the_model_does_not_know_are_told_once(tmp_path: Path) -> None:

@@ -359,3 +359,33 @@ def test_a_beginning_is_waited_for_up_to_512_characters() -> None:
     assert watch.add(" ") == " " * 513
     assert watch.add(" " + BARE_CALL) == " "
     assert watch.text == BARE_CALL
+
+
+WEATHER = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("opening", "said", "expected"),
+    [
+        ("", WEATHER, ["tool_call"]),
+        ("]", WEATHER + "\n" + WEATHER, ["tool_call", "content", "tool_call"]),
+        ("<think>", "hm</think>" + WEATHER, ["reasoning", "tool_call"]),
+        ("", json.dumps({"a": WEATHER}), ["content"]),
+        ("", "x" + WEATHER, ["content"]),
+        ("", "<tool_call>none</tool_call>" + WEATHER, ["content", "tool_call"]),
+        ("<think>", f"{WEATHER}</think>{{}}", ["reasoning", "content"]),
+    ],
+)
+def test_content_that_must_be_json_begins_with_a_call_or_has_none(
+    opening: str, said: str, expected: list[str]
+) -> None:
+    whole, _ = parse(said, opening=opening, form=AnswerForm.JSON)
+    assert [channel for channel, _ in whole] == expected
+    for cut in range(1, 12):
+        pieces = [said[at : at + cut] for at in range(0, len(said), cut)]
+        assert parse(*pieces, opening=opening, form=AnswerForm.JSON)[0] == whole
+        parser = ChannelParser(rules(), opening, ToolCallReader(OFFERED, 5), form=AnswerForm.JSON)
+        added = [one for text in pieces if parser.plain_channel(text) is None
+                 for one in parser.add(text)]  # fmt: skip
+        calls = [one.text for one in [*added, *parser.finish()] if one.channel == "tool_call"]
+        assert calls == [text for channel, text in whole if channel == "tool_call"]

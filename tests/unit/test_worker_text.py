@@ -285,6 +285,46 @@ def test_a_form_is_compiled_if_one_is_asked_for(text: Text) -> None:
     assert text.codec.asked == [(form, "")]
 
 
+class Matcher:
+    """Allows two tokens for ever, and notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([0b0000_0110, 0])
+
+    def consume_token(self, token: int) -> None:
+        self.given.append(token)
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+
+def test_a_mark_where_a_form_begins_sets_the_rest_of_the_answer_free() -> None:
+    def allowed() -> set[int]:
+        mask = int.from_bytes(grammar.mask() or b"\xff\xff", "little")
+        return {token for token in range(16) if mask >> token & 1}
+
+    marks = [[5, 6], [5, 7], [2, 9]]  # the last one is none: the form may begin with 2
+    matcher = Matcher()
+    grammar = Grammar(matcher, [0], calls=marks)
+    assert allowed() == {1, 2, 5}
+    grammar.accept(5)
+    assert (allowed(), grammar.is_over) == ({6, 7}, False)
+    grammar.accept(7)
+    grammar.accept(9)
+    assert (grammar.mask(), grammar.is_over, matcher.given) == (None, False, [])
+    grammar = Grammar(matcher, [0], calls=marks)
+    for token in (2, 1):
+        grammar.accept(token)
+        assert allowed() == {1, 2}
+    assert matcher.given == [2, 1]
+
+
 def test_threads_are_daemons_and_are_alive_together(text: Text) -> None:
     assert all(lane.thread.daemon for lane in text.threads.lanes)
     assert text.threads.is_alive()

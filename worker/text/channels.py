@@ -79,6 +79,11 @@ class ChannelRules:
     call_forms: tuple[CallForm | TagForm, ...] = ()
     unmarked: str = ""
 
+    @property
+    def call_marks(self) -> list[str]:
+        """Return the markers that begin a call in the content."""
+        return [marker for marker, to in self.transitions.get(NORMAL, ()) if to == TOOL]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -200,6 +205,7 @@ class ChannelParser:
         self._calls = calls
         self._form = form
         has_calls = bool(calls.names) and form not in (AnswerForm.JSON, AnswerForm.CALL)
+        self._may_begin_call = False
         # For each state: its markers, where each leads, and the characters that one may begin with.
         self._edges = {
             state: (list(targets), targets, {marker[0] for marker in targets})
@@ -229,6 +235,10 @@ class ChannelParser:
             self._header_from = len(self._header)
         if form in (AnswerForm.JSON, AnswerForm.CALL) and rules.header is None:
             self._edges.pop(NORMAL, None)  # a marker in the content is a part of a string
+            if form is AnswerForm.JSON and calls.names and (marks := rules.call_marks):
+                self._may_begin_call = True  # but at its beginning
+                beginnings = {mark[0] for mark in marks}
+                self._edges[NORMAL] = (marks, dict.fromkeys(marks, TOOL), beginnings)
         may_be_call = rules.has_bare_calls and calls.names and form is AnswerForm.TEXT
         if may_be_call or form is AnswerForm.CALL:
             self._bare = BareCallWatch(calls.names, is_call=form is AnswerForm.CALL)
@@ -260,6 +270,8 @@ class ChannelParser:
         nothing else; None if it might do more. For an empty text, return the channel that it would
         be in."""
         if self._held or (self._bare is not None and not self._bare.is_plain(text)):
+            return None
+        if self._may_begin_call and self._state == NORMAL:
             return None
         edges = self._edges.get(self._state)
         if edges is not None:
@@ -313,6 +325,8 @@ class ChannelParser:
             self._held = pending[certain:]
             return "", self._show(pending[:certain])
         start, marker = found
+        if start and self._may_begin_call and self._state == NORMAL:
+            return "", self._show(pending)
         pieces = self._show(pending[:start])
         return pending[start + len(marker) :], pieces + self._move(marker, targets[marker])
 
@@ -360,6 +374,9 @@ class ChannelParser:
         channel = _PLAIN.get(self._state)
         if not text or channel is None:
             return []
+        if channel is Channel.CONTENT and self._may_begin_call:
+            self._may_begin_call = False
+            del self._edges[NORMAL]  # from here, a marker is a part of a string
         if channel is Channel.CONTENT and self._bare is not None:
             text = self._bare.add(text)
         return [Piece(channel=channel, text=text)] if text else []
@@ -485,6 +502,7 @@ class ChannelParser:
 
     def _end_call(self, call: _OpenCall, lines: list[str], state: str, marker: str) -> list[Piece]:
         self._call = None
+        self._may_begin_call = False  # the answer is one of calls, in which others may follow
         self._enter(state, marker)
         return [Piece(channel=Channel.TOOL_CALL, text=line) for line in call.lines + lines]
 

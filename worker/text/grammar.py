@@ -63,6 +63,8 @@ class Grammar:
             The end of the reasoning, for example; empty: at once.
         early_ends: ids that would end the answer before that.
         parameter: that has asked for it.
+        calls: sequences of ids. Where the grammar begins, one of them may begin a call instead: all
+            that follows it is free.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Grammar:
         begins_after: Sequence[Sequence[int]] = (),
         early_ends: Sequence[int] = (),
         parameter: str = "response_format",
+        calls: Sequence[Sequence[int]] = (),
     ) -> None:
         self._early_ends = list(early_ends)
         self._parameter = parameter
@@ -81,11 +84,17 @@ class Grammar:
         self._begins_after = [list(ids) for ids in begins_after]
         self._latest: list[int] = []
         self._can_only_end = False
+        # The marks that may still become one; none once the answer has taken another way.
+        self._calls = [list(ids) for ids in calls]
+        self._mark: list[int] = []
+        self._is_free = False
 
     @property
     def is_over(self) -> bool:
         """True if the answer is complete: nothing more can follow."""
-        return not self._begins_after and (self._can_only_end or bool(self._matcher.is_stopped()))
+        if self._begins_after or self._mark:
+            return False
+        return self._can_only_end or bool(self._matcher.is_stopped())
 
     @property
     def has_begun(self) -> bool:
@@ -139,8 +148,10 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer."""
+        if self._is_free:
+            return
         if not self._begins_after:
-            if not self.is_over:
+            if not self._goes_on_with_mark(token) and not self.is_over:
                 self._matcher.consume_token(token)
             return
         wanted = self._begins_after[0]
@@ -151,12 +162,36 @@ class Grammar:
 
     def mask(self) -> bytes | None:
         """Return the tokens that may follow, one bit each, the lowest first; None for any."""
-        if self._begins_after or self.is_over:
+        if self._begins_after or self._is_free or self.is_over:
             return None
         mask = bytes(self._matcher.compute_bitmask())
+        allowed = int.from_bytes(mask, "little")
         # Not every tokenizer has an end-of-text token that could be drawn instead.
-        self._can_only_end = not int.from_bytes(mask, "little") & ~self._end_bits
-        return None if self._can_only_end else mask
+        self._can_only_end = not allowed & ~self._end_bits
+        if self._can_only_end:
+            return None
+        if self._calls:
+            place = len(self._mark)
+            marks = {ids[place] for ids in self._open_calls()}
+            allowed = sum(1 << token for token in marks) | (0 if place else allowed)
+            mask = allowed.to_bytes(len(mask), "little")
+        return mask
+
+    def _open_calls(self) -> list[list[int]]:
+        """Return the marks that may begin a call here. One that could also begin what the grammar
+        describes is none: an answer is either."""
+        if not self._mark and self._calls:
+            allowed = int.from_bytes(self._matcher.compute_bitmask(), "little")
+            self._calls = [ids for ids in self._calls if not allowed >> ids[0] & 1]
+        return self._calls
+
+    def _goes_on_with_mark(self, token: int) -> bool:
+        """Take a token of a mark; return whether it is one."""
+        mark = [*self._mark, token]
+        self._calls = [ids for ids in self._open_calls() if ids[: len(mark)] == mark]
+        self._mark = mark if self._calls else []
+        self._is_free = mark in self._calls
+        return bool(self._calls)
 
 
 class HeldCalls:
@@ -314,12 +349,13 @@ class GrammarCompiler:
         form: dict[str, Any],
         begins_after: Sequence[Sequence[int]] = (),
         early_ends: Sequence[int] = (),
+        calls: Sequence[Sequence[int]] = (),
     ) -> Grammar:
         """Compile the grammar of one answer.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
-            begins_after, early_ends: see `Grammar`.
+            begins_after, early_ends, calls: see `Grammar`.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible or too complex.
@@ -328,7 +364,7 @@ class GrammarCompiler:
         parameter = "tools" if form["type"] == CALL else "response_format"
         ends = self.tokenizer.eos_tokens
         matcher = self.matcher(form, parameter).deep_copy()
-        return Grammar(matcher, ends, begins_after, early_ends, parameter)
+        return Grammar(matcher, ends, begins_after, early_ends, parameter, calls)
 
     def strict_schemas(self, tools: Sequence[dict[str, Any]]) -> StrictSchemas:
         """Return what the calls of these functions must match.

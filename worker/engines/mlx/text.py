@@ -253,7 +253,14 @@ class MlxText:
         # A call that gpt-oss makes in a part of its own ends there.
         calls = {CALL_END} if self._format.is_harmony and body.callable_tools else set()
         ends = set(self.stop_tokens) - set(self.tokenizer.convert_tokens_to_ids(list(calls)))
-        return self.grammars.compile(form, begins_after, sorted(ends))
+        marks = self._marks_of_calls() if body.may_call else []
+        return self.grammars.compile(form, begins_after, sorted(ends), marks)
+
+    def _marks_of_calls(self) -> list[list[int]]:
+        """Return the ids of each text that begins a call in the content."""
+        marks = self._format.rules.call_marks
+        ids = [list(self.tokenizer.encode(mark, add_special_tokens=False)) for mark in marks]
+        return [one for one, mark in zip(ids, marks, strict=True) if self.decode(one) == mark]
 
     def grammar_tokenizer(self) -> Any:
         """llguidance's view of the vocabulary.
