@@ -239,7 +239,7 @@ OF_JSON = {"type": "json_schema", "json_schema": {"schema": {
 def test_the_model_chooses_between_a_call_and_the_form(
     worker: LoopDriver, monkeypatch: pytest.MonkeyPatch, form: Any, thought: str
 ) -> None:
-    asked = {
+    asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "x"}],
         "chat_template_kwargs": {"enable_thinking": bool(thought)},
         "response_format": form,
