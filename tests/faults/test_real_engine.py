@@ -6,6 +6,7 @@ Real: daemons, and MLX with a tiny model. The same with the fake engine: test_wo
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +78,9 @@ TEMPLATES = {
 }
 """Endless, in Python and in one call that holds the interpreter; both take memory. One that takes
 time alone: tests/integration/test_worker_process.py."""
-CAUSES = {"piles": "prompt of request", "holds": "no sign of life for"}
-"""What the detail of the exit says."""
+CAUSES = {"piles": "prompt of request", "holds": "no sign of life for|did not end in"}
+"""What the detail of the exit says; it depends on the moment at which the interpreter is held
+whether the loop or its heartbeat is missed first."""
 
 
 class Peak(threading.Thread):
@@ -136,7 +138,7 @@ def test_a_template_without_end_is_found_in_time_and_memory_P6(daemon: Daemon, w
             list(stuck)
         assert caught.value.code == "deadline_exceeded", "its own limit holds all the same"
         eventually(lambda: row(client, "real")["generation"] == generation + 1, timeout_s=120.0)
-        assert CAUSES[what] in row(client, "real")["last_exit"]["detail"]
+        assert re.search(CAUSES[what], row(client, "real")["last_exit"]["detail"])
         wait_for_state(client, "real", "READY")
         fine = [{"role": "user", "content": "fine"}]
         assert client.complete("real", messages=fine, max_tokens=3).finish_reason == "length"

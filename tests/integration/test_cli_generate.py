@@ -334,7 +334,7 @@ def test_a_load_is_a_line_for_each_quarter_and_an_estimate_is_none(path: Path) -
     said = said_by(path, first, then, "generate", "m", "x")
     assert said == [
         "loading the model, starting",
-        "waiting: position 1, about 8s",
+        "waiting: position 1, the model is loading, about 8s",
         *(f"loading the model, {share}%, reading weights" for share in (26, 50)),
         "loading the model, 100%, warming up",
     ]

@@ -245,13 +245,13 @@ def test_the_model_chooses_between_a_call_and_the_form(
         "response_format": form,
     }
     count = script(monkeypatch, worker, thought + CALL + CALL)
-    called = worker.answer(**asked, tools=TOOLS, max_tokens=count)
+    called = worker.answer(None, **asked, tools=TOOLS, max_tokens=count)
     names = [json.loads(line) for line in called.text_of(Channel.TOOL_CALL).splitlines()]
     assert [one["function"]["name"] for one in names] == ["weather", "weather"]
     assert called.text_of(Channel.CONTENT) == ""
     check_resumes(worker, called, range(0, count, 5))
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        formed = worker.answer(**asked, **more, max_tokens=count + 80)
+        formed = worker.answer(None, **asked, **more, max_tokens=count + 80)
         assert formed.text_of(Channel.CONTENT)[0] in "0123456789{"
         assert not formed.text_of(Channel.TOOL_CALL)
 

@@ -435,7 +435,7 @@ def test_without_keys_only_the_page_may_operate(place: KeyPlace, action: str) ->
         response = act(site, action, **headers)
         assert (response.status, response.error["code"]) == (403, "operator_only")
         assert "key new" not in response.error["message"], "a first key locks all others out"
-        assert "`mlxsup load`" in response.error["message"]
+        assert "`mlxsup add`" in response.error["message"]
     assert daemon.commands == []
     assert act(site, action, x_mlxsup_token=token_of(site)).status == 200
     assert daemon.commands == [(action, "m")]

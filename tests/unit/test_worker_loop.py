@@ -209,6 +209,7 @@ def test_an_answer_whose_form_was_given_up_ends_as_refused(bench: Bench, is_refu
         get_error=lambda: "too complex",
         is_stopped=lambda: False,
         consume_token=lambda token: None,
+        get_grammar_warnings=list,
     )
     grammar = Grammar(matcher, [])
     bench.dispatch(A)
