@@ -380,10 +380,11 @@ def test_tools_are_offered_unless_none_may_be_chosen() -> None:
     for choice in (None, "auto"):
         asked = body(tools=tools, tool_choice=choice, response_format=form)
         assert asked.offered_tools == tools
-        assert len(tools_warnings(asked, PROMPT, codec)) == 1
+        assert (asked.may_call, tools_warnings(asked, PROMPT, codec)) == (True, ())
     for offered in (tools, None):
         asked = body(tools=offered, tool_choice="none", response_format=form)
-        assert (asked.offered_tools, tools_warnings(asked, PROMPT, codec)) == (None, ())
+        assert (asked.offered_tools, asked.may_call) == (None, False)
+        assert tools_warnings(asked, PROMPT, codec) == ()
 
 
 def test_defaults_of_a_model_stand_behind_the_request() -> None:
