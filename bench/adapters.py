@@ -1,4 +1,4 @@
-"""What adapters add to a step: 16 rows of one batch with as many different ones, or with none.
+"""Measures a step with adapters: 16 rows of one batch with as many different ones, or with none.
 
 As many adapters as a model may have are in memory all the time.
 """

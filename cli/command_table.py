@@ -162,7 +162,7 @@ OPTION_HABITS = {
     "--served-model-name": _NAME,
     "--ttl": "--keep-alive, or `mlxsup config set models.NAME.idle_unload_s 10m` for good",
 }
-"""What to type instead of an option of another tool."""
+"""The option or command to name for an option of another tool."""
 
 ENDING_COMMANDS = frozenset({"stop", "unload", "restart"})
 """What takes something away is only suggested for a word that begins as it does: a guess must not

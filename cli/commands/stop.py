@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "mlxsup stop"
 
 EXTRA_S = 10.0
-"""How long the daemon itself may take after its processes: its clients' streams, last log lines."""
+"""The daemon may take so long after its processes, for its clients' streams and last log lines."""
 
 REST_S = 2.0
 """A worker that outlives the daemon by this much cannot be ended."""

@@ -163,7 +163,7 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
             config = known.config if known.status is None else None
             tables = read_toml(config) if config is not None else {}
             if (model := aliases_in(tables).get(name)) in recording.models:
-                return [of_model(recording, str(model), None, now)]
+                return [of_model(recording, model, None, now)]
             raise _unknown(known, name)
         return [of_waiting(open_now)]
     run, number = found[-1]

@@ -24,7 +24,7 @@ QUEUED_WORDS = {
     "backoff": "the model restarts after a crash",
     "download": "the download of the model failed and will be tried again",
 }
-"""Why a request waits, unless it is for a row."""
+"""The words for each reason to wait, other than for a row."""
 
 PAUSED_WORDS = {
     "user": "`mlxsup resume` continues it",

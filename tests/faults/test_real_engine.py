@@ -79,8 +79,8 @@ TEMPLATES = {
 """Endless, in Python and in one call that holds the interpreter; both take memory. One that takes
 time alone: tests/integration/test_worker_process.py."""
 CAUSES = {"piles": "prompt of request", "holds": "no sign of life for|did not end in"}
-"""What the detail of the exit says; it depends on the moment at which the interpreter is held
-whether the loop or its heartbeat is missed first."""
+"""Words of the exit's detail. The moment at which the interpreter is held decides whether the loop
+or its heartbeat is missed first."""
 
 
 class Peak(threading.Thread):

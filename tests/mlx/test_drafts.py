@@ -560,6 +560,34 @@ def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(
     assert run.read == 0
 
 
+def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(
+    folder: Path, plain: Answers
+) -> None:
+    row = rows_of()[0]
+    text = [*row.tokens, *(one.token for one in plain[0] if one.token is not None)]
+
+    def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
+        self.place = self.length = GRAM
+        return []
+
+    def guess(
+        self: NgramIndex, tokens: Sequence[int], pending: Sequence[int], most: int
+    ) -> list[int]:
+        begin = len(tokens) + len(pending)
+        return text[begin : begin + max(most, 0)]
+
+    with (
+        loaded_engine(folder, drafts="ngram") as engine,
+        mock.patch.object(NgramIndex, "follow", follow),
+        mock.patch.object(NgramIndex, "guess", guess),
+        mock.patch.object(Pacer, "choose", return_value=2),
+    ):
+        run = Counted(engine)
+        engine.insert(row)
+        check_same(run.run(), {0: plain[0]}, 0.0)
+    assert run.read == run.accepted > 0
+
+
 # ---------------------------------------------------------------- what guesses cost
 
 

@@ -215,7 +215,7 @@ class HeldCalls:
     """It has no part in which the answer may not end."""
 
     warning: str = ""
-    """What is not enforced is not owed either."""
+    """An answer that is free owes nothing that could be left out."""
 
     def __init__(
         self,

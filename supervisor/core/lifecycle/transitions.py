@@ -122,7 +122,7 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacksMemory:
-    """Whether there is memory for it has been decided.
+    """The memory plan has decided whether there is memory for it.
 
     Attributes:
         lack: None if there is, but it is not its turn yet.

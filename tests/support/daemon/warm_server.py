@@ -176,7 +176,7 @@ def renew_streams() -> None:
 
 
 def name_process(args: Sequence[str]) -> None:
-    """Make the system show these words as the command line, as far as the server's has room."""
+    """Make the system show as many of these words as the command line as fit into the server's."""
     begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     words = b"\0".join(os.fsencode(word) for word in args)[: end - begin - 1]
     ctypes.memmove(begin, words.ljust(end - begin, b"\0"), end - begin)

@@ -51,7 +51,7 @@ INDEXED = 4096
 
 
 class NgramIndex:
-    """Where the tokens of one row were seen before, and the place that it follows now.
+    """An index of the earlier places of one row's tokens, and the place that it follows now.
 
     Attributes:
         place: of the token that should come next, as it did there; 0: none is known.
@@ -146,11 +146,11 @@ MOST_PADDING = 16
 """Places before the longest row that caches may waste: taking them out copies the caches."""
 
 WORTH_A_TRY = 0.5
-"""What guesses take is measured if they may add so many tokens for each row of a pass: a chat
+"""Guesses are timed if they may add so many tokens for each row of a pass: a chat
 repeats a few words here and there, and should not pay for learning that."""
 
 TRY_AGAIN = 100
-"""What a guess takes is measured again after so many steps in which guesses were refused for it."""
+"""A guess is timed again after so many steps in which guesses were refused for their time."""
 
 SELDOM = 16
 """What a guess takes was measured wrong if it is so many times as long as a token."""

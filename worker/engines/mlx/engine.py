@@ -274,7 +274,8 @@ class MlxEngine:
             model = self._open_model(
                 folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
             )
-            if self._group is not None and self._rank is not None:
+            if self._rank is not None:
+                assert self._group is not None
                 self._parallel = take_share(
                     model,
                     folder,
