@@ -222,6 +222,7 @@ def read(
     for chunk in sizes:
         ends = {uid: done[uid] + size for uid, size in zip(uids, chunk, strict=True)}
         batch.prompt([PROMPTS[uid][done[uid] : ends[uid]] for uid in uids])
+        batch.wait()
         done = ends
     layers = [batch.extract_cache(place) for place in range(len(uids))]
     return [[layer.state[0] for layer in row] for row in layers]

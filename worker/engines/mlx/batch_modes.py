@@ -199,30 +199,34 @@ class TogetherMode(BatchMode):
         A prompt whose end was read in an earlier step joins those that decode.
         """
         with mx.stream(self._stream):
-            batched = {uid for batch in self.batches for uid in batch.uids}
-            over = [uid for uid, place in self.waiting.items() if place.is_read]
-            for uid in over:
-                if uid not in batched:  # read alone, or all of it but the last token was known
-                    place = self.waiting[uid]
-                    self.decode.insert(uid, place.row, place.cache, place.held)
-            tokens = self.decode.next()
-            reads = [self._leaves(uid) for uid in over]
-            for batch in self.batches:
-                ends = {uid: place.row.tokens[-1] for uid, place in self.waiting.items()
-                        if place.is_read and uid in batch.uids}  # fmt: skip
-                if ends:
-                    self.decode.join(batch.begin(ends))
+            over = {uid: place for uid, place in self.waiting.items() if place.is_read}
+            begin = [batch.leave(over) for batch in self.batches if over.keys() & set(batch.uids)]
+            batched = {uid for batch in begin for uid in batch.uids}
             self.waiting = {uid: p for uid, p in self.waiting.items() if uid not in over}
             self._forget_empty()
-            reads += self._read({uid: sizes[uid] for uid in self.waiting if sizes.get(uid)})
+            reads = [
+                PromptRead(uid=uid, done=len(place.row.tokens), is_over=True)
+                for uid, place in over.items()
+            ]
+            turn = {uid: sizes[uid] for uid in self.waiting if sizes.get(uid)}
+            # While the device reads prompts, the host builds the pass of the rows that decode.
+            if not self.decode.waits:
+                reads += self._read(turn)
+            for uid, place in over.items():
+                if uid not in batched:  # read alone, or all of it but the last token was known
+                    self.decode.insert(uid, place.row, place.cache, place.held)
+            tokens = self.decode.next()
+            for batch in begin:
+                self.decode.join(batch.begin({uid: over[uid].row.tokens[-1] for uid in batch.uids}))
+            if self.decode.waits:
+                reads += self._read(turn)
+            for batch in self.batches:
+                batch.wait()
             return reads, tokens
 
-    def _leaves(self, uid: int) -> PromptRead:
-        return PromptRead(uid=uid, done=len(self.waiting[uid].row.tokens), is_over=True)
-
     def _read(self, sizes: Mapping[int, int]) -> list[PromptRead]:
-        """Read that many tokens of these prompts: one pass for each batch that has any of them, and
-        for each prompt that is read alone."""
+        """Send passes over that many tokens of these prompts: one for each batch that has any of
+        them; and read those that are read alone."""
         batched = {uid for batch in self.batches for uid in batch.uids}
         places = {uid: self.waiting[uid] for uid in sizes}
         alone = {uid: place for uid, place in places.items() if isinstance(place, LonePrompt)}
@@ -417,6 +421,7 @@ class Decode(ABC):
 
     Attributes:
         new: those that begin with the next step, by uid.
+        waits: whether `next` waits for the pass that it sends, as it does for guesses.
 
     Args:
         model: materialised.
@@ -428,6 +433,7 @@ class Decode(ABC):
         self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
     ) -> None:
         self.new: dict[int, Begun] = {}
+        self.waits = drafts is not None
         self._model = model
         self._draw = draw
         self._drafts = drafts

@@ -13,7 +13,7 @@ So caches are handed over if all rows of the batch begin to answer at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,13 +106,15 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         )
         self._logprobs = {uid: row.prompt for uid, row in rows.items() if row.prompt is not None}
         self.last_shape = pass_shape(0, 0, 0, is_even=False)
+        self._sent: list[Any] = []  # what the pass under way computes
         can_pad = all(type(one) in (BatchKVCache, RopePositions) for one in self.prompt_cache)
         self._width_of = width_of if can_pad else None
         held = [len(row.known) for row in rows.values()]
         self.prompt_cache = with_cheap_masks(self.prompt_cache, held, pads=self.is_padded)
 
     def prompt(self, tokens: list[list[int]]) -> None:
-        """Read the next tokens of each row; in shorter passes, if logits are needed of any.
+        """Send the pass over the next tokens of each row, which is over after `wait`; in shorter
+        passes, if logits are needed of any.
 
         Args:
             tokens: at least one of one row.
@@ -136,11 +138,19 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         if any(padding):
             for layer in self.prompt_cache:
                 layer.finalize()
-            mx.eval([layer.state for layer in self.prompt_cache])
-            self._free()
+            self._send()
 
-    def _free(self) -> None:
-        """Free what a pass has left for reuse, unless passes of this shape will come again."""
+    def _send(self) -> None:
+        self._sent = [layer.state for layer in self.prompt_cache]
+        mx.async_eval(self._sent)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait for the pass that was sent, if one was, and free what it has left for reuse, unless
+        passes of this shape will come again."""
+        if not self._sent:
+            return
+        mx.eval(self._sent)
+        self._sent = []
         if not self.is_padded:
             mx.clear_cache()
 
@@ -160,8 +170,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
             for nth, prompt in wanted.items():
                 if done < lengths[nth]:
                     prompt.read(logits[nth, : lengths[nth] - done])  # the rest is padding
-            mx.eval([layer.state for layer in self.prompt_cache])
-            self._free()
+            self._send()
             done += width
 
     @property
@@ -180,24 +189,22 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         return self.prompt_cache[0].size() if self.is_padded else 0
 
     def begin(self, last_tokens: Mapping[int, int]) -> DrawingBatch:
-        """Let rows decode, all of whose prompts but the last token was read; they leave.
+        """Let its rows decode, all of whose prompts but the last token was read.
 
         Args:
             last_tokens: that token of each, by uid.
         """
-        indices = [nth for nth, uid in enumerate(self.uids) if uid in last_tokens]
-        leaving = self.split(indices)
         return DrawingBatch(
             model=self.model,
-            uids=leaving.uids,
-            inputs=mx.array([last_tokens[uid] for uid in leaving.uids]),
-            prompt_cache=leaving.prompt_cache,
-            tokens=leaving.tokens,
-            samplers=leaving.samplers,
+            uids=self.uids,
+            inputs=mx.array([last_tokens[uid] for uid in self.uids]),
+            prompt_cache=self.prompt_cache,
+            tokens=self.tokens,
+            samplers=self.samplers,
             fallback_sampler=self.fallback_sampler,
-            logits_processors=leaving.logits_processors,
-            stop_sequences=leaving.stop_sequences,
-            max_tokens=leaving.max_tokens,
+            logits_processors=self.logits_processors,
+            stop_sequences=self.stop_sequences,
+            max_tokens=self.max_tokens,
         )
 
     def take_out(self, uids: Sequence[int]) -> None:
@@ -206,17 +213,19 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         if len(keep) < len(self.uids):
             self.filter(keep)
 
-    def split(self, indices: Sequence[int]) -> PromptProcessingBatch:
+    def leave(self, uids: Collection[int]) -> PromptBatch:
         """Take rows out, into their own batch."""
+        indices = [nth for nth, uid in enumerate(self.uids) if uid in uids]
         if len(indices) < len(self.uids):
-            return super().split(indices)
+            some: PromptBatch = self.split(indices)
+            return some
         caches: list[Any] = self.prompt_cache
         self.prompt_cache = []
-        leaving = self._copy()
+        leaving: PromptBatch = self._copy()
         leaving.prompt_cache = caches
         for layer in caches:
             if not _is_whole(layer):
-                layer.filter(sorted(indices))
+                layer.filter(indices)
         self.filter([])
         return leaving
 
