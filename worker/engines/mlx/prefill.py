@@ -405,6 +405,7 @@ class PrefillScheduler(ABC):
         self._costs = costs
         self._debt_per_s = decode_share / (1.0 - decode_share)
         self._debt_s = 0.0
+        self._is_behind = False  # the next step waits for the pass that the last one has sent
         self._prompts: dict[int, _Prompt] = {}
         self._due: set[int] = set()  # rows whose prompt was read, and whose first token is due
 
@@ -574,14 +575,16 @@ class PrefillScheduler(ABC):
         if has_read:
             own_s = took_s - guesses_s
             self.learn(reads, sizes, depths, decode_rows=decode_rows, took_s=own_s, width=width)
-        elif decode_rows and not reads:
+        elif decode_rows and not reads and not self._is_behind:
             self._costs.saw_decode(rows=decode_rows, took_s=took_s - guesses_s)
+        has_read = has_read or bool(is_reading)
         self._account(
             decode_rows=decode_rows,
             took_s=took_s,
             guesses_s=guesses_s,
-            has_read=has_read or bool(is_reading),
+            is_held_up=has_read or self._is_behind,
         )
+        self._is_behind = has_read
         return progress
 
     def _pass_over(self, turn: Collection[int]) -> None:
@@ -596,15 +599,16 @@ class PrefillScheduler(ABC):
                 prompt.passed_over += 1
 
     def _account(
-        self, *, decode_rows: int, took_s: float, guesses_s: float, has_read: bool
+        self, *, decode_rows: int, took_s: float, guesses_s: float, is_held_up: bool
     ) -> None:
-        """Opens the debt of a pass, or pays it back. It is never more than that of a pass of twice
+        """Opens the debt of a pass, or pays it back: with what rows usually take for their tokens,
+        if the step was held up by a pass. It is never more than that of a pass of twice
         the target: what took longer was a surprise, and says nothing of the next."""
         if not decode_rows:
             self._debt_s = 0.0
             return
         decode_s = took_s
-        if has_read:
+        if is_held_up:
             decode_s = min(self._costs.usual_decode_s(decode_rows) + guesses_s, took_s)
         debt_s = self._debt_s + (took_s - decode_s) * self._debt_per_s - decode_s
         most_s = 2 * self._costs.target_s(decode_rows=decode_rows) * self._debt_per_s
