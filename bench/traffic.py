@@ -412,20 +412,21 @@ async def prefix(side: Running, settings: Settings, number: int) -> Rows:
 
     for _ in range(2):  # the first one warms up
         [alone] = await chats(1)
-    found = await chats(CHATS)
-    read = sum(one.prompt_tokens - one.cached_tokens for one in found)
-    last_s = max(one.first_s for one in found)
-    yield (
-        f"{alone.prompt_tokens:,} tokens",
-        {
-            "prompt_tokens": sum(one.prompt_tokens for one in found),
-            "read_tokens": read,
-            "alone_s": alone.first_s,
-            "last_first_s": last_s,
-            "last_times_alone": last_s / alone.first_s,
-            "failed": CHATS - len(found),
-        },
-    )
+    for turn in ("first", "again"):  # with another system prompt, whose shapes are known
+        found = await chats(CHATS)
+        read = sum(one.prompt_tokens - one.cached_tokens for one in found)
+        last_s = max(one.first_s for one in found)
+        yield (
+            f"{alone.prompt_tokens:,} tokens, {turn}",
+            {
+                "prompt_tokens": sum(one.prompt_tokens for one in found),
+                "read_tokens": read,
+                "alone_s": alone.first_s,
+                "last_first_s": last_s,
+                "last_times_alone": last_s / alone.first_s,
+                "failed": CHATS - len(found),
+            },
+        )
 
 
 async def _outcome(asked: Awaitable[object]) -> str:

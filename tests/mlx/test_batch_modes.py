@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engine import BadModelError, GpuFaultElsewhereError
 from mlxsup.worker.engines.mlx import capability_probe as mlx_way
+from mlxsup.worker.engines.mlx.batch_modes import BatchDecode
 from mlxsup.worker.engines.mlx.capability_probe import (
     ONLY_ROW,
     PROBE_VERSION,
@@ -30,6 +31,7 @@ from mlxsup.worker.engines.mlx.capability_probe import (
 from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.engines.mlx.loader import MODEL_FAULTS
 from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.prompt_batch import PromptBatch
 
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import (
@@ -449,6 +451,38 @@ def test_a_way_that_an_earlier_life_found_is_taken_unless_it_says_nothing_of_thi
     with loaded_engine(folder, known_batching=known | changes, max_concurrency=2) as engine:
         assert engine.facts.batching is way
         assert engine.facts.batching_reason == ("" if changes else known["reason"])
+
+
+@pytest.mark.parametrize(
+    ("drafts", "order"),
+    [("off", ["prompts", "decode", "wait"]), ("ngram", ["decode", "prompts", "wait"])],
+)
+def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_prompts(
+    folder: Path, drafts: str, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that guess wait for their own pass, so nothing is sent before it."""
+    did: list[str] = []
+
+    def note(owner: Any, method: str, name: str) -> None:
+        real = getattr(owner, method)
+
+        def noted(self: Any, *values: Any) -> Any:
+            did.append(name)
+            return real(self, *values)
+
+        monkeypatch.setattr(owner, method, noted)
+
+    note(PromptBatch, "prompt", "prompts")
+    note(PromptBatch, "wait", "wait")
+    note(BatchDecode, "next", "decode")
+    with loaded_engine(folder, known_batching=known_as(folder, TOGETHER), drafts=drafts) as engine:
+        engine.insert(make_row(1, [20, 21, 22], max_tokens=40, ignore_eos=True))
+        while not engine.has_decoding():
+            engine.step()
+        engine.insert(make_row(2, list(range(30, 90)), max_tokens=2, ignore_eos=True))
+        did.clear()
+        engine.step()
+    assert did == order
 
 
 def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:
