@@ -328,6 +328,7 @@ BARE_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         '{"function": {"name": "time"}}',
         'time(a="x", b=[1, (2)])',
         "[weather(a='it(s'), time()]",
+        "time(a=') x')",
         "time()\ntime()\n",
     ],
 )
