@@ -185,7 +185,7 @@ def test_one_of_several_that_fails_ends_all() -> None:
 
 
 def test_one_of_several_that_was_ended_by_hand_ends_all_as_if_it_were_alone() -> None:
-    ended = [delta("a"), result("a", FinishReason.CANCELLED)]
+    ended: list[Item] = [delta("a"), result("a", FinishReason.CANCELLED)]
     alone = post(CHAT, *ended)
     daemon = PlayedDaemon(said("a"), ended)
     response = asyncio.run(Site(daemon).ask("POST", CHAT, {**BODY, "n": 2}))
