@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -15,7 +16,6 @@ import pytest
 from mlxsup.client import RequestError
 from mlxsup.protocol.client_messages import CLIENT_MESSAGES
 
-from support.bad.commands import COMMANDS, BadCommand
 from support.bad.daemon import undisturbed
 from support.bad.input import (
     BODIES,
@@ -79,24 +79,70 @@ def test_bad_message_gets_its_error_C7_D7_G6_H10(daemon: Daemon, case: BadInput)
         assert (reply["type"], reply["id"]) == ("reply", "after")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=ascii(" ".join(case.arguments)[:60])) for case in COMMANDS]
-)
-def test_command_says_one_sentence(daemon: Daemon, case: BadCommand) -> None:
+NO_REQUEST = "no open request has the id or number 'nobody'"
+NO_MODEL = "there is no model 'nobody'"
+COMMANDS: list[tuple[tuple[str, ...], int, str]] = [
+    (("wait", "nobody"), 1, NO_MODEL),
+    (("why", "nobody"), 1, "there is no model or request 'nobody'; models: "),
+    (("why", "smal"), 1, "did you mean small?"),
+    (("why", MODEL, "--report", "/nowhere/r.tar.gz"), 1,
+     "cannot write /nowhere/r.tar.gz: No such file"),
+    (("why", MODEL, "--report", os.devnull), 64, "/dev/null already exists"),
+    (("generate", MODEL), 64, "Missing argument 'PROMPT'"),
+    (("generate", "hi"), 64, "name a model: "),
+    (("chat", "--seed", "1"), 64, "name a model: "),
+    (("bench", "nobody"), 1, NO_MODEL),
+    (("bench", SMALL, "--prompt-tokens", str(SMALL_CONTEXT)), 1,
+     f"do not fit into the {SMALL_CONTEXT} tokens"),
+    (("bench", MODEL, "--concurrency", "5000"), 1, "requests at once, but you asked for 5000"),
+    (("generate", MODEL, "-"), 64, "at least one character"),
+    (("generate", "smal", "hi"), 1, "did you mean small?"),
+    (("load", "nobody"), 1, NO_MODEL),
+    (("load", ""), 1, "there is no model ''"),
+    (("prioritize", "nobody", "batch"), 1, NO_REQUEST),
+    (("attach", "nobody"), 1, NO_REQUEST),
+    (("cancel", "nobody"), 1, NO_REQUEST),
+    (("connect", "zed"), 1, "the daemon runs without HTTP"),
+    (("key", "revoke", "nobody"), 1, "there is no key named 'nobody'"),
+    (("generate", SMALL, "y" * SMALL_CONTEXT), 1,
+     f"the context of {SMALL_CONTEXT} leaves no room"),
+]  # fmt: skip
+"""Commands, their exit codes, and words of their errors; test_cli_commands.py has those that need
+no daemon."""
+
+
+def check_command(
+    daemon: Daemon, arguments: tuple[str, ...], status: int, words: str, stdin: bytes = b""
+) -> None:
     target = ("--endpoint", daemon.endpoint)
 
     def say(*more: str) -> subprocess.CompletedProcess[bytes]:
-        command = Daemon.command(*case.arguments, *target, *more)
-        return warm.run(command, stdin=case.standard_input, timeout_s=60.0)
+        command = Daemon.command(*arguments, *target, *more)
+        return warm.run(command, stdin=stdin, timeout_s=60.0)
 
     said = say()
-    assert (said.returncode, said.stdout) == (case.status, b""), said.stderr
-    assert case.words in said.stderr.decode()
+    assert (said.returncode, said.stdout) == (status, b""), said.stderr
+    assert words in said.stderr.decode()
     assert b"Traceback" not in said.stderr
     as_json = say("--json")
-    assert (as_json.returncode, as_json.stderr) == (case.status, b"")
+    assert (as_json.returncode, as_json.stderr) == (status, b"")
     error = json.loads(as_json.stdout)["error"]
-    assert case.words in f"{error['message']} {error['hint']}"
+    assert words in f"{error['message']} {error['hint']}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [pytest.param(*case, id=ascii(" ".join(case[0])[:60])) for case in COMMANDS],
+)
+def test_command_says_one_sentence(
+    daemon: Daemon, arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    check_command(daemon, arguments, status, words)
+
+
+def test_prompt_that_is_no_text_is_refused_with_its_place(daemon: Daemon) -> None:
+    words = "the prompt on stdin is not UTF-8: invalid start byte at byte 2"
+    check_command(daemon, ("generate", MODEL, "-"), 64, words, stdin=b"hi\xff")
 
 
 def test_prompt_over_the_context_reaches_no_engine_I6(daemon: Daemon) -> None:

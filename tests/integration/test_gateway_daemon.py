@@ -121,16 +121,6 @@ def test_chat_is_the_chat_of_the_python_client(daemon: HttpDaemon) -> None:
     assert streamed.events[-1] == "[DONE]"
 
 
-def test_bytes_of_tokens_add_up_to_the_answer(daemon: HttpDaemon) -> None:
-    body = chat("[[say a🦊é]]", max_tokens=7, logprobs=True, top_logprobs=1)
-    status, value = daemon.post(CHAT, body)
-    (choice,) = value["choices"]
-    content = choice["logprobs"]["content"]
-    assert (status, choice["message"]["content"]) == (200, "a🦊é")
-    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "a🦊é"
-    assert [len(token["bytes"]) for token in content] == [1] * 7
-
-
 def test_first_request_loads_its_model(daemon: HttpDaemon) -> None:
     _, value = daemon.get("/v1/models")
     states = {model["id"]: model["status"]["value"] for model in value["data"]}
@@ -138,34 +128,6 @@ def test_first_request_loads_its_model(daemon: HttpDaemon) -> None:
     assert daemon.post(CHAT, chat("hi", max_tokens=1) | {"model": "other"})[0] == 200
     assert daemon.get("/v1/models/other")[1]["status"] == {"value": "loaded"}
     assert daemon.get("/ready")[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "given", "limit"),
-    [
-        (CHAT, chat("x" * 4000), "max_tokens"),
-        (CHAT, chat("x" * 4000), "max_completion_tokens"),
-        ("/v1/completions", {"model": "m", "prompt": "x" * 4000}, "max_tokens"),
-        ("/v1/responses", {"model": "m", "input": "x" * 4000}, "max_output_tokens"),
-        ("/v1/messages", chat("x" * 4000), "max_tokens"),
-    ],
-)
-def test_answer_limit_of_an_agent_is_reduced_to_the_context(
-    daemon: HttpDaemon, path: str, given: dict[str, Any], limit: str
-) -> None:
-    status, value = daemon.post(path, given | {limit: 2**40})
-    usage = value["usage"]
-    prompt = usage.get("prompt_tokens") or usage["input_tokens"]
-    answer = usage.get("completion_tokens") or usage["output_tokens"]
-    assert (status, prompt + answer) == (200, 4096)
-
-
-def test_request_id_is_the_one_of_the_status(daemon: HttpDaemon) -> None:
-    with daemon.client() as client, daemon.connect() as connection:
-        connection.sendall(data_of(stream=True))
-        received = connection.recv(65536).decode()
-        (running,) = eventually(lambda: row(client, "m")["running"])
-        assert f"x-request-id: {running}\r\n" in received
 
 
 # ---------------------------------------------------------------- waits
@@ -291,11 +253,6 @@ def test_gateway_is_a_process_that_status_shows_and_stop_ends() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address).close()
         assert "gateway exited" in (daemon.logs / "mlxsup.log").read_text()
-
-
-def test_daemon_without_the_setting_has_no_gateway() -> None:
-    with Daemon({"m": fake(preload=False)}) as daemon, daemon.client() as client:
-        assert client.status()["gateway"] is None
 
 
 def test_table_of_the_file_starts_a_gateway_and_a_reload_changes_it_later() -> None:

@@ -261,15 +261,6 @@ def test_pipelined_requests_are_answered_in_order(daemon: HttpDaemon) -> None:
     assert statuses(daemon, get + get + LAST) == [b"200", b"200", b"404"]
 
 
-def test_offer_of_another_protocol_is_answered_in_this_one(daemon: HttpDaemon) -> None:
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-    body = json.dumps(chat_body(max_tokens=3)).encode()
-    head = begun(b"Content-Length: %d" % len(body), offer)
-    assert statuses(daemon, head.replace(b"Connection: keep-alive\r\n", b"") + body + LAST) == [
-        b"200", b"404",
-    ]  # fmt: skip
-
-
 def test_more_answers_than_rows_begin_to_stream_while_others_wait(daemon: HttpDaemon) -> None:
     status, value = daemon.post(CHAT, chat_body(n=FIT))
     assert (status, [one["index"] for one in value["choices"]]) == (200, list(range(FIT)))
@@ -282,13 +273,6 @@ def test_more_answers_than_rows_begin_to_stream_while_others_wait(daemon: HttpDa
             assert piece, seen
         assert seen.startswith(b"HTTP/1.1 200 ")
         assert row(client, MODEL)["queued"] == MAX_WAITING
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_more_answers_than_may_wait_are_refused(daemon: HttpDaemon, stream: bool) -> None:
-    body = chat_body(n=limits.MAX_CHOICES, max_tokens=3000, stream=stream)
-    status, value = daemon.post(CHAT, body)
-    assert (status, value["error"]["code"]) == (429, "overloaded")
 
 
 # ---------------------------------------------------------------- senders that leave or dawdle

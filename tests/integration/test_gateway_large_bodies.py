@@ -56,7 +56,7 @@ def daemon() -> Iterator[Probed]:
 
 def test_hostile_bodies_are_refused_and_hold_up_no_stream(daemon: Probed) -> None:
     reader = SseReader(daemon, chat("beside them", max_tokens=2_000_000)).started()
-    bodies = hostile_bodies(every=4)  # the campaign sends all of them
+    bodies = hostile_bodies(every=7)  # the campaign sends all of them
     for body, (status, _) in zip(bodies, send_all(daemon, bodies), strict=True):
         # Before a body that is too long was sent, the connection may have ended with the refusal.
         is_too_long = len(body.data) > limits.MAX_BODY_BYTES

@@ -1,4 +1,4 @@
-"""Pictures from the packages of OpenAI, Anthropic and Ollama to a worker, through a real daemon."""
+"""Pictures to a worker, through a real daemon; those of the packages: test_gateway_sdks.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxsup.gateway import limits
 from support.daemon.daemon import fake
 from support.gateway.http_daemon import CHAT, HttpDaemon
 from support.gateway.large_bodies import LargeBody, send_all
-from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL, data_url, png
+from support.gateway.pictures import PNG, PNG_URL, data_url, png
 
 SEEING = {"takes_pictures": True}
 SHOWN = f"user: [{len(PNG)} bytes]look"
@@ -53,44 +53,6 @@ def test_a_worker_gets_the_bytes_and_a_text_model_says_what_it_takes(daemon: Htt
     )
     status, refused = prompt(daemon, "late_reader", [look, part()])  # its worker says it
     assert (status, refused["error"]["param"]) == (400, "messages[0].content[1]")
-
-
-def test_the_packages_send_pictures(daemon: HttpDaemon) -> None:
-    openai = pytest.importorskip("openai")
-    anthropic = pytest.importorskip("anthropic")
-    ollama = pytest.importorskip("ollama")
-    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none") as client:
-        content = [part(), {"type": "text", "text": "look"}]
-        asked = [{"role": "user", "content": content}]
-        chat = client.chat.completions.create(model="m", messages=asked, max_tokens=8)
-        shown = [{"type": "input_image", "image_url": PNG_URL, "detail": "auto"},
-                 {"type": "input_text", "text": "look"}]  # fmt: skip
-        first = client.responses.create(
-            model="m", input=[{"role": "user", "content": shown}],
-            max_output_tokens=8,
-        )  # fmt: skip
-        second = client.responses.create(model="m", input="and?", previous_response_id=first.id)
-        with pytest.raises(openai.BadRequestError, match="takes text only"):
-            client.chat.completions.create(model="reader", messages=asked)
-        asked = [{"role": "user", "content": [part("https://x.example/a.png")]}]
-        with pytest.raises(openai.BadRequestError, match="nothing is fetched here"):
-            client.chat.completions.create(model="m", messages=asked)
-    with anthropic.Anthropic(base_url=daemon.url, api_key="none") as client:
-        source = {"type": "base64", "media_type": "image/png", "data": PNG_BASE64}
-        content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
-        message = client.messages.create(
-            model="m", messages=[{"role": "user", "content": content}], max_tokens=8
-        )
-    with ollama.Client(daemon.url) as client:
-        told = client.chat(
-            "m", [{"role": "user", "content": "look", "images": [PNG]}],
-            options={"num_predict": 8},
-        )  # fmt: skip
-        assert "vision" in client.show("m").capabilities
-    prompts = {chat.usage.prompt_tokens, first.usage.input_tokens, message.usage.input_tokens,
-               told.prompt_eval_count}  # fmt: skip
-    assert prompts == {len(f"{SHOWN}\nassistant:")}
-    assert second.usage.input_tokens > first.usage.input_tokens, "the picture is kept with it"
 
 
 def test_photographs_are_taken_several_at_a_time(daemon: HttpDaemon) -> None:

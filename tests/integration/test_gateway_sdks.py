@@ -30,6 +30,7 @@ from mlxsup.gateway.responses.requests import read_response
 from support.daemon.daemon import fake, row, wait_for_state
 from support.eventually import eventually
 from support.gateway.http_daemon import HttpDaemon
+from support.gateway.pictures import PNG, PNG_BASE64, PNG_URL
 from support.models.known_model import (
     ANSWER,
     ARGUMENTS,
@@ -63,7 +64,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpDaemon]:
     models = {
         KNOWN: {"path": str(folder), "preload": True, "max_concurrency": ROWS},
         "m": fake(
-            fake={"step_s": 0.01}, max_concurrency=4, context_length=4000,
+            fake={"step_s": 0.01, "takes_pictures": True}, max_concurrency=4, context_length=4000,
             restart={"max_restarts": 99}, sampling={"top_p": 0.875},
         ),
     }  # fmt: skip
@@ -615,6 +616,41 @@ def test_ollamas_package_lists_loads_and_unloads(daemon: HttpDaemon, llama: Any)
         with pytest.raises(import_ollama().ResponseError) as refused:
             ask("x")
         assert refused.value.status_code == status
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_pictures_reach_the_worker_from_each_package(gpt: Any, claude: Any, llama: Any) -> None:
+    look = {"type": "text", "text": "look"}
+
+    def asked(picture: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [picture, look]}]
+
+    picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
+    chat = gpt.chat.completions.create(model="m", messages=asked(picture), max_tokens=8)
+    shown = [{"type": "input_image", "image_url": PNG_URL, "detail": "auto"},
+             {"type": "input_text", "text": "look"}]  # fmt: skip
+    first = gpt.responses.create(
+        model="m", input=[{"role": "user", "content": shown}], max_output_tokens=8
+    )
+    second = gpt.responses.create(model="m", input="and?", previous_response_id=first.id)
+    source = {"type": "base64", "media_type": "image/png", "data": PNG_BASE64}
+    message = claude.messages.create(
+        model="m", messages=asked({"type": "image", "source": source}), max_tokens=8
+    )
+    told = llama.chat("m", [user("look")[0] | {"images": [PNG]}], options={"num_predict": 8})
+    prompts = {chat.usage.prompt_tokens, first.usage.input_tokens, message.usage.input_tokens,
+               told.prompt_eval_count}  # fmt: skip
+    assert prompts == {len(f"user: [{len(PNG)} bytes]look\nassistant:")}
+    assert second.usage.input_tokens > first.usage.input_tokens, "the picture is kept with it"
+    assert "vision" in llama.show("m").capabilities
+    far = {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}
+    for model, sent, words in (
+        (KNOWN, picture, "takes text only"), ("m", far, "nothing is fetched here"),
+    ):  # fmt: skip
+        with pytest.raises(import_openai().BadRequestError, match=words):
+            gpt.chat.completions.create(model=model, messages=asked(sent))
 
 
 # ---------------------------------------------------------------- the types of the packages

@@ -33,7 +33,9 @@ from mlxsup.supervisor.core.events import (
     PrewarmedReady,
     Spawned,
     SpawnFailed,
+    WorkerSaid,
     WorkerSeen,
+    WorkerUnlinked,
 )
 from mlxsup.supervisor.file_threads import FileLooks
 from mlxsup.supervisor.log_files import LogWriter
@@ -47,6 +49,7 @@ from mlxsup.supervisor.workers.measure import is_process_stopped
 from mlxsup.supervisor.workers.prewarmed import PrewarmedUnit, PrewarmedUnits
 from mlxsup.supervisor.workers.registry import Workers
 
+from support.client.zmtp import READY as READY_OF_DEALER
 from support.daemon.hub_caches import write_folder
 from support.daemon.played_daemon import Stage, play, short_folder
 from support.eventually_async import eventually_async
@@ -213,6 +216,33 @@ def test_an_exit_is_reported_though_its_socket_cannot_be_removed(
     warning = ("log", "warning", "socket not removed", {"error": "Permission denied"})
     assert calls.count(warning) == 2, "at its exit, and when all of it is closed"
     assert [type(call[1]) for call in calls if call[0] == "post"] == [Spawned, Exited]
+
+
+HASTY = """\
+import json, os, socket, sys
+from mlxsup.protocol.codec import encode
+from mlxsup.protocol.worker_messages import Dying, Hello
+from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
+spec = json.loads(sys.stdin.readline())
+hello = Hello(model="m", generation=4, token=spec["token"], pid=os.getpid(), version="1")
+link = socket.socket(socket.AF_UNIX)
+link.connect(spec["endpoint"].removeprefix("ipc://"))
+link.sendall(GREETING + bytes.fromhex(sys.argv[1]))
+for message in (hello, Dying(code=70, message="why")):
+    link.sendall(to_wire(encode(message)))
+"""
+"""A worker that says why it dies, waits for no answer and exits."""
+
+
+def test_last_words_are_heard_although_nothing_was_read_before_the_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instance, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(Turns, "read_soon", ignore)  # a loop that is too busy
+    calls = live_of(sys.executable, "-c", HASTY, READY_OF_DEALER.hex())
+    events = [call[1] for call in calls if call[0] == "post"]
+    said = [one.message.TYPE if isinstance(one, WorkerSaid) else type(one) for one in events]
+    assert said == [Spawned, "hello", "dying", WorkerUnlinked, Exited]
 
 
 # ---------------------------------------------------------------- all lives

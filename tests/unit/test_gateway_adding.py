@@ -116,6 +116,23 @@ def test_model_that_cannot_be_downloaded_is_removed_again(
     assert daemon.commands == [("add", "org/model"), *(("remove", one) for one in removed)]
 
 
+@pytest.mark.parametrize(("outcome", "loads"), [("downloads", [True, False]), ("fits", [True])])
+def test_configured_model_is_tried_only_if_it_has_to_be_downloaded(
+    outcome: str, loads: list[bool]
+) -> None:
+    seen: list[bool] = []
+
+    class Configured(AddingDaemon):
+        async def command(self, *words: Any) -> dict[str, Any]:
+            if words[0] == "load":
+                seen.append(words[2:] == (True,))  # a dry run
+                return {"outcome": outcome}
+            return {**await super().command(*words), "added": []}
+
+    asked(Configured(), "org/model")
+    assert seen == loads
+
+
 def test_refusal_says_how_to_add_a_model() -> None:
     response = asked(AddingDaemon(), "org/model", adds_models=False)
     assert (response.status, "`mlxsup add MODEL`" in response.error["message"]) == (404, True)

@@ -408,3 +408,11 @@ def test_item_that_two_responses_have_stays_with_the_one_that_is_left() -> None:
         store.keep("", one)
     store.remove("", "a")
     assert store.recall("", "", [(0, "same")]).referred == b"[b]"
+
+
+def test_removed_response_leaves_nothing_of_its_items() -> None:
+    store = KeptResponses()
+    for id in "ab":
+        store.keep("", kept(id))
+    store.remove("", "a")
+    assert set(store._owners[""].places) == {"in_b", "out_b"}

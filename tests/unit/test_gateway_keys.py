@@ -135,14 +135,28 @@ def test_required_keys_close_the_gateway_until_there_is_one(place: KeyPlace) -> 
 # ---------------------------------------------------------------- keys that were in force (P30)
 
 
-def is_refused(site: Site, key: str) -> bool:
-    """True if all are kept out, with a sentence that names both ways out."""
-    responses = [ask(site, x_api_key=key), ask(site)]
-    codes = {(one.status, one.error["code"]) for one in responses}
-    return codes == {(503, "keys_unusable")} and all(
-        way in one.error["message"] for one in responses
-        for way in ("`mlxsup key new NAME`", "`mlxsup key off`")
-    )  # fmt: skip
+def status_of(keys: Keys, *headers: tuple[bytes, bytes]) -> int:
+    """Return the status of a request with these headers; 503 names both ways out."""
+    keys.look()
+    try:
+        keys.caller(headers)
+    except Failure as failure:
+        refusal = failure
+    else:
+        return 200
+    if refusal.status == 503:
+        assert refusal.code == "keys_unusable"
+        assert "`mlxsup key new NAME`" in refusal.message
+        assert "`mlxsup key off`" in refusal.message
+    return refusal.status
+
+
+def statuses(keys: Keys, key: str) -> tuple[int, int]:
+    """Return the status of a request with a key, and of one without."""
+    return status_of(keys, *bearer(key)), status_of(keys)
+
+
+CLOSED = 503, 503
 
 
 Damage = Callable[[Path], object]
@@ -174,36 +188,36 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 @pytest.mark.parametrize("has_mark", [True, False], ids=["", "new runtime folder"])
 def test_damaged_file_closes_the_gateway(place: KeyPlace, damage: Damage, has_mark: bool) -> None:
     key = new_key(place, "a")
-    site = Site(PlayedDaemon(), keys=Keys(place))
-    assert ask(site, x_api_key=key).status == 200
+    keys = Keys(place)
+    assert statuses(keys, key) == (200, 401)
     copy = place.file.read_bytes()
     if not has_mark:
         shutil.rmtree(place.mark.parent)
         place.mark.parent.mkdir(mode=0o700)
     place.file.unlink()
     damage(place.file)
-    assert is_refused(site, key)
+    assert statuses(keys, key) == CLOSED
     if has_mark or os.path.lexists(place.file):
-        assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key), "nor by the next process"
-    after = Site(PlayedDaemon(), keys=Keys(place, were_in_force=True))
-    assert is_refused(after, key), "nor by one that its daemon has told"
+        assert statuses(Keys(place), key) == CLOSED, "nor by the next process"
+    after = Keys(place, were_in_force=True)
+    assert statuses(after, key) == CLOSED, "nor by one that its daemon has told"
     if place.file.is_dir():
         place.file.rmdir()
     place.file.unlink(missing_ok=True)
     place.file.write_bytes(copy)
     place.file.chmod(0o600)
-    for one in (site, after):
-        assert ask(one, x_api_key=key).status == 200, "a copy that is put back counts again"
+    for one in (keys, after):
+        assert statuses(one, key) == (200, 401), "a copy that is put back counts again"
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "gone"])
 def test_damaged_file_without_a_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     place.file.parent.mkdir()
     DAMAGES[damage](place.file)
-    site = Site(PlayedDaemon(), keys=Keys(place))  # its runtime folder is not there yet
-    assert is_refused(site, "a")
+    keys = Keys(place)  # its runtime folder is not there yet
+    assert statuses(keys, "a") == CLOSED
     place.file.rename(place.file.with_name("away"))
-    assert is_refused(site, "a")
+    assert statuses(keys, "a") == CLOSED
 
 
 @pytest.mark.parametrize("damage", ["off", "others can read", "a folder", "a pipe"])
@@ -215,7 +229,7 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
         DAMAGES[damage](place.mark)
     else:
         write(place.mark, damage)
-    assert is_refused(Site(PlayedDaemon(), keys=Keys(place)), key)
+    assert statuses(Keys(place), key) == CLOSED
 
 
 @pytest.mark.parametrize("reader", ["between its steps", "over it"])
@@ -223,13 +237,13 @@ def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
     place: KeyPlace, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     key = new_key(place, "a")
-    site = Site(PlayedDaemon(), keys=Keys(place))
-    seen = [(ask(site, x_api_key=key).status, ask(site).status)]
+    keys = Keys(place)
+    seen = [statuses(keys, key)]
     read, steps = read_key_file, [Path.replace, Path.unlink]
 
     def between(step: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            seen.append((ask(site, x_api_key=key).status, ask(site).status))
+            seen.append(statuses(keys, key))
             return step(*arguments, **named)
 
         return call
@@ -246,7 +260,7 @@ def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
             monkeypatch.setattr(Path, step.__name__, between(step))
         turn_off(place)
         assert len(seen) > len(steps)
-    assert (ask(site, x_api_key=key).status, ask(site).status) == (200, 200)
+    assert statuses(keys, key) == (200, 200)
     assert set(seen) == {(200, 401)}
 
 

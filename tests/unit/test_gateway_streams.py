@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from mlxsup.client import Delta, Logprobs, Notice, NoticeKind, TokenLogprob
+from mlxsup.client import Delta, FinishReason, Logprobs, Notice, NoticeKind, TokenLogprob
 from mlxsup.gateway import limits
 from mlxsup.gateway.answers import Progress
 from mlxsup.gateway.ask import Ask
@@ -182,6 +182,14 @@ def test_one_of_several_that_fails_ends_all() -> None:
     response = asyncio.run(Site(daemon).ask("POST", CHAT, {**BODY, "n": 2}))
     assert (response.status, response.error["code"]) == (503, "quarantined")
     assert "r2" in daemon.cancelled
+
+
+def test_one_of_several_that_was_ended_by_hand_ends_all_as_if_it_were_alone() -> None:
+    ended: list[Item] = [delta("a"), result("a", FinishReason.CANCELLED)]
+    alone = post(CHAT, *ended)
+    daemon = PlayedDaemon(said("a"), ended)
+    response = asyncio.run(Site(daemon).ask("POST", CHAT, {**BODY, "n": 2}))
+    assert (response.status, response.error["code"]) == (alone.status, alone.error["code"])
 
 
 def test_answer_ended_by_the_gateway_is_not_whole() -> None:

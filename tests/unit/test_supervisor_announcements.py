@@ -110,6 +110,13 @@ def test_log_actions_are_logged_at_their_level(log: Log) -> None:
     ]
 
 
+def test_facts_of_an_answer_name_its_breaks_and_its_speed_only_if_it_had_any() -> None:
+    plain = facts_of(RequestEnded(id="r", number=1, model="m", outcome="stop"))
+    assert not {"resumed", "paused", "tokens_per_s", "warnings"} & plain.keys()
+    broken = RequestEnded(id="r", number=1, model="m", outcome="stop", resumed=2, paused=3)
+    assert facts_of(broken) == plain | {"resumed": 2, "paused": 3}
+
+
 def test_reloads_the_end_and_each_pulse_reach_the_service_manager(log: Log) -> None:
     calls: list[tuple[Any, ...]] = []
 

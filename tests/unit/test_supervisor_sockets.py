@@ -84,6 +84,15 @@ def test_the_last_places_are_for_processes_that_have_none_P24() -> None:
     assert unknown == 400 - KEPT_FOR_NEWCOMERS, "which have no share and no places of their own"
 
 
+def test_process_whose_connections_have_ended_is_forgotten() -> None:
+    limits = ConnectionLimits(200)
+    for process in range(3):
+        come(limits, process, 2)
+    for process in (0, 0, 1):
+        limits.remove(process)
+    assert (limits.admitted, dict(limits._of_process)) == (3, {1: 1, 2: 2})
+
+
 def test_the_free_files_are_those_of_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = free_files()
     with socket.socket(), socket.socket():

@@ -328,6 +328,7 @@ BARE_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         '{"function": {"name": "time"}}',
         'time(a="x", b=[1, (2)])',
         "[weather(a='it(s'), time()]",
+        "time(a=') x')",
         "time()\ntime()\n",
     ],
 )
@@ -350,6 +351,13 @@ def test_calls_of_known_tools_are_held_to_their_end(text: str) -> None:
 def test_text_that_is_no_call_is_shown_at_once(text: str, behind: int) -> None:
     assert shown_text(text) == (text, behind, "")
     assert shown_text(text, 1000) == (text, 1000, "")
+
+
+def test_the_latest_of_several_calls_is_known_and_counted() -> None:
+    watch = BareCallWatch(NAMES)
+    for count, begun in enumerate((BARE_CALL, '; {"name": "time"'), 1):
+        assert watch.add(begun) == ""
+        assert (watch.begun, watch.latest) == (count, begun.removeprefix("; "))
 
 
 def test_a_beginning_is_waited_for_up_to_512_characters() -> None:

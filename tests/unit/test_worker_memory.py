@@ -249,6 +249,10 @@ def test_a_joining_row_frees_the_states_of_others() -> None:
     engine.kept = {RequestKey(2): 5, RequestKey(7): 5}
     assert made.has_room(other, [one])
     assert engine.kept == {RequestKey(2): 5}
+    made, engine = memory(bytes_of(2, 100 + GROWTH_TOKENS) + 5)
+    engine.kept = {RequestKey(7): 5}
+    assert made.has_room(other, [one])
+    assert engine.kept, "all of it fits"
 
 
 def test_a_row_that_has_grown_too_long_is_found_at_any_step() -> None:

@@ -413,6 +413,7 @@ def k3_argument(attributes: str, value: str) -> str:
 
 
 EXAMPLE = said(QWEN, in_qwen("f", A))
+IN_K2 = {form.name: written for form, written in FORMATS}["kimi_k2"]("f", A)
 
 
 @pytest.mark.parametrize(
@@ -455,6 +456,8 @@ EXAMPLE = said(QWEN, in_qwen("f", A))
          + in_k3('tool="f" index="2"', k3_block('{"a": 2}')) + in_k3('index="3" tool="f"'),
          [{"a": "<|close|>json<|sep|>"}, {"a": 2}, {}]),
         (K3, in_k3('tool="f"', k3_block('{"a": 2}'), "x"), []),
+        (KIMI, IN_K2 + "\n" + IN_K2, [A, A]),
+        (KIMI, f"{IN_K2} and {IN_K2}", []),
         (K3, in_k3('tool="f"', k3_argument('key="a" type="null"', "null"),
                    k3_argument('type="string" key="b"', "5"), k3_argument('key="c"', "5")),
          [{"a": None, "b": "5", "c": 5}]),
@@ -739,6 +742,11 @@ def test_ids_are_the_same_for_the_same_key_and_number() -> None:
     assert CallIds.OURS.make("f", 1, "k") != CallIds.OURS.make("f", 0, "k")
     assert CallIds.NINE.make("f", 0, "k") == "9fGq0ja93"
     assert CallIds.NUMBERED.make("f", 3, "k") == "functions.f:3"
+
+
+def test_id_beside_a_function_in_the_form_of_openai_is_its_calls_own() -> None:
+    [call] = JSON.parse(f'{{"id": "mine", "function": {in_json("f", A)}}}', {"f": {}}, False)
+    assert call == {"id": "mine", "name": "f", "arguments": A}
 
 
 def lines_read(reader: ToolCallReader, calls: Any, **more: Any) -> list[dict[str, Any]] | None:
