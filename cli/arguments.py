@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from mlxsup.protocol.ids import LAST_REQUEST, MAX_ID_CHARACTERS
-from mlxsup.protocol.pooling import NOUNS, Task
+from mlxsup.protocol.tasks import NOUNS, Task
 
 from .connection import Target, read_toml, unknown_model
 from .exit_status import CliError, ExitStatus

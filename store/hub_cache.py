@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxsup.protocol.download import DEFAULT_REVISION as DEFAULT_REVISION
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.regular_file import open_regular
 
 from .description import missing_files

@@ -12,8 +12,8 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
-from mlxsup.protocol.download import DEFAULT_REVISION
 from mlxsup.protocol.folders import MODELS_DIR
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.pooling import ENCODERS
 
 from .description import CONFIG, Description, describe

@@ -45,7 +45,7 @@ def plan(model: str | None, config_path: Path | None, output: Output) -> None:
     from ..configuration import find_configuration, optional_configuration, read_configuration
 
     if model is not None:
-        from .models import find_row
+        from ..catalogue import find_row
 
         configuration = optional_configuration(config_path)
         row = find_row(model, configuration)
@@ -165,7 +165,7 @@ def _other_hosts(
     found: dict[str, list[dict[str, Any]]] = {}
     if not groups:
         return found
-    from .hosts import look_at
+    from ..host_checks import look_at
 
     for one in look_at(groups):
         need = needs.get(ModelName(one["model"]))

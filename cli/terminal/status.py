@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
-from mlxsup.protocol.pooling import NOUNS, Task
+from mlxsup.protocol.tasks import NOUNS, Task
 from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
