@@ -13,12 +13,12 @@ import click
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR, absolute
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import rank_name
 
 from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
 from ..exit_status import CliError
 from ..terminal.output import Line, Output, width_of
-from ..terminal.status import rank_name
 from ..terminal.tables import Column, table, text_lines
 from ..terminal.text import INDENT, format_bytes, wrapped
 
@@ -389,7 +389,8 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
     for one in model["hosts"]:
         free = one["available_bytes"]
         said = "" if free is None else f"needs {needed} there, {format_bytes(free)} free"
-        remarks.append(f"{rank_name(one)}: {'; '.join(filter(None, [said, one['problem']]))}")
+        name = rank_name(one["rank"], one["host"], one["address"])
+        remarks.append(f"{name}: {'; '.join(filter(None, [said, one['problem']]))}")
     if not model["context_tokens"] and not model["missing_bytes"]:
         remarks.append("its memory limit leaves no room for a request")
     return remarks
