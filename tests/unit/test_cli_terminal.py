@@ -193,9 +193,30 @@ SHARED = PLANNED | {
     "name": "shared",
     "goes": [],
     "hosts": [
-        {"rank": 1, "host": "far", "problem": None, "available_bytes": 2**31, "fits": False},
-        {"rank": 2, "host": "b", "problem": "no folder", "available_bytes": 2**32, "fits": True},
-        {"rank": 3, "host": "c", "problem": "no route", "available_bytes": None, "fits": False},
+        {
+            "rank": 1,
+            "host": "far",
+            "address": "",
+            "problem": None,
+            "available_bytes": 2**31,
+            "fits": False,
+        },
+        {
+            "rank": 2,
+            "host": "b",
+            "address": "",
+            "problem": "no folder",
+            "available_bytes": 2**32,
+            "fits": True,
+        },
+        {
+            "rank": 3,
+            "host": "c",
+            "address": "",
+            "problem": "no route",
+            "available_bytes": None,
+            "fits": False,
+        },
     ],
 }
 PLAN = {
