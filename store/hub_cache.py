@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,13 +112,11 @@ class Snapshot:
         return not self.missing
 
 
-def find_cache(environment: Mapping[str, str] | None = None) -> Path:
+def find_cache() -> Path:
     """Return the folder of the cache, as huggingface_hub finds it; it need not exist."""
-    given = os.environ if environment is None else environment
-    home = given.get("HF_HOME")
-    if home is None:
-        home = os.path.join(given.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    default = os.path.join(home, "hub")
+    given = os.environ
+    home = os.path.join(given.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    default = os.path.join(given.get("HF_HOME", home), "hub")
     chosen = given.get("HF_HUB_CACHE", given.get("HUGGINGFACE_HUB_CACHE", default))
     return Path(os.path.expandvars(os.path.expanduser(chosen))).absolute()
 
