@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from mlxsup.protocol.ids import LAST_REQUEST, MAX_ID_CHARACTERS
-from mlxsup.protocol.pooling import NOUNS, Task
+from mlxsup.protocol.tasks import NOUNS, Task
 
-from .connection import Target, read_toml, unknown_model
+from .connection import Target, models_in, unknown_model
 from .exit_status import CliError, ExitStatus
 from .terminal.writer import for_terminal
 
@@ -151,11 +151,9 @@ def ask_status(target: Target) -> list[dict[str, Any]]:
 
 def _read_configuration(target: Target) -> dict[str, str]:
     try:
-        path = target.find().config
-        models = {} if path is None else read_toml(path).get("models", {})
+        return dict.fromkeys(models_in(target.find().config).values(), "")
     except CliError:
         return {}
-    return dict.fromkeys(models, "") if isinstance(models, dict) else {}
 
 
 def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:

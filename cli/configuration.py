@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.discovery import config_places, find_config
-from mlxsup.protocol.folders import DEFAULT_CONFIG
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_CONFIG, DEFAULT_LISTEN
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus

@@ -7,18 +7,13 @@ import json
 import os
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
+from typing import Any, NamedTuple
 
 from .arguments import is_writer, model_meant
 from .connection import Target, unknown_model
 from .exit_status import CliError
-from .keys import usable_keys
 
 PROVIDER = "mlxsup"
 """Our name in the files and menus of the programs."""
@@ -33,8 +28,7 @@ MOST_ANSWER = 8192
 """Tokens that a program leaves free for an answer, at most; half of a smaller context."""
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(NamedTuple):
     """A model that a program is to show, as requests call it, and its context in tokens."""
 
     name: str
@@ -51,8 +45,7 @@ class Model:
         return min(MOST_ANSWER, self.tokens // 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(NamedTuple):
     """The gateway that a program is connected to, and its models.
 
     Attributes:
@@ -76,8 +69,7 @@ class Site:
         return f"{self.url}/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings with which a program uses a daemon.
 
     Attributes:
@@ -90,11 +82,10 @@ class Settings:
     path: Path
     text: str
     usage: str
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """What makes one process of an agent use a daemon; no file of the user changes.
 
     Attributes:
@@ -104,7 +95,7 @@ class Start:
     """
 
     arguments: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = {}
     file: tuple[str, str] | None = None
 
 
@@ -114,8 +105,7 @@ KEY_VARIABLE = "MLXSUP_API_KEY"
 """Has the key for programs that can be told the name of a variable: other users see arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A program that can use a daemon.
 
     Attributes:
@@ -182,6 +172,10 @@ def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
 
 def is_key_missing(target: Target, given: str | None) -> bool:
     """True if the gateway needs a key, and none was given."""
+    from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
+
+    from .keys import usable_keys
+
     with usable_keys(target) as place:
         keys = read_keys(place.file)
     if keys is None and not have_been_made(place):
@@ -280,6 +274,8 @@ def _start_codex(site: Site) -> Start:
                 yield from flat(value, f"{name}{key}.")
             else:
                 yield from ("-c", f"{name}{key}={json.dumps(value)}")
+
+    import tomllib
 
     table = tomllib.loads(_codex_text(site, f'env_key = "{KEY_VARIABLE}"'))
     return Start(arguments=list(flat(table)), variables={KEY_VARIABLE: site.key})

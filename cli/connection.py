@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -365,12 +365,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise _unreadable(error) from None
 
 
-def aliases_in(tables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the models of an unchecked configuration by their aliases."""
-    models = tables.get("models")
-    entries = models.items() if isinstance(models, dict) else ()
-    given = ((name, entry.get("aliases")) for name, entry in entries if isinstance(entry, dict))
-    return {str(one): name for name, ones in given if isinstance(ones, list) for one in ones}
+def models_in(config: Path | None) -> dict[str, str]:
+    """Return the models of an unchecked file by their names and aliases; none without a file."""
+    tables = {} if config is None else read_toml(config).get("models")
+    models = tables if isinstance(tables, dict) else {}
+    found = {name: name for name in models}
+    for name, entry in models.items():
+        aliases = entry.get("aliases") if isinstance(entry, dict) else None
+        for alias in aliases if isinstance(aliases, list) else ():
+            found.setdefault(str(alias), name)
+    return found
 
 
 def _unreadable(error: UnreadableConfigError) -> CliError:

@@ -18,8 +18,8 @@ from mlxsup.protocol.download import (
     download_argv,
     read_report,
 )
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.store.hub_cache import (
-    DEFAULT_REVISION,
     REPOSITORY_EXPECTED,
     REVISION_EXPECTED,
     check_repository,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxsup.protocol.discovery import socket_at
 from mlxsup.protocol.folders import LOCK_NAME
@@ -14,8 +14,7 @@ BEATING_S = 10.0
 """A daemon that has not touched its lock for this long does nothing any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockHolder:
+class LockHolder(NamedTuple):
     """A live daemon.
 
     Attributes:

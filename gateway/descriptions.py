@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.context_length import UNKNOWN_CONTEXT_LENGTH
-from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import State
+from mlxsup.protocol.tasks import Task
 from mlxsup.store.description import Description, describe
 
 from . import limits

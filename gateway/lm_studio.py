@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from .descriptions import Described, Descriptions
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-DEFAULT_REVISION = "main"
+from .ids import DEFAULT_REVISION
 
 _REPORT_KEY = "mlxsup_download"
 

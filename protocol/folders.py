@@ -1,4 +1,4 @@
-"""The folders and names of the files of mlxsup, for the daemon, clients and commands."""
+"""The places of mlxsup by default, and the names of its files, for daemon, clients and commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 DEFAULT_RUNTIME_DIR = "~/.mlxsup/run"
 DEFAULT_LOG_DIR = "~/.mlxsup/logs"
 DEFAULT_CONFIG = "~/.mlxsup/config.toml"
+DEFAULT_LISTEN = "127.0.0.1:8484"
+"""The address of the gateway."""
 HISTORY_FILE = "~/.mlxsup/history"
 MODELS_DIR = "~/.mlxsup/models"
 """Contains the models that mlxsup has converted, a folder each."""

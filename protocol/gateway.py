@@ -17,7 +17,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Self
 
-DEFAULT_LISTEN = "127.0.0.1:8484"
+from .folders import DEFAULT_LISTEN
+
 ADDRESS_EXPECTED = 'an address of this machine and a port, such as "127.0.0.1:8484"'
 KEYS_HINT = "mlxsup key new NAME"
 LOCAL_NAME = "localhost"

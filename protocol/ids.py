@@ -38,6 +38,9 @@ as all others of that session do that give it."""
 
 MAX_ID_CHARACTERS = 128
 
+DEFAULT_REVISION = "main"
+"""The revision of a repository that is meant if none is named."""
+
 LAST_REQUEST = "last"
 """Instead of the id of a request: the one that came last."""
 

@@ -10,11 +10,9 @@ the runtime folder, because people empty that to tidy up.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +119,8 @@ class KeyPlace:
 
 def digest_of(key: str) -> str:
     """Return what the file has in a key's place."""
+    import hashlib  # the help of commands would wait for OpenSSL
+
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -221,6 +221,8 @@ def add_key(
     Raises:
         KeyFileError: the file cannot be used; then keys are in force only if they were before.
     """
+    import secrets
+
     key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     with _only_writer(place.file):
         keys = read_keys(place.file) or ()

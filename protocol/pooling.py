@@ -18,6 +18,7 @@ from typing import Any
 
 from .errors import check_encodable, invalid, unfit, unknown
 from .regular_file import MIB, read_regular
+from .tasks import Task
 
 MAX_TEXTS = 2048
 """As many as OpenAI takes in one request."""
@@ -27,30 +28,6 @@ MAX_INPUT_TYPE = 64
 MAX_JSON_BYTES = MIB
 
 # ---------------------------------------------------------------- what a folder says
-
-
-class Task(StrEnum):
-    """The purpose of a model."""
-
-    GENERATE = "generate"
-    EMBED = "embed"
-    RERANK = "rerank"
-
-
-NOUNS = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rankings"}
-"""What a model makes, as people are told."""
-
-
-def capabilities(task: Task, *, takes_pictures: bool) -> list[str]:
-    """Return what a model can do: `text`, `images` if messages may have some, `embeddings`, or
-    `rerank`."""
-    match task:
-        case Task.GENERATE:
-            return ["text", "images"] if takes_pictures else ["text"]
-        case Task.EMBED:
-            return ["embeddings"]
-        case Task.RERANK:
-            return ["rerank"]
 
 
 class Mode(StrEnum):

@@ -55,6 +55,11 @@ def size_text(count: int) -> str:
     return f"{math.ceil(count * 100 / TIB) / 100:.2f} TiB"
 
 
+def rank_name(rank: int, host: str | None, address: str) -> str:
+    """Return `rank 1 (studio-2)`: what ssh calls a host of a group, or else its address."""
+    return f"rank {rank} ({host or address})"
+
+
 def timestamp(moment: float, *, has_milliseconds: bool = False) -> str:
     """Return seconds since the epoch as UTC: `2026-11-21T09:30:00Z`, or `…00.123Z`."""
     second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))

@@ -14,7 +14,6 @@ from .codec import ErrorMap, Size
 from .delta import pack_body
 from .ids import Generation, ModelName, RequestKey
 from .message import Logprobs, Message, Record, record
-from .pooling import Task
 from .states import (
     Batching,
     Channel,
@@ -23,6 +22,7 @@ from .states import (
     WorkerPhase,
 )
 from .step_batch import Row, Rows
+from .tasks import Task
 from .version import PROTOCOL_VERSION
 
 # ---------------------------------------------------------------- supervisor → worker

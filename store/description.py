@@ -17,8 +17,9 @@ from mlxsup.protocol.context_length import NESTED_NAMES, find_context_length
 from mlxsup.protocol.model_files import is_weight_file
 from mlxsup.protocol.parameters import makers_sampling
 from mlxsup.protocol.pictures import declares_vision
-from mlxsup.protocol.pooling import Task, find_pooling
+from mlxsup.protocol.pooling import find_pooling
 from mlxsup.protocol.regular_file import MIB, open_regular, read_regular
+from mlxsup.protocol.tasks import Task
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -174,13 +174,13 @@ def _parent(path: Path) -> FolderProblem:
     )
 
 
-def folders_below(path: Path, depth: int = 2) -> Iterable[Path]:
-    """Yield the folders with a config.json at most `depth` levels below a folder, in order.
+def folders_below(path: Path) -> Iterable[Path]:
+    """Yield the folders with a config.json at most two levels below a folder, in order.
 
     Looks at a limited number of folders; what cannot be read is passed over.
     """
     level, left = [path], MAX_LOOKED_AT
-    for _ in range(depth):
+    for _ in range(2):
         below: list[Path] = []
         for folder in level:
             for inner in _subfolders(folder)[:left]:

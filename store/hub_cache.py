@@ -10,12 +10,12 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxsup.protocol.download import DEFAULT_REVISION as DEFAULT_REVISION
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.regular_file import open_regular
 
 from .description import missing_files
@@ -112,13 +112,11 @@ class Snapshot:
         return not self.missing
 
 
-def find_cache(environment: Mapping[str, str] | None = None) -> Path:
+def find_cache() -> Path:
     """Return the folder of the cache, as huggingface_hub finds it; it need not exist."""
-    given = os.environ if environment is None else environment
-    home = given.get("HF_HOME")
-    if home is None:
-        home = os.path.join(given.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    default = os.path.join(home, "hub")
+    given = os.environ
+    home = os.path.join(given.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    default = os.path.join(given.get("HF_HOME", home), "hub")
     chosen = given.get("HF_HUB_CACHE", given.get("HUGGINGFACE_HUB_CACHE", default))
     return Path(os.path.expandvars(os.path.expanduser(chosen))).absolute()
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 
 from .folder_problems import GGUF_SUFFIX, damage, repository_problem
 from .hub_cache import (
-    DEFAULT_REVISION,
     check_revision,
     find_snapshot,
     is_offline,

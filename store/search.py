@@ -12,8 +12,8 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
-from mlxsup.protocol.download import DEFAULT_REVISION
 from mlxsup.protocol.folders import MODELS_DIR
+from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.pooling import ENCODERS
 
 from .description import CONFIG, Description, describe
@@ -79,14 +79,13 @@ class FoundModel:
     problem: FolderProblem | None
 
 
-def find_models(*, cache: Path | None = None, home: Path | None = None) -> list[FoundModel]:
+def find_models() -> list[FoundModel]:
     """Return all models, each folder once; what cannot be read is passed over."""
     served = served_types()
-    found = [*_in_hub(find_cache() if cache is None else cache, served)]
-    for folder in model_folders(home):
+    found = [*_in_hub(find_cache(), served)]
+    for folder in model_folders():
         found += _below(folder, Origin.LM_STUDIO, served)
-    own = MODELS_DIR.removeprefix("~/")
-    found += _below((Path.home() if home is None else home) / own, Origin.OWN, served)
+    found += _below(Path(MODELS_DIR).expanduser(), Origin.OWN, served)
     by_folder = {os.path.realpath(model.path): model for model in reversed(found)}
     return [model for model in found if by_folder[os.path.realpath(model.path)] is model]
 
@@ -170,9 +169,9 @@ def _below(folder: Path, origin: Origin, served: ServedTypes | None) -> Iterator
 # ---------------------------------------------------------------- LM Studio
 
 
-def model_folders(home: Path | None = None) -> list[Path]:
+def model_folders() -> list[Path]:
     """Return the folders of LM Studio with publishers in them that exist."""
-    user = Path.home() if home is None else home
+    user = Path.home()
     homes = [_pointed_to(user / LM_STUDIO_POINTER), *(user / name for name in LM_STUDIO_HOMES)]
     folders: list[Path] = []
     for one in homes:

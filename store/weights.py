@@ -59,7 +59,7 @@ def array_bytes(path: Path, size: int, header: bytes) -> int:
         header: as it was read.
 
     Raises:
-        FolderError: the file is cut short, or has no header of a safetensors file.
+        FolderError: the file is cut short or too long, or has no header of a safetensors file.
     """
     total_bytes, last = 0, 0
     try:
@@ -76,6 +76,9 @@ def array_bytes(path: Path, size: int, header: bytes) -> int:
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
         raise FolderError(f"cannot read the header of {path}: {error}") from error
-    if size < 8 + len(header) + last:
-        raise FolderError(f"{path} is incomplete: {size} of {8 + len(header) + last} bytes")
+    end = 8 + len(header) + last
+    if size < end:
+        raise FolderError(f"{path} is incomplete: {size} of {end} bytes")
+    if size > end:
+        raise FolderError(f"{path} is damaged: it has {size} bytes, and {end} by its header")
     return total_bytes

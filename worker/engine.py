@@ -15,8 +15,9 @@ from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.protocol.pooling import PoolingBody, Task
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
+from mlxsup.protocol.tasks import Task
 
 from .text.channels import ChannelRules
 from .text.grammar import RowGrammar, StrictSchemas

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
-from mlxsup.protocol.pooling import NOUNS, PoolingBody, Task
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import FinishReason, Priority
+from mlxsup.protocol.tasks import NOUNS, Task
 from mlxsup.protocol.worker_messages import Acceptance, Dispatch, RowDelta
 
 from .engine import EngineFacts, Prompt, Row, RowToken

@@ -15,7 +15,7 @@ import click
 
 from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..arguments import check_makes, complete_repository, model_meant, row_called, use_of
 from ..connection import (
@@ -328,7 +328,7 @@ def _made_ready(
         folder = Path(download(repository, output, again=again).folder)
         source = replace(source, folder=folder)
     elif source.is_gguf:
-        from .convert import converted
+        from ..conversion import converted
 
         made = converted(source.folder, output)
         return Source(title=made.name, folder=made)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxsup.protocol.folders import HISTORY_FILE
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..arguments import (
     check_known,

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from mlxsup.protocol.discovery import config_places, find_config
-from mlxsup.protocol.states import State
 
 from ..configuration import (
     check_models,
@@ -123,7 +122,7 @@ def _change(key: str, value: str | None, target: Target, output: Output) -> None
         output.note(f"{name} restarts with it; running requests finish first")
 
 
-RESTARTS = (State.DRAINING, State.STOPPING, State.PENDING, State.LOADING)
+RESTARTS = ("DRAINING", "STOPPING", "PENDING", "LOADING")
 """States of a model that is given a new process because of a change."""
 
 

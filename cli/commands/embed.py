@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..arguments import embedder_argument
 from ..connection import Target, connect, daemon_options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..arguments import model_meant, only_model, optional_writer_argument
 from ..connection import Target, connect, daemon_options

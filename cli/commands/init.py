@@ -12,22 +12,17 @@ from typing import Any
 import click
 
 from mlxsup.protocol.discovery import find_config
-from mlxsup.protocol.download import Repository
 from mlxsup.protocol.folders import DEFAULT_CONFIG
-from mlxsup.protocol.pooling import NOUNS, Task
-from mlxsup.store.hub_cache import DEFAULT_REVISION
-from mlxsup.store.references import EXAMPLE
-from mlxsup.store.search import short_name
+from mlxsup.protocol.ids import DEFAULT_REVISION
+from mlxsup.protocol.tasks import NOUNS, Task
 
-from ..configuration import HEAD, write_configuration
 from ..connection import output_options
-from ..downloading import download
 from ..exit_status import CliError
 from ..options import NewFile
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
-from .models import NONE_HINT, SEARCHED, catalogue, with_capabilities
+from .models import with_capabilities
 
 Entry = Mapping[str, Any]
 """A row of the catalogue, by a short `name`, with what the plan says of it alone: `needed_bytes`,
@@ -44,6 +39,13 @@ def init(file: Path, output: Output) -> None:
     memory, under short names. FILE defaults to MLXSUP_CONFIG or ~/.mlxsup/config.toml. An existing
     file is never changed. If there is no model, it offers to download a small one.
     """
+    from mlxsup.protocol.download import Repository
+    from mlxsup.store.references import EXAMPLE
+
+    from ..catalogue import SEARCHED, catalogue
+    from ..configuration import write_configuration
+    from ..downloading import download
+
     path = file.expanduser().absolute()
     exists = CliError(
         f"{path} already exists; nothing was changed",
@@ -100,6 +102,8 @@ def init(file: Path, output: Output) -> None:
 
 def _entries(rows: Sequence[Mapping[str, Any]], output: Output) -> list[Entry]:
     """Return an entry for each model, by a name that no other has."""
+    from mlxsup.store.search import short_name
+
     from .plan import plan_of_folders
 
     taken = {"mlxsup", "mlxsup-gateway"}
@@ -137,6 +141,8 @@ def _judged(planned: Mapping[str, Any] | None) -> dict[str, Any]:
 def _text(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) -> str:
     """Return the file."""
     from mlxsup.supervisor.config.lines import quoted, source_line, table_key
+
+    from ..configuration import HEAD
 
     parts = [HEAD]
     for entry in entries:
@@ -176,6 +182,8 @@ def _summary(entry: Entry) -> str:
 
 def _nothing(entries: Sequence[Entry], left_out: Sequence[Mapping[str, Any]]) -> CliError:
     """Return the error if no model can be served; nothing is written."""
+    from ..catalogue import NONE_HINT, SEARCHED
+
     found = [f"{entry['title']}: {entry['verdict']}" for entry in entries]
     found += [f"{row['title']}: {row['problem']}" for row in left_out]
     message = f"no models found in {SEARCHED}"

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.gateway import key_need_in
 from mlxsup.protocol.key_file import (
     NAME,
     NAME_EXPECTED,
@@ -179,6 +178,8 @@ def off(is_sure: bool, target: Target, output: Output) -> None:
 
 def _need(target: Target) -> str:
     """Return what keeps keys necessary although there is none, as a sentence; empty for nothing."""
+    from mlxsup.protocol.gateway import key_need_in
+
     status: dict[str, Any] = {}
     with suppress(CliError):  # one that does not answer says nothing
         status = status_of_daemon(target) or {}

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
-from ..configuration import read_configuration
 from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
@@ -36,6 +31,9 @@ from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
 
 if TYPE_CHECKING:
+    import subprocess
+    from types import FrameType
+
     from mlxsup.client import Client
 
 AGENTS = {name: program for name, program in PROGRAMS.items() if program.start is not None}
@@ -92,6 +90,8 @@ def launch(
 
     ARGS are the agent's own: mlxsup launch codex -- exec "fix the tests"
     """
+    import shutil  # help would wait for it
+
     if agent is None:
         _list(output)
         return None
@@ -168,6 +168,8 @@ def _print(
 
 def _list(output: Output) -> None:
     """Show the agents, and how each that is missing is installed."""
+    import shutil
+
     found = {name: shutil.which(name) for name in AGENTS}
     if output.is_json:
         output.object({"agents": [
@@ -184,6 +186,8 @@ def _list(output: Output) -> None:
 
 def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
     """Return the configuration of a daemon that may be started."""
+    from ..configuration import read_configuration
+
     place = target.find()
     if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
         where = f" at {place.endpoint}" if target.endpoint_source else ""
@@ -209,6 +213,7 @@ def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
 
 def _start_daemon(path: Path, target: Target, output: Output) -> None:
     """Start a daemon with HTTP in the background."""
+    from ..configuration import read_configuration
     from ..detach import start_configured
 
     has_gateway = read_configuration(path).gateway is not None
@@ -301,6 +306,9 @@ def _run(executable: str, agent: str, start: Start, arguments: Sequence[str]) ->
     The agent has our terminal and our process group, so keys reach it as they would without us; an
     end that only we are told of is passed on. Its settings have a key in them, and go with it.
     """
+    import subprocess
+    import tempfile
+
     came: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 

@@ -24,11 +24,10 @@ from mlxsup.protocol.log_files import FollowedFile, all_lines, tail, written_at
 from ..arguments import complete_model, one_after_the_other
 from ..connection import (
     Target,
-    aliases_in,
     connect,
     daemon_options,
     log_dir_left_by,
-    read_toml,
+    models_in,
     unknown_model,
 )
 from ..exit_status import CliError, ExitStatus, misuse
@@ -209,14 +208,12 @@ def _folder_without_daemon(target: Target) -> LogFolder | None:
     path, config = log_dir_left_by(target), target.find().config
     if path is None:
         return None
-    tables = read_toml(config) if config is not None else {}
-    models = tables.get("models")
-    names = list(models) if isinstance(models, dict) else []
+    names = models_in(config)
     found = [file.name.removesuffix(".log") for file in sorted(path.glob("*.log"))]
-    known = dict.fromkeys([*names, *found])
+    known = dict.fromkeys([*names.values(), *found])
     for own in OWN_LOGS:
         known.pop(own, None)
-    return LogFolder(path, list(known), aliases_in(tables))
+    return LogFolder(path, list(known), names)
 
 
 def since(lines: Sequence[str], cutoff: float, written_at: float) -> list[str]:

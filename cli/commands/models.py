@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxsup.protocol.context_length import limited_context_length
-from mlxsup.protocol.pooling import Task, capabilities
-from mlxsup.protocol.suggestions import close_names, did_you_mean
-from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
+from mlxsup.protocol.tasks import Task
 
-from ..arguments import LATEST, complete_model_or_repository
-from ..configuration import optional_configuration
+from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import ExitStatus
 from ..terminal.output import Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-    from mlxsup.supervisor.core.settings import ModelSettings
 
 
 HEADINGS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "FROM")
@@ -42,6 +34,9 @@ def models(config_path: Path | None, output: Output) -> None:
     and ~/.mlxsup/models, with their sizes. If a model cannot be served, it says why. No daemon is
     needed.
     """
+    from ..catalogue import NONE_HINT, SEARCHED, catalogue
+    from ..configuration import optional_configuration
+
     configuration = optional_configuration(config_path)
     rows = catalogue(configuration)
     path = configuration.config_path if configuration is not None else None
@@ -114,6 +109,9 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     size, and whether it fits into memory. MODEL is a configured name, OWNER/NAME or a folder. The
     exit code is 1 if the model cannot be served.
     """
+    from ..catalogue import find_row
+    from ..configuration import optional_configuration
+
     configuration = optional_configuration(config_path)
     row = find_row(model, configuration)
     needs = _needs(row, configuration, output)
@@ -121,27 +119,6 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
     if row["hint"]:
         output.note(f"hint: {row['hint']}")
     return ExitStatus.FAILED if row["problem"] else ExitStatus.OK
-
-
-def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
-    """Return the row of a model, by its name, alias, repository or folder."""
-    rows = catalogue(configuration)
-    for is_it in (
-        lambda row: row["name"] == model,
-        lambda row: model in row["aliases"],
-        lambda row: row["title"] == model,
-        lambda row: row["title"].rpartition("/")[2] == model,
-    ):
-        for row in rows:
-            if is_it(row):
-                return row
-    path = Path(model).expanduser()
-    if model and os.path.exists(path):
-        return row_of_path(path.absolute())
-    hint = did_you_mean(close_names(model, [row["name"] or row["title"] for row in rows]))
-    hint = hint or "see `mlxsup models`"
-    message = f"there is no model or folder {model!r} on this machine"
-    raise CliError(message, code="unknown_model", hint=hint)
 
 
 def _needs(
@@ -168,6 +145,8 @@ def _needs(
 
 def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield the lines for people, as name and text."""
+    from importlib.util import find_spec
+
     unknown = "unknown"
     yield "model", row["name"] or row["title"]
     if row["engine"] != "mlx":
@@ -203,99 +182,3 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
         yield "memory", f"needs at least {about}{needed} of {budget}: {verdict}"
     if row["problem"]:
         yield "problem", row["problem"]
-
-
-FACTS = (
-    "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "task", "capabilities", "adapters", "has_template", "licence",
-    "sampling",
-    "problem", "hint",
-)  # fmt: skip
-"""Facts from the files of a model."""
-
-SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
-NONE_HINT = "`mlxsup add OWNER/NAME` downloads one and configures it; see also `mlxsup demo`"
-
-
-def catalogue(configuration: DaemonConfig | None) -> list[dict[str, Any]]:
-    """Return a row for each model: those of the configuration in its order, then others on disk."""
-    found = find_models()
-    by_folder = {os.path.realpath(model.path): model for model in found}
-    rows = []
-    used = set()
-    for entry in configuration.models if configuration is not None else ():
-        folder = os.path.realpath(entry.launch.path) if entry.launch.path else ""
-        used.add(folder)
-        rows.append(row_of_entry(entry, by_folder.get(folder)))
-    return rows + [_row(None, m) for m in found if os.path.realpath(m.path) not in used]
-
-
-def entry_called(name: str, configuration: DaemonConfig) -> ModelSettings | None:
-    """Return the first entry with this name, or else alias, repository, or name and preset or
-    adapter."""
-    entries = configuration.models
-    base, _, variant = name.rpartition(":")
-    matches = (
-        *(one for one in entries if one.name == name),
-        *(one for one in entries if name in one.aliases),
-        *(one for one in entries if one.repo == name),
-        *(
-            one
-            for one in entries
-            if base in (one.name, *one.aliases)
-            and variant in (LATEST, *one.presets, *one.launch.adapters)
-        ),
-    )
-    return next(iter(matches), None)
-
-
-def row_of_entry(entry: ModelSettings, found: FoundModel | None = None) -> dict[str, Any]:
-    """Return the row of a configured model, whose folder may have been looked at already."""
-    if entry.launch.engine != "mlx":
-        return _row(entry, None)
-    path = Path(entry.launch.path)
-    found = found or look_at(path, entry.repo or str(path), Origin.CONFIGURED, served_types())
-    return _row(entry, replace(found, repo=entry.repo, revision=entry.revision))
-
-
-def row_of_path(path: Path) -> dict[str, Any]:
-    """Return the row of a folder that is named by its path."""
-    return _row(None, look_at(path, str(path), Origin.NAMED, served_types()))
-
-
-def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any]:
-    """Return a row as `--json` prints it; the fake engine has no model and no files."""
-    name = str(entry.name) if entry else None
-    aliases = list(entry.aliases) if entry else []
-    row: dict[str, Any] = {"name": name, "aliases": aliases, "title": name, "engine": "fake"}
-    if model is None:
-        return row | dict.fromkeys(FACTS)
-    said, problem = model.description, model.problem
-    context, task, adapters = said.context_length, said.task, list[str]()
-    sampling = said.sampling
-    if entry is not None:
-        context = limited_context_length(context, entry.launch.context_length)
-        task = Task.EMBED if entry.launch.pooling and task is Task.GENERATE else task
-        adapters = list(entry.launch.adapters)
-        sampling = {**sampling, **entry.launch.sampling}
-    return row | {
-        "title": model.title,
-        "engine": "mlx",
-        "origin": str(model.origin),
-        "repo": model.repo or None,
-        "revision": model.revision or None,
-        "path": str(model.path),
-        "size_bytes": said.size_bytes,
-        "architecture": said.architecture or None,
-        "model_type": said.model_type or None,
-        "quantization": said.quantization or None,
-        "context_length": context,
-        "task": task.value,
-        "capabilities": capabilities(task, takes_pictures=said.takes_pictures and not adapters),
-        "adapters": adapters,
-        "has_template": bool(said.template),
-        "licence": said.licence or None,
-        "sampling": sampling,
-        "problem": problem.text if problem else None,
-        "hint": (problem.hint or None) if problem else None,
-    }

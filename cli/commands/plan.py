@@ -13,12 +13,12 @@ import click
 
 from mlxsup.protocol.folders import DEFAULT_RUNTIME_DIR, absolute
 from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.text import rank_name
 
 from ..arguments import complete_model_or_repository
 from ..connection import config_option, output_options
 from ..exit_status import CliError
 from ..terminal.output import Line, Output, width_of
-from ..terminal.status import rank_name
 from ..terminal.tables import Column, table, text_lines
 from ..terminal.text import INDENT, format_bytes, wrapped
 
@@ -45,7 +45,7 @@ def plan(model: str | None, config_path: Path | None, output: Output) -> None:
     from ..configuration import find_configuration, optional_configuration, read_configuration
 
     if model is not None:
-        from .models import find_row
+        from ..catalogue import find_row
 
         configuration = optional_configuration(config_path)
         row = find_row(model, configuration)
@@ -165,7 +165,7 @@ def _other_hosts(
     found: dict[str, list[dict[str, Any]]] = {}
     if not groups:
         return found
-    from .hosts import look_at
+    from ..host_checks import look_at
 
     for one in look_at(groups):
         need = needs.get(ModelName(one["model"]))
@@ -389,7 +389,8 @@ def _remarks(model: Mapping[str, Any], value: Mapping[str, Any]) -> list[str]:
     for one in model["hosts"]:
         free = one["available_bytes"]
         said = "" if free is None else f"needs {needed} there, {format_bytes(free)} free"
-        remarks.append(f"{rank_name(one)}: {'; '.join(filter(None, [said, one['problem']]))}")
+        name = rank_name(one["rank"], one["host"], one["address"])
+        remarks.append(f"{name}: {'; '.join(filter(None, [said, one['problem']]))}")
     if not model["context_tokens"] and not model["missing_bytes"]:
         remarks.append("its memory limit leaves no room for a request")
     return remarks

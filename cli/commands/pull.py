@@ -7,15 +7,12 @@ from pathlib import Path
 
 import click
 
-from mlxsup.store.hub_cache import DEFAULT_REVISION
-from mlxsup.store.references import repository_named, short_repository
+from mlxsup.protocol.ids import DEFAULT_REVISION
 
 from ..arguments import repository_argument
 from ..connection import output_options
-from ..downloading import checked_repository, download
 from ..terminal.output import Output
 from ..terminal.text import format_bytes
-from .add import refusals
 
 
 @click.command()
@@ -33,6 +30,11 @@ def pull(repo: str, revision: str | None, output: Output) -> None:
     configures nothing. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. Run it
     again after an interruption to continue. It uses HF_TOKEN, HF_ENDPOINT and HF_HOME.
     """
+    from mlxsup.store.references import repository_named, short_repository
+
+    from ..downloading import checked_repository, download
+    from .add import refusals
+
     with refusals(Path()):
         named, its = repository_named(short_repository(repo) or repo)
     repo, revision = named or repo, revision or its or DEFAULT_REVISION

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +12,9 @@ from typing import Any
 import click
 
 from mlxsup.protocol.folders import MODELS_DIR
-from mlxsup.protocol.states import State
 from mlxsup.protocol.suggestions import close_names, did_you_mean
-from mlxsup.store.hub_cache import (
-    InUseError,
-    find_cache,
-    lock_of,
-    no_download,
-    repositories,
-    repository_folder,
-)
 
 from ..arguments import complete_model_or_repository, row_called
-from ..configuration import read_configuration
 from ..connection import (
     Target,
     connect,
@@ -33,13 +22,12 @@ from ..connection import (
     status_of_daemon,
     unknown_model,
 )
-from ..downloading import checked_repository
 from ..exit_status import CliError
 from ..terminal.output import Output, confirm
 from ..terminal.text import format_bytes
 from .add import file_of, refusals
 
-UNUSED = (State.STOPPED, State.FAILED)
+UNUSED = ("STOPPED", "FAILED")
 """States in which a model has no use for its files."""
 
 
@@ -79,12 +67,14 @@ def rm(model: str, has_files: bool, is_sure: bool, target: Target, output: Outpu
 
 def _status_of_file(target: Target) -> dict[str, Any]:
     """Return the models of the configuration as a status has them, none of which is loaded."""
+    from ..configuration import read_configuration
+
     path = file_of(target)
     if not os.path.exists(path.expanduser()):
         return {"models": []}
     rows = [
         {
-            "name": str(one.name), "aliases": one.aliases, "state": State.STOPPED, "repo": one.repo,
+            "name": str(one.name), "aliases": one.aliases, "state": "STOPPED", "repo": one.repo,
             "folder": one.launch.path,
         }
         for one in read_configuration(path).models
@@ -148,6 +138,10 @@ def _remove_files(
 ) -> None:
     """Remove a repository from the cache, or a folder that `convert` or `demo` has made, and the
     entry of this name, if there is one."""
+    import shutil
+
+    from mlxsup.store.hub_cache import InUseError, lock_of, no_download, repositories
+
     row = row_called(status, model)
     entry = None if row is None else str(row["name"])
     folder, cache = _place_of(model if row is None else row["repo"] or row["folder"])
@@ -209,7 +203,10 @@ def _place_of(model: str) -> tuple[Path, Path]:
         model: a folder that `convert` or `demo` has made, by its name or as a path; OWNER/NAME; or
             a name that `mlxsup models` lists.
     """
-    from mlxsup.store.references import find_source, is_reference, repository_named  # as in add
+    from mlxsup.store.hub_cache import find_cache, repository_folder
+    from mlxsup.store.references import find_source, is_reference, repository_named
+
+    from ..downloading import checked_repository
 
     own = Path(os.path.realpath(Path(MODELS_DIR).expanduser()))
     for folder in (own / model, Path(model).expanduser().absolute()):

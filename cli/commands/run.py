@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..arguments import check_makes, complete_writer_or_repository
 from ..connection import Target, connect, daemon_options
@@ -89,9 +89,9 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
     """Start a daemon whose configuration has the model, which is downloaded if necessary, and
     return what the daemon calls the model.
     """
+    from ..catalogue import entry_called, row_of_entry
     from ..configuration import read_configuration
     from ..downloading import download
-    from .models import entry_called, row_of_entry
 
     place = target.find()
     if target.endpoint_source:

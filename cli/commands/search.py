@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from mlxsup.protocol.download import FoundRepository
-from mlxsup.store.references import SHORT_NAMES, short_repository
-
-from ..configuration import optional_configuration
 from ..connection import output_options
 from ..exit_status import CliError, misuse
 from ..terminal.output import LiveLine, Output
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
+
+if TYPE_CHECKING:
+    from mlxsup.protocol.download import FoundRepository
 
 HEADINGS = ("MODEL", "SIZE", "FITS", "DOWNLOADS", "SHORT NAME")
 
@@ -34,6 +33,10 @@ def search(words: tuple[str, ...], output: Output) -> None:
     machine's memory, and how often they were downloaded last month. Without WORDS, lists the short
     names that `add`, `run` and `pull` take.
     """
+    from dataclasses import asdict
+
+    from mlxsup.store.references import SHORT_NAMES, short_repository
+
     if words and not any(word.strip() for word in words):
         raise misuse("WORDS must not be empty", "mlxsup search")
     names = {short_repository(name): name for name in SHORT_NAMES}
@@ -86,6 +89,8 @@ def _find(words: str, output: Output) -> list[FoundRepository]:
 def _budget_bytes() -> int | None:
     """Return the memory budget; None if neither the configuration nor the system says it."""
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, find_backend, find_budget
+
+    from ..configuration import optional_configuration
 
     configuration = optional_configuration(None)
     given_bytes = configuration.memory_budget if configuration is not None else None

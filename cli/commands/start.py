@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from mlxsup.protocol.discovery import endpoint_in
-from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address, GatewayRules
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 from mlxsup.protocol.ids import ModelName
 
 from ..arguments import complete_model
@@ -30,6 +30,7 @@ from ..exit_status import PERMANENT_EXITS, CliError, ExitStatus, misuse
 from ..terminal.output import Output, settle_streams
 
 if TYPE_CHECKING:
+    from mlxsup.protocol.gateway import Address
     from mlxsup.supervisor.config.load import DaemonConfig
 
 NO_MODELS = (
@@ -211,7 +212,7 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
 
 def _first_to_chat(configuration: DaemonConfig) -> str:
     """Return the first model that writes text, as far as its folder says; empty if none does."""
-    from mlxsup.protocol.pooling import Task
+    from mlxsup.protocol.tasks import Task
     from mlxsup.store.description import describe
 
     for model in configuration.models:
@@ -279,6 +280,7 @@ def serve_two(
         folder: for its sockets and logs.
         on_listening: called with the endpoint once it answers there.
     """
+    from mlxsup.protocol.gateway import GatewayRules
     from mlxsup.protocol.key_file import MARK_NAME, KeyPlace
     from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
@@ -332,6 +334,7 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
 
 def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
     """Return the configuration with a gateway that listens there."""
+    from mlxsup.protocol.gateway import Address
     from mlxsup.supervisor.config.check import gateway_problems
 
     rules, keys = configuration.gateway_rules, configuration.keys
@@ -347,6 +350,8 @@ def with_http(configuration: DaemonConfig, listen: str) -> DaemonConfig:
 
 def _check_address(listen: str) -> None:
     """Raise if that is no address."""
+    from mlxsup.protocol.gateway import Address
+
     try:
         Address.parse(listen)
     except ValueError as error:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxsup.protocol.text import rank_name
+
 from ..arguments import check_known, optional_model_argument
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus, misuse
 from ..terminal.output import Line, Output, redraw, width_of
 from ..terminal.reader_watch import reader_watched
-from ..terminal.status import broken_parts, lines_below, models_lines, rank_name
+from ..terminal.status import broken_parts, lines_below, models_lines
 from ..terminal.tables import text_lines
 from ..terminal.text import INDENT, counted, format_bytes, format_duration
 
@@ -107,7 +109,8 @@ def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             found.insert(0, f"batching: {batching['mode']}, {batching['reason']}")
         for one in model.get("ranks") or []:
             held = format_bytes(one["active_bytes"])
-            found.append(f"{rank_name(one)}: {one['state']}, {held}")
+            name = rank_name(one["rank"], one["host"], one["address"])
+            found.append(f"{name}: {one['state']}, {held}")
         if phases := model.get("load_phases_s"):
             took = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
             found.append(f"load times: {took}")

@@ -22,11 +22,10 @@ from ..arguments import (
 )
 from ..connection import (
     Target,
-    aliases_in,
     connect,
     daemon_options,
     log_dir_left_by,
-    read_toml,
+    models_in,
 )
 from ..exit_status import CliError, ExitStatus
 from ..options import NewFile
@@ -161,8 +160,7 @@ def _stories(known: Known, name: str | None, now: float) -> list[Story]:
     if not found:
         if open_now is None:
             config = known.config if known.status is None else None
-            tables = read_toml(config) if config is not None else {}
-            if (model := aliases_in(tables).get(name)) in recording.models:
+            if (model := models_in(config).get(name)) in recording.models:
                 return [of_model(recording, model, None, now)]
             raise _unknown(known, name)
         return [of_waiting(open_now)]

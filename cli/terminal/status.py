@@ -11,7 +11,8 @@ from typing import Any
 
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.log_files import last_line
-from mlxsup.protocol.pooling import NOUNS, Task
+from mlxsup.protocol.tasks import NOUNS, Task
+from mlxsup.protocol.text import rank_name
 from mlxsup.protocol.version import VERSION
 
 from .output import Line, width_of
@@ -331,20 +332,20 @@ def _quiet_words(model: Mapping[str, Any]) -> list[str]:
 def _rank_words(model: Mapping[str, Any]) -> list[str]:
     """Return how many hosts serve the model together, and which of them is late."""
     ranks = model.get("ranks") or []
-    parts = [f"{rank_name(one)} is starting" for one in ranks if one["state"] == "starting"]
+    names = [rank_name(one["rank"], one["host"], one["address"]) for one in ranks]
+    parts = [
+        f"{name} is starting"
+        for name, one in zip(names, ranks, strict=True)
+        if one["state"] == "starting"
+    ]
     if ranks and model["state"] == "READY":
         parts.append(counted(sum(one["state"] != "left out" for one in ranks), "host"))
         parts += [
-            f"{rank_name(one)} silent for {one['silent_s']:.0f}s"
-            for one in ranks
+            f"{name} silent for {one['silent_s']:.0f}s"
+            for name, one in zip(names, ranks, strict=True)
             if one["silent_s"] >= SILENT_S
         ]
     return parts
-
-
-def rank_name(one: Mapping[str, Any]) -> str:
-    """Return `rank 1 (studio-2)`, as the log and `mlxsup why` name it."""
-    return f"rank {one['rank']} ({one['host'] or one['address']})"
 
 
 def _reading_words(model: Mapping[str, Any]) -> list[str]:

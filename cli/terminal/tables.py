@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from .output import Line, Piece, width_of
 from .text import cell_len, cut, in_a_line, wrapped
@@ -14,8 +14,7 @@ from .writer import for_terminal
 GAP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table.
 
     Attributes:

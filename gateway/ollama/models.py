@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import timestamp
 from mlxsup.protocol.version import VERSION
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 
 from ..errors import HOW_TO_ADD, advice_of
 from ..failure import Failure

@@ -24,11 +24,10 @@ from mlxsup.protocol.gateway import (
     GatewayRules,
     find_key_need,
 )
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.ids import DEFAULT_REVISION, ModelName
 from mlxsup.protocol.key_file import KeyPlace, have_been_made
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
-from mlxsup.store.hub_cache import DEFAULT_REVISION
 
 from ..core.memory.fit import pins_problem
 from ..core.settings import ANYONE

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from mlxsup.protocol.folders import DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
-from mlxsup.protocol.gateway import ADDRESS_EXPECTED, DEFAULT_LISTEN
-from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.folders import DEFAULT_LISTEN, DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
+from mlxsup.protocol.gateway import ADDRESS_EXPECTED
+from mlxsup.protocol.ids import DEFAULT_REVISION, ModelName
 from mlxsup.protocol.launch import MOST_DRAFT_TOKENS, GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import NUMBERS, SAMPLING, NumberParameter
-from mlxsup.store.hub_cache import DEFAULT_REVISION, REPOSITORY_EXPECTED
+from mlxsup.store.hub_cache import REPOSITORY_EXPECTED
 
 from ..core.settings import (
     ANYONE,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST
-from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
+from mlxsup.protocol.tasks import capabilities
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .accounting import Account

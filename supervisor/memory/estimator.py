@@ -10,7 +10,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 from mlxsup.store.weights import FolderError
 
 from ..config.load import ConfigError, DaemonConfig

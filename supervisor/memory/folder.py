@@ -32,8 +32,9 @@ from mlxsup.protocol.model_files import (
     weights_among,
 )
 from mlxsup.protocol.pictures import declares_vision
-from mlxsup.protocol.pooling import Pooling, Task, find_pooling
+from mlxsup.protocol.pooling import Pooling, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, read_regular
+from mlxsup.protocol.tasks import Task
 from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
 from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError, array_bytes, read_header
 

@@ -108,12 +108,12 @@ class Look:
     is_read: bool = True
 
 
-def reader_argv(python: str = sys.executable) -> list[str]:
+def reader_argv() -> list[str]:
     """Return the command, to which the pid of its parent is added.
 
     -P keeps the working folder out of the import path.
     """
-    return [python, "-P", "-m", "mlxsup.supervisor.memory.folder_reader"]
+    return [sys.executable, "-P", "-m", "mlxsup.supervisor.memory.folder_reader"]
 
 
 _PARSING = threading.Lock()

@@ -289,9 +289,9 @@ def limit_files(root: Path, own: Path) -> list[Path]:
         else:
             continue
         folder = base / group.lstrip("/")
+        # Up to the root: in a container, the path of the group may be the host's.
         around = (one for one in (folder, *folder.parents) if one.is_relative_to(base))
         files += [one / name for one in around]
-        files.append(base / name)  # in a container, the path of the group may be the host's
     return files
 
 

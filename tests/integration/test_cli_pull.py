@@ -27,7 +27,7 @@ from mlxsup.protocol.download import (
     Repository,
     report_line,
 )
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 from mlxsup.store.references import EXAMPLE
 
 from support.cli.cli import (

@@ -21,7 +21,7 @@ import zmq
 
 from mlxsup.cli.command_table import COMMANDS
 from mlxsup.cli.main import root
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from support.cli.cli import Piped, Terminal, environment, run_cli
 from support.cli.cli import command as command_line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from support.daemon.daemon import fake
 from support.eventually import TIMEOUT_S

@@ -22,7 +22,6 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.parameters import SAMPLING
-from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import (
     Batching,
     Channel,
@@ -35,6 +34,7 @@ from mlxsup.protocol.states import (
     WaitReason,
     WorkerPhase,
 )
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.version import PROTOCOL_VERSION
 from mlxsup.supervisor.sockets import clients, limits
 from mlxsup.worker.engines.fake.text import answer_tokens, decode_tokens, encode_text

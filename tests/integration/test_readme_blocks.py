@@ -21,7 +21,8 @@ from typing import NamedTuple
 import pytest
 
 from mlxsup.cli.port import refused_at
-from mlxsup.protocol.gateway import DEFAULT_LISTEN, Address
+from mlxsup.protocol.folders import DEFAULT_LISTEN
+from mlxsup.protocol.gateway import Address
 
 from support.daemon.hub_caches import write_repository
 from support.environments import Environment, outside_variables, run

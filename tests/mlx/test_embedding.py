@@ -18,7 +18,8 @@ from mlx_lm import load
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.pooling import PoolingBody, Task, unpack_vector
+from mlxsup.protocol.pooling import PoolingBody, unpack_vector
+from mlxsup.protocol.tasks import Task
 from mlxsup.worker.engine import BadModelError, EngineFacts, Row
 from mlxsup.worker.engines.mlx import embedding, encoders
 from mlxsup.worker.engines.mlx.embedding import FILL, EmbeddingEngine, make_engine, pass_memory

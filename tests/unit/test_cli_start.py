@@ -16,8 +16,10 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
-from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost
+from mlxsup.cli.configuration import read_configuration
+from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost, models_in
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
@@ -303,3 +305,31 @@ def test_the_hint_of_a_missing_daemon_is_about_what_named_it(
     assert hint() == NEWCOMER_HINT
     monkeypatch.setenv("MLXSUP_CONFIG", str(named))
     assert hint() == f"{LOST}, which reads {named} (named by MLXSUP_CONFIG)"
+
+
+# ---------------------------------------------------------------- which model is meant
+
+
+def test_a_name_means_its_own_model_before_an_alias_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "unchecked.toml"
+    path.write_text('[models.a]\naliases = ["b", "c", 7]\n[models.b]\n[models.d]\naliases = "c"\n')
+    assert models_in(path) == {"a": "a", "b": "b", "c": "a", "7": "a", "d": "d"}
+    path.write_text("models = 1\n")
+    assert models_in(path) == models_in(None) == {}
+
+
+def test_an_entry_is_called_by_name_alias_repository_or_name_and_preset(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[models.a]\nrepo = "owner/b"\naliases = ["c"]\n[models.a.presets.hot]\ntemperature = 1.0\n'
+        '[models.b]\nengine = "fake"\n'
+    )
+    configuration = read_configuration(path)
+    called = {
+        name: None if (entry := entry_called(name, configuration)) is None else str(entry.name)
+        for name in ("a", "b", "c", "owner/b", "a:hot", "c:hot", "a:latest", "a:cold", "d")
+    }
+    assert called == {
+        "a": "a", "b": "b", "c": "a", "owner/b": "a", "a:hot": "a", "c:hot": "a", "a:latest": "a",
+        "a:cold": None, "d": None,
+    }  # fmt: skip

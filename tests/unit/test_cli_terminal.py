@@ -189,13 +189,14 @@ PLANNED = {
     "remark": None,
     "hosts": [],
 }
+HOST = {"address": "", "problem": None, "fits": False}
 SHARED = PLANNED | {
     "name": "shared",
     "goes": [],
     "hosts": [
-        {"rank": 1, "host": "far", "problem": None, "available_bytes": 2**31, "fits": False},
-        {"rank": 2, "host": "b", "problem": "no folder", "available_bytes": 2**32, "fits": True},
-        {"rank": 3, "host": "c", "problem": "no route", "available_bytes": None, "fits": False},
+        HOST | {"rank": 1, "host": "far", "available_bytes": 2**31},
+        HOST | {"rank": 2, "host": "b", "problem": "no folder", "available_bytes": 2**32},
+        HOST | {"rank": 3, "host": "c", "problem": "no route", "available_bytes": None},
     ],
 }
 PLAN = {

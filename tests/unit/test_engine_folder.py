@@ -265,6 +265,10 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "data that lacks its last byte": (
         safetensors({"a": {"data_offsets": [0, 4]}}, b"123"), "{} is incomplete: 42 of 43 bytes",
     ),
+    "a byte behind the data": (
+        safetensors({"a": {"data_offsets": [0, 4]}}, b"12345"),
+        "{} is damaged: it has 44 bytes, and 43 by its header",
+    ),
     "data of an earlier array": (
         safetensors({"a": {"data_offsets": [0, 9]}, "b": {"data_offsets": [0, 1]}}, b"1"),
         "{} is incomplete: 71 of 79 bytes",
@@ -292,7 +296,7 @@ BAD_WEIGHTS: dict[str, tuple[bytes, str]] = {
         safetensors({"a": entry([1] * 1000, 0, 1)}, b"1"), "{}: a has an impossible shape",
     ),
     "an end before the begin": (
-        safetensors({"a": entry([1], 2, 1)}, b"12"), "{}: a has -1 bytes",
+        safetensors({"a": entry([1], 2, 1)}, b"1"), "{}: a has -1 bytes",
     ),
     "a name that would clear the screen": (
         safetensors({"\x1b[2J": entry([1], 0, 2)}, b"12"), r"{}: '\x1b[2J' has 2 bytes",

@@ -78,7 +78,7 @@ def test_quantization(config: dict[str, Any], words: str, tmp_path: Path) -> Non
         ("---\nlicense: other\nlicense_name: gemma\n---\n", "gemma"),
         ("---\nlicense: 'mit'\n---\n", "mit"),
         ("---\nlanguage: en\n---\nlicense: mit\n", ""),
-        ("license: mit\n", ""),
+        ("# Card\nlicense: mit\n", ""),
         ("", ""),
     ],
 )

@@ -106,11 +106,12 @@ def test_model_folder_has_no_problem(tmp_path: Path) -> None:
             lambda content: content[:-1],
             "is incomplete: {short} of {whole} bytes",
         ),
+        ("model.safetensors", lambda content: content + b"x", "is damaged: it has "),
         ("model.safetensors", lambda content: content[:40], "cannot read the header"),
         ("model.safetensors", lambda content: content[:8] + b"x" * len(content), "header"),
         ("tokenizer.json", lambda content: b"{", "is not a tokenizer in JSON"),
     ],
-    ids=["a byte is missing", "half a header", "no header", "no tokenizer"],
+    ids=["a byte is missing", "a byte too long", "half a header", "no header", "no tokenizer"],
 )
 def test_damaged_file_is_named(
     tmp_path: Path, name: str, change: Callable[[bytes], bytes], text: str

@@ -175,10 +175,12 @@ ENVIRONMENTS: list[dict[str, str]] = [
     {"HF_HUB_CACHE": "/new", "HUGGINGFACE_HUB_CACHE": "/old"},
 ]
 
-ORACLE = """
+CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+
+ORACLE = f"""
 import importlib, json, os, sys
 os.environ["WHERE"] = "/here"
-for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+for name in {CACHE_VARIABLES}:
     os.environ.pop(name, None)
 before = dict(os.environ)
 from huggingface_hub import constants
@@ -194,6 +196,10 @@ def test_cache_is_where_the_hub_library_has_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WHERE", "/here")
     command = [sys.executable, "-c", ORACLE, json.dumps(ENVIRONMENTS)]
     oracle = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert [str(find_cache(one)) for one in ENVIRONMENTS] == oracle.stdout.splitlines()
-    monkeypatch.setenv("HF_HUB_CACHE", "/own")
-    assert find_cache() == Path("/own")
+    for name in CACHE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for variables, expected in zip(ENVIRONMENTS, oracle.stdout.splitlines(), strict=True):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert str(find_cache()) == expected

@@ -23,21 +23,27 @@ from support.daemon.hub_caches import COMMIT, MODEL, REPO, write_folder, write_r
 GGUF = {"m-Q4_0.gguf": b"GGUF"}
 
 
-def found_in(tmp_path: Path) -> dict[str, FoundModel]:
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def found_models() -> dict[str, FoundModel]:
     """By title; no title is found twice."""
-    found = find_models(cache=tmp_path / "hub", home=tmp_path)
+    found = find_models()
     titles = [model.title for model in found]
     assert len(set(titles)) == len(titles)
     return dict(zip(titles, found, strict=True))
 
 
 def test_every_place_is_searched(tmp_path: Path) -> None:
-    assert found_in(tmp_path) == {}
+    assert found_models() == {}
     snapshot = write_repository(tmp_path / "hub")
     write_folder(tmp_path / ".lmstudio/models/publisher/name")
     write_folder(tmp_path / ".cache/lm-studio/models/old/name")
     write_folder(tmp_path / ".mlxsup/models/mine")
-    found = found_in(tmp_path)
+    found = found_models()
     assert {title: model.origin for title, model in found.items()} == {
         REPO: Origin.HUB,
         "publisher/name": Origin.LM_STUDIO,
@@ -53,7 +59,7 @@ def test_every_place_is_searched(tmp_path: Path) -> None:
 def test_repository_without_main_is_found(tmp_path: Path) -> None:
     write_repository(tmp_path / "hub", "a/tag", revision="v1.0")
     write_repository(tmp_path / "hub", "a/commit", revision=None)
-    found = found_in(tmp_path)
+    found = found_models()
     assert {title: model.revision for title, model in found.items()} == {
         "a/tag": "v1.0",
         "a/commit": COMMIT,
@@ -72,7 +78,7 @@ def test_models_that_cannot_be_served_have_a_problem(
     write_folder(tmp_path / ".lmstudio/models/b/gguf", GGUF)
     problems = {
         title: model.problem.text if model.problem else ""
-        for title, model in found_in(tmp_path).items()
+        for title, model in found_models().items()
     }
     assert set(problems) == {"a/gguf", "a/t5", "a/cut", "b/gguf"}
     assert "GGUF" in problems["a/gguf"]
@@ -86,7 +92,7 @@ def test_shared_folder_is_found_once(tmp_path: Path) -> None:
     publisher = tmp_path / ".lmstudio/models/publisher"
     publisher.mkdir(parents=True)
     (publisher / "name").symlink_to(snapshot)
-    assert list(found_in(tmp_path)) == [REPO]
+    assert list(found_models()) == [REPO]
 
 
 @pytest.mark.parametrize("content", ["", "\0", "/nowhere\n", "["])
@@ -95,7 +101,7 @@ def test_broken_settings_of_lm_studio_are_passed_over(content: str, tmp_path: Pa
     usual.mkdir(parents=True)
     (tmp_path / ".lmstudio-home-pointer").write_text(content)
     (tmp_path / ".lmstudio" / "settings.json").write_text(content)
-    assert model_folders(tmp_path) == [usual]
+    assert model_folders() == [usual]
 
 
 def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     (tmp_path / ".lmstudio-home-pointer").write_text(f"{home}\n")
     (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(chosen)}))
-    assert model_folders(tmp_path) == [chosen, home / "models"]
+    assert model_folders() == [chosen, home / "models"]
 
 
 # ---------------------------------------------------------------- short names

@@ -8,7 +8,7 @@ import pytest
 
 from mlxsup.cli.commands.start import with_http
 from mlxsup.cli.exit_status import CliError
-from mlxsup.protocol.gateway import DEFAULT_LISTEN
+from mlxsup.protocol.folders import DEFAULT_LISTEN
 from mlxsup.protocol.key_file import KeyPlace, add_key, revoke_key, turn_off
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
 

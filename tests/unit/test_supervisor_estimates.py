@@ -256,6 +256,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(),
                    "{folder}/model.safetensors does not exist, and there are no shards"),
     "cut short": (size(-1), "{folder}/model.safetensors is incomplete: {less} of {whole} bytes"),
+    "a byte too long": (size(1), "{folder}/model.safetensors is damaged: it has "),
     "empty": (size(None), "{folder}/model.safetensors is not a safetensors file"),
     "another format": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 8),
                        "{folder}/model.safetensors is not a safetensors file"),

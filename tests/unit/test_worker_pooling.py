@@ -16,12 +16,12 @@ from mlxsup.protocol.pooling import (
     MAX_TEXTS,
     Mode,
     PoolingBody,
-    Task,
     find_pooling,
     pack_vector,
     unpack_vector,
 )
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.tasks import Task
 from mlxsup.worker.engine import Row, RowToken
 from mlxsup.worker.engines.mlx.embedding import _Texts, plan_pass
 from mlxsup.worker.pooling import PoolingRow

@@ -21,7 +21,7 @@ from mlxsup.protocol.codec import DecodeError, to_map
 from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, has_no_mlxsup, host_argv
 from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.text import log_line
+from mlxsup.protocol.text import log_line, rank_name
 from mlxsup.protocol.worker_messages import RankState
 
 from .frames import (
@@ -108,7 +108,7 @@ class Follower:
 
     def __str__(self) -> str:
         """Name it for people."""
-        return f"rank {self.rank} ({self.host.ssh or self.host.address})"
+        return rank_name(self.rank, self.host.ssh, self.host.address)
 
     def state(self) -> RankState:
         """Return its state for people."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.pooling import Task
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import size_text
 
 if TYPE_CHECKING:

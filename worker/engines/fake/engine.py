@@ -42,8 +42,8 @@ from typing import NoReturn
 from mlxsup.protocol.codec import MAX_FRAME_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.version import VERSION
 
 from ...engine import (

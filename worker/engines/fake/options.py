@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.pooling import Task
 from mlxsup.protocol.states import Batching
+from mlxsup.protocol.tasks import Task
 
 LOAD_ERRORS = ("missing", "bad", "memory", "device", "exception")
 STALLS = ("sleep", "busy", "gil")

@@ -18,7 +18,8 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import pack_tokens
-from mlxsup.protocol.pooling import PoolingBody, Task, pack_vector
+from mlxsup.protocol.pooling import PoolingBody, pack_vector
+from mlxsup.protocol.tasks import Task
 
 from ...engine import Prompt, RowLogprobs
 from ...pooling import check_lengths, other_task

@@ -23,9 +23,10 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.pooling import Pooling, Task, find_pooling
+from mlxsup.protocol.pooling import Pooling, find_pooling
 from mlxsup.protocol.regular_file import MIB, read_regular
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import (

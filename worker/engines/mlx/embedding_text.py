@@ -12,7 +12,8 @@ from typing import Any
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.errors import invalid, unfit
-from mlxsup.protocol.pooling import Pooling, PoolingBody, Task
+from mlxsup.protocol.pooling import Pooling, PoolingBody
+from mlxsup.protocol.tasks import Task
 
 from ...engine import Detokenizer, Prompt
 from ...pooling import check_lengths, other_task

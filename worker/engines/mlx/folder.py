@@ -362,6 +362,10 @@ def read_safetensors_header(path: Path) -> dict[str, list[int]]:
             end = 8 + length + max((v["data_offsets"][1] for v in header.values()), default=0)
             if size < end:
                 raise BadModelError(f"{path} is incomplete: {size} of {end} bytes")
+            if size > end:
+                raise BadModelError(
+                    f"{path} is damaged: it has {size} bytes, and {end} by its header"
+                )
             return {name: _shape(path, name, entry) for name, entry in header.items()}
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
             raise BadModelError(f"cannot read the header of {path}: {error}") from error

@@ -20,7 +20,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.pooling import NOUNS, Mode, Pooling, Task
+from mlxsup.protocol.pooling import Mode, Pooling
+from mlxsup.protocol.tasks import NOUNS, Task
 
 from ...engine import BadModelError
 from . import encoders

@@ -16,8 +16,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.client_messages import CHANGED
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
-from mlxsup.protocol.pooling import PoolingBody, Task
+from mlxsup.protocol.pooling import PoolingBody
 from mlxsup.protocol.states import AnswerForm, Channel
+from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Picture, Prompt
