@@ -30,7 +30,7 @@ from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 from mlxsup.store.hub_cache import DEFAULT_REVISION
 
-from ..core.memory.fit import pins_problem
+from ..core.memory import pins_problem
 from ..core.settings import ANYONE
 from ..memory.machine import find_backend, largest_budget_bytes
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place

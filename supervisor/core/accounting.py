@@ -34,7 +34,7 @@ from .settings import ANYONE, ClientSettings, CoreSettings
 
 if TYPE_CHECKING:
     from .model import Model
-    from .requests.ledger import Request
+    from .requests import Request
 
 Account = NewType("Account", str)
 """A name that `[clients]` lists, or else the process behind a connection."""

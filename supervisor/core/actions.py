@@ -22,8 +22,7 @@ from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import LaunchAppraised
-from .memory.budget import Budget
-from .memory.need import Need
+from .memory import Budget, Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from mlxsup.protocol.worker_messages import Render, Rendered
 from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
 from .model import Model
 from .outbox import Outbox
-from .requests.ledger import Request
+from .requests import Request
 
 MOST_READERS = 8
 """The most readers of one request."""

@@ -54,9 +54,9 @@ from .errors import (
 from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
 from .fleet import Fleet
 from .forecasts import check_launch, forecast
-from .lifecycle.transitions import Reconfigured, WantDown, WantRestart, WantUp
 from .model import Model, check_keep_alive
 from .outbox import Outbox
+from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
     Daemon,
     cancelled_map,

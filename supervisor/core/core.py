@@ -44,12 +44,12 @@ from .events import (
 from .fleet import Fleet
 from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
-from .lifecycle.states import Pending, Phase
-from .memory.budget import Pressure, Reading
+from .memory import Pressure, Reading
 from .memory_view import overshoot_bytes
 from .outbox import Outbox
-from .requests.ledger import Stage
+from .requests import Stage
 from .settings import CoreSettings, ModelSettings
+from .states import Pending, Phase
 from .status import Daemon, status_map
 
 POOL_EVENTS = (

@@ -19,10 +19,9 @@ from mlxsup.protocol.download import (
 
 from .actions import EndDownload, StartDownload
 from .events import DownloadSaid
-from .lifecycle.states import Fetching, Pending
-from .lifecycle.transitions import Trigger
 from .model import Model
 from .outbox import Outbox
+from .states import Fetching, Pending, Trigger
 
 
 @dataclass(slots=True, kw_only=True)

@@ -33,52 +33,47 @@ from .downloads import Downloads
 from .errors import unknown_model
 from .events import Sampled
 from .forecasts import reload_trigger
-from .health.death_cause import evidence_of
-from .health.poison import Verdict
-from .health.watchdog import Alarm
 from .journal import last_moments, model_changed, worker_died
 from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
 from .leaving import Leaving
-from .lifecycle.life import (
-    Changed,
-    DownWaitersEnd,
-    Erased,
-    Files,
-    Life,
-    Outcome,
-    QueueEnds,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
-    UpWaitersEnd,
-)
-from .lifecycle.states import StopCause, Stopping, StopStage
-from .lifecycle.transitions import (
-    Died,
-    Drained,
-    Due,
-    Faulted,
-    GivenUp,
-    ImpossibleTransitionError,
-    Trigger,
-    Turn,
-    WantDown,
-    WantUp,
-    apply,
-    words_of,
-)
-from .memory.need import Need, bounded, raised
+from .life import Files, Life, Outcome
+from .memory import Need, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import at_rest, may_have_been_restored, view_of
 from .model import WATCHED, Model
 from .outbox import Outbox
+from .poison import Verdict
 from .prefill_slots import PrefillSlots
-from .requests.ledger import Ledger, Request
-from .requests.queue import Queue
+from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
+from .states import (
+    Changed,
+    Died,
+    DownWaitersEnd,
+    Drained,
+    Due,
+    Erased,
+    Faulted,
+    GivenUp,
+    QueueEnds,
+    RowsLeave,
+    RunningEnds,
+    RunningLost,
+    StopCause,
+    Stopping,
+    StopStage,
+    Trigger,
+    Turn,
+    UpWaitersEnd,
+    WantDown,
+    WantUp,
+    words_of,
+)
 from .status import change_map, model_row
+from .transitions import ImpossibleTransitionError, apply, evidence_of
 from .warm_pool import WarmPool
+from .watchdog import Alarm
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one

@@ -20,14 +20,14 @@ from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed, unknown_model
 from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.life import Erased, Life, Outcome
-from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
-from .lifecycle.transitions import Reconfigured, Removed, apply
-from .memory.need import Need, bounded
+from .life import Life, Outcome
+from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
+from .states import Abandoned, Erased, Reconfigured, Removed, Shortage, Swapping, Urgency
+from .transitions import apply
 
 # ---------------------------------------------------------------- loads
 

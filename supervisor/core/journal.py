@@ -31,11 +31,10 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.protocol.states import ExitReason, FinishReason, State
 
-from .health.death_cause import ending_of
-from .health.poison import Verdict
-from .lifecycle.states import Backoff, Loading
-from .lifecycle.transitions import Died, GivenUp
-from .requests.ledger import Request, Stage
+from .poison import Verdict
+from .requests import Request, Stage
+from .states import Backoff, Died, GivenUp, Loading
+from .transitions import ending_of
 
 if TYPE_CHECKING:
     from .actions import Action

@@ -21,9 +21,9 @@ from mlxsup.protocol.states import SERVES, PauseReason, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
-from .lifecycle.states import Ready, Stopping
-from .memory.fit import equal_shares
-from .requests.ledger import Request, Stage
+from .memory import equal_shares
+from .requests import Request, Stage
+from .states import Ready, Stopping
 
 if TYPE_CHECKING:
     from .model import Model

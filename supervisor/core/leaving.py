@@ -31,12 +31,12 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .health.poison import QUARANTINE_S, Evidence, Verdict
 from .journal import request_ended, request_paused
 from .kv_budget import is_leaving_short
 from .model import Model
 from .outbox import Outbox
-from .requests.ledger import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
+from .poison import QUARANTINE_S, Evidence, Verdict
+from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Request, Stage
 from .status import change_map, expected_s
 
 GONE = "gone"

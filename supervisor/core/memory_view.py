@@ -34,7 +34,11 @@ from .kv_budget import (
     spare_bytes,
     takes_part,
 )
-from .lifecycle.states import (
+from .memory import Budget
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
+from .requests import Request, Stage
+from .settings import CoreSettings
+from .states import (
     Abandoned,
     Draining,
     Lack,
@@ -45,10 +49,6 @@ from .lifecycle.states import (
     Swapping,
     Urgency,
 )
-from .memory.budget import Budget
-from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
-from .requests.ledger import Request, Stage
-from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
 LOWEST = Priority.BATCH

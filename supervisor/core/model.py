@@ -19,13 +19,12 @@ from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
-from .health.poison import Blame, Held
-from .health.watchdog import Watch
 from .kv_budget import RowBudget
-from .lifecycle.life import Life
-from .lifecycle.states import Lack, Pending, Ready, Urgency
-from .requests.ledger import Request, Stage
-from .requests.queue import Queue
+from .life import Life
+from .poison import Blame, Held
+from .requests import Queue, Request, Stage
+from .states import Lack, Pending, Ready, Urgency
+from .watchdog import Watch
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""

@@ -16,7 +16,7 @@ from mlxsup.protocol.worker_messages import MessageToWorker
 from .actions import Action, Announce, SendToClient, SendToWorker
 from .journal import Journal
 from .model import Model
-from .requests.ledger import Request
+from .requests import Request
 
 
 class Outbox:

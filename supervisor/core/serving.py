@@ -37,14 +37,14 @@ from .errors import (
     priority_too_high,
     quarantined,
 )
-from .health.poison import Digest, digest_of
 from .journal import request_continued, request_started
 from .kv_budget import is_held_back, may_leave, why_never
 from .leaving import Leaving
 from .model import Model
 from .outbox import Outbox
+from .poison import Digest, digest_of
 from .preemption import end_intake, next_for_row, who_yields
-from .requests.ledger import Ledger, Limits, Request, Stage
+from .requests import Ledger, Limits, Request, Stage
 from .settings import CoreSettings
 from .status import expected_s, load_progress, wait_reason, waiting_news
 

@@ -22,11 +22,10 @@ from mlxsup.protocol.worker_messages import Heartbeat, RankState
 from .accounting import Account
 from .gateway import Gateway
 from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
 from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
-from .requests.ledger import Ledger, Request, Stage
-from .requests.queue import URGENT
+from .requests import URGENT, Ledger, Request, Stage
+from .states import Backoff, Draining, Fetching, Loading, Pending, Ready
 
 if TYPE_CHECKING:
     from .fleet import Fleet

@@ -18,10 +18,10 @@ from typing import Any
 from .actions import EndPrewarmed, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
 from .kv_budget import spare_bytes
-from .lifecycle.states import Pending, Urgency
 from .model import Model
 from .outbox import Outbox
 from .settings import CoreSettings
+from .states import Pending, Urgency
 
 ENGINE = "mlx"
 """The engine that they have imported."""

@@ -32,13 +32,12 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
-from .health.death_cause import classify
-from .health.watchdog import Watch
 from .kv_budget import keeps_to
-from .lifecycle.states import Abandoned, Loading, StopCause
-from .lifecycle.transitions import Died
-from .memory.need import loaded_problem
+from .memory import loaded_problem
 from .model import Model, Residency
+from .states import Abandoned, Died, Loading, StopCause
+from .transitions import classify
+from .watchdog import Watch
 
 MAX_LAST_WORDS = 200
 ROUTINE = re.compile(

@@ -17,7 +17,7 @@ from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory.need import (
+from mlxsup.supervisor.core.memory import (
     Figure,
     Need,
     Source,

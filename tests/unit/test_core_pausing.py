@@ -13,7 +13,7 @@ from mlxsup.protocol.ids import RequestKey, pack_tokens
 from mlxsup.protocol.states import PauseReason, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
+from mlxsup.supervisor.core.requests import PAUSED_BYTES
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

@@ -11,7 +11,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.health.poison import (
+from mlxsup.supervisor.core.poison import (
     APPROACH_TOKENS,
     MAX_PLACES,
     PROBATION_S,
@@ -182,8 +182,8 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
 
 
 def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxsup.supervisor.core.health.poison.MAX_SUSPECTS", 60)
-    monkeypatch.setattr("mlxsup.supervisor.core.health.poison.MAX_QUARANTINED", 50)
+    monkeypatch.setattr("mlxsup.supervisor.core.poison.MAX_SUSPECTS", 60)
+    monkeypatch.setattr("mlxsup.supervisor.core.poison.MAX_QUARANTINED", 50)
     blame = Blame()
     many = [Digest(str(n).encode()) for n in range(70)]
     blame.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)

@@ -21,9 +21,8 @@ from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.accounting import Account, Terms
 from mlxsup.supervisor.core.deadlines import Deadlines
-from mlxsup.supervisor.core.health.poison import Digest
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request
-from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
+from mlxsup.supervisor.core.poison import Digest
+from mlxsup.supervisor.core.requests import FARTHEST_TOLD, NEAR, Ledger, Queue, Request
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

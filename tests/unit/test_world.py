@@ -25,15 +25,14 @@ from mlxsup.supervisor.core.accounting import Counters, Meter
 from mlxsup.supervisor.core.actions import EndDownload
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.health.poison import Blame
-from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
-from mlxsup.supervisor.core.memory.budget import Pressure
+from mlxsup.supervisor.core.life import RestartPolicy
+from mlxsup.supervisor.core.memory import Pressure
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.core.poison import Blame
 from mlxsup.supervisor.core.prefill_slots import turn_rank
-from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request
-from mlxsup.supervisor.core.requests.queue import Queue
+from mlxsup.supervisor.core.requests import Ledger, Pauses, Queue, Request
+from mlxsup.supervisor.core.watchdog import Alarm, Watch
 
 from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
