@@ -16,9 +16,9 @@ from mlxsup.protocol.states import SERVES, FinishReason
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Render, Rendered
 
+from .actions import Outbox
 from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
 from .model import Model
-from .outbox import Outbox
 from .requests import Request
 
 MOST_READERS = 8

@@ -41,6 +41,7 @@ from .actions import (
     AppraiseLaunch,
     ChangeConfiguration,
     FileMessage,
+    Outbox,
     ReadConfiguration,
     RequestRefused,
 )
@@ -55,7 +56,6 @@ from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
 from .fleet import Fleet
 from .forecasts import check_launch, forecast
 from .model import Model, check_keep_alive
-from .outbox import Outbox
 from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
     Daemon,
@@ -95,13 +95,13 @@ class ClientEvents:
         """
         self._forget_callers(event.connection)
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.leaving.drop(self._fleet.touched_by(request), request, event.now)
+            self._fleet.serving.drop(self._fleet.touched_by(request), request, event.now)
 
     def too_slow(self, event: ClientTooSlow) -> None:
         """Fail all that a client has open who has not read what it was sent."""
         error = slow_consumer()
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.leaving.fail(self._fleet.touched_by(request), request, error, event.now)
+            self._fleet.serving.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
@@ -128,11 +128,11 @@ class ClientEvents:
                 self._fleet.trigger(model, restart, now)
             case PauseRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.leaving.pause(fleet.touched_by(request), request, now)
+                fleet.serving.pause(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case ResumeRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.leaving.resume(fleet.touched_by(request), request, now)
+                fleet.serving.resume(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case Attach():
                 if fleet.ledger.find(caller.connection, caller.id) is not None:
@@ -142,7 +142,7 @@ class ClientEvents:
             case CancelRequest():
                 request = find_named(fleet.ledger, message.request)
                 self._outbox.reply(caller, cancelled_map(request))
-                fleet.leaving.cancel(fleet.touched_by(request), request, now)
+                fleet.serving.cancel(fleet.touched_by(request), request, now)
             case RequestsQuery():
                 value = requests_map(fleet, fleet.ledger, message.client, now)
                 self._outbox.reply(caller, value)
@@ -203,7 +203,7 @@ class ClientEvents:
             return
         request = self._fleet.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._fleet.leaving.cancel(self._fleet.touched_by(request), request, now)
+            self._fleet.serving.cancel(self._fleet.touched_by(request), request, now)
 
     def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
         request = find_named(self._fleet.ledger, message.request)

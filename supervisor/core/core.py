@@ -15,8 +15,8 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 
-from . import worker_events
-from .actions import Action, BudgetChanged, Finish, WakeAt
+from . import workers
+from .actions import Action, BudgetChanged, Finish, Outbox, WakeAt
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
 from .events import (
@@ -46,7 +46,6 @@ from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
 from .memory import Pressure, Reading
 from .memory_view import overshoot_bytes
-from .outbox import Outbox
 from .requests import Stage
 from .settings import CoreSettings, ModelSettings
 from .states import Pending, Phase
@@ -188,7 +187,7 @@ class Core:
     def _take(self, event: Event) -> None:
         match event:
             case OfWorker():
-                worker_events.take(self.fleet, event)
+                workers.take(self.fleet, event)
             case ClientSaid():
                 self._clients.said(event)
             case ClientGone():
@@ -243,17 +242,17 @@ class Core:
         self._woken_at = None
         for subject in self._deadlines.take_due(now):
             if isinstance(subject, str):
-                self.fleet.due(subject, now)
+                workers.due(self.fleet, subject, now)
             elif isinstance(subject, int):
                 request = self.ledger.get(subject)
                 if request is not None:
-                    self.fleet.leaving.due(self.fleet.touched_by(request), request, now)
+                    self.fleet.serving.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
 
     def _on_sampled(self, event: Sampled) -> None:
         self._daemon.machine_bytes = event.machine_bytes
-        self.fleet.measured(event)
+        workers.measured(self.fleet, event)
         self._squeeze(event.reading, event.now)
         if self.fleet.warm_pool.measured(event.footprint_bytes, self.fleet.settings):
             self.fleet.look_at_all()

@@ -17,10 +17,9 @@ from mlxsup.protocol.download import (
     Repository,
 )
 
-from .actions import EndDownload, StartDownload
+from .actions import EndDownload, Outbox, StartDownload
 from .events import DownloadSaid
 from .model import Model
-from .outbox import Outbox
 from .states import Fetching, Pending, Trigger
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
+from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
-from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
-from mlxsup.protocol.text import LOG_LEVELS, size_text
+from mlxsup.protocol.text import LOG_LEVELS
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .accounting import Meter, Terms
@@ -20,8 +20,7 @@ from .actions import (
     ForgetModel,
     LogFault,
     LookAtFiles,
-    LookAtWorker,
-    NeedRaised,
+    Outbox,
     SendToWorker,
     SetLogLevel,
     SignalWorker,
@@ -31,17 +30,13 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .events import Sampled
 from .forecasts import reload_trigger
-from .journal import last_moments, model_changed, worker_died
-from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
-from .leaving import Leaving
-from .life import Files, Life, Outcome
-from .memory import Need, bounded, raised
+from .kv_budget import adopt, longest_stream
+from .life import Life, Outcome
+from .memory import Need, bounded
 from .memory_plan import Plan, plan
-from .memory_view import at_rest, may_have_been_restored, view_of
-from .model import WATCHED, Model
-from .outbox import Outbox
+from .memory_view import at_rest, view_of
+from .model import Model
 from .poison import Verdict
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
@@ -49,20 +44,16 @@ from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .states import (
     Changed,
-    Died,
     DownWaitersEnd,
     Drained,
     Due,
     Erased,
     Faulted,
-    GivenUp,
     QueueEnds,
     RowsLeave,
     RunningEnds,
     RunningLost,
     StopCause,
-    Stopping,
-    StopStage,
     Trigger,
     Turn,
     UpWaitersEnd,
@@ -71,9 +62,8 @@ from .states import (
     words_of,
 )
 from .status import change_map, model_row
-from .transitions import ImpossibleTransitionError, apply, evidence_of
+from .transitions import ImpossibleTransitionError, apply
 from .warm_pool import WarmPool
-from .watchdog import Alarm
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one
@@ -92,7 +82,7 @@ class Fleet:
         settings: the `[supervisor]` table as it was last read.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        ledger: the open requests, which `serving` and `leaving` move.
+        ledger: the open requests, which `serving` moves.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
@@ -116,20 +106,19 @@ class Fleet:
         self._meter = meter = Meter()
         self.ledger = Ledger(Terms(settings), deadlines)
         self.attaching = Attaching(outbox)
-        self.leaving = Leaving(self.ledger, outbox, self.attaching)
-        self.serving = Serving(self.ledger, self.leaving, outbox, meter)
+        self.serving = Serving(self.ledger, self.attaching, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
-        self._deadlines = deadlines
-        self._outbox = outbox
+        self.deadlines = deadlines
+        self.outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
-        self._ran_out: Model | None = None
+        self.ran_out: Model | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -273,7 +262,7 @@ class Fleet:
             story.append(f"{now:.3f} {before} {words_of(trigger)} !")
             if before in HAS_PROCESS:
                 self.fault(model, StopCause.INTERNAL, f"internal error: {error}", now)
-            self._outbox.add(LogFault(model=model.name, story=tuple(story)))
+            self.outbox.add(LogFault(model=model.name, story=tuple(story)))
             return
         story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
         for outcome in outcomes:
@@ -285,115 +274,26 @@ class Fleet:
         """End the process of a model for what it did, or did not do."""
         self.trigger(model, Faulted(cause=cause, detail=detail), now)
 
-    def due(self, name: ModelName, now: float) -> None:
-        """Act on a deadline of this model, if it has come."""
-        model = self.by_name.get(name)
-        if model is None:
-            return
-        self.touch(model)
-        self.look_after(model, now)
-        when = model.state_deadline()
-        if when is None or now < when:
-            return
-        phase = model.life.phase
-        is_killed = isinstance(phase, Stopping) and phase.stage is StopStage.KILL
-        if is_killed and model.life.pid is not None:  # SIGKILL has not ended it within the limit
-            self.handle_exit(model, GivenUp(pid=model.life.pid), now)
-        else:
-            self.trigger(model, Due(), now)
-
-    def look_after(self, model: Model, now: float) -> None:
-        """Act on what the process's signs of life mean."""
-        life, watch = model.life, model.process.watch
-        if watch is None or life.state not in WATCHED:
-            return
-        match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
-            case Alarm.LOOK:
-                self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
-            case Alarm.STUCK:
-                self.fault(model, StopCause.STALL, watch.describe(now), now)
-            case Alarm.STOPPED:
-                detail = "another program stopped its process (SIGSTOP)"
-                self.fault(model, StopCause.SUSPENDED, detail, now)
-            case Alarm.BROKEN:
-                self.fault(model, StopCause.BROKEN, watch.describe(now), now)
-            case Alarm.NONE:
-                pass
-        if model.queue:
-            self.touch(model)
-        else:  # nothing can start: a beat moves the deadline, and nothing else
-            self._deadlines.set(model.name, self.prefill_slots.deadline(model))
-
     def look_at_files(self, model: Model) -> None:
         """Have the shell compare the files of a model with those that its process has loaded; until
         it answers, the model stays."""
         model.life.files = replace(model.life.files, is_being_seen=True)
-        self._outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
-
-    def files_seen(self, model: Model, change: str, now: float) -> None:
-        """Note what has changed in the files of a model since it has loaded them: empty if nothing
-        has. If it is going away, that is of no interest."""
-        before, model.life.files = model.life.files.change, Files(seen_at=now, change=change)
-        self.touch(model)
-        self.memory_changed()
-        if model.life.state is not State.READY or bool(change) == bool(before):
-            return
-        note = "can be swapped out again, because its files are unchanged since the load"
-        if change:
-            note = f"cannot be swapped out while it has open answers: {change}"
-        self._outbox.announce(change_map(model, note))
-
-    def measured(self, event: Sampled) -> None:
-        """Note what the processes were measured at, and act on what that says."""
-        for model in self:
-            pid = model.life.pid
-            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-            model.process.machine_bytes = event.machine_bytes
-            if model.process.watch is not None:
-                model.process.watch.measured(model.life.footprint_bytes)
-                if model.process.watch.grows_silently(event.now):
-                    self.look_after(model, event.now)
-            model.process.rates.append((event.now, model.totals.tokens))
-            if may_have_been_restored(model, event.now):
-                self.look_at_files(model)
-            if was_measured(model, event.now):
-                self.touch(model)
-        self.memory_changed(is_measured=True)
-
-    def handle_exit(self, model: Model, died: Died, now: float) -> None:
-        """Judge what the end of a process says about its requests, and apply it; the story, the
-        journal and the watchers get what was decided and why (F10)."""
-        model.life.stream_tokens = longest_stream(model)
-        if died.exit_code == ExitCode.OUT_OF_MEMORY:
-            self._raise_need(model, now)
-        evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-        moments, running = last_moments(model, died, now), list(model.batch.running.values())
-        verdict = model.blame.judge(evidence, model.batch.held, now)
-        if verdict.story:
-            model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
-        self.trigger(model, replace(died, verdict=verdict), now)
-        entry = worker_died(model, died, verdict, moments, running, self._outbox, now)
-        if entry is not None:
-            self._outbox.record(entry)
-        if verdict.is_tried_again:
-            self._ran_out = model
-        if verdict.story and model.name in self.by_name:
-            self._outbox.announce(change_map(model, verdict.story))
+        self.outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
 
     # ------------------------------------------------------------ what models need
 
     def appraised(self, needs: Mapping[ModelName, Need]) -> None:
         """Replace what was known of the needs of models: the shell has appraised them."""
         self.needs = needs
-        self._appraise()
+        self.appraise()
 
     def relaunched(self, name: ModelName, need: Need | None) -> None:
         """Plan with what one model needs with another launch than that of the configuration."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
-        self._appraise()
+        self.appraise()
 
-    def _appraise(self) -> None:
+    def appraise(self) -> None:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""
         needs, budget = self.needs, self.settings.budget
         if budget is not None:
@@ -404,29 +304,6 @@ class Fleet:
         for model in self:
             model.life.appraise(needs.get(model.name))
             self.touch(model)
-
-    def _raise_need(self, model: Model, now: float) -> None:
-        """Reserve more for the next process of a model: this one has run out of memory. What it
-        held must still be known, and what stays reserved follows from the need."""
-        need = model.life.need
-        if need is None or model.life.is_outdated or model.name not in self.needs:
-            return  # or its files cannot be read, or a reload has removed it
-        held_bytes = model.measured_bytes - model.process.reusable_bytes
-        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
-        if higher.raised_bytes == need.raised_bytes:
-            return
-        self.needs = {**self.needs, model.name: replace(higher, most_bytes=None)}
-        self._appraise()
-        remember = NeedRaised(
-            model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
-        )
-        self._outbox.add(remember)
-        note = (
-            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
-            f"which is {size_text(higher.raise_for(0))} more than estimated"
-        )
-        model.life.story.append(f"{now:.3f} {note}")
-        self._outbox.announce(change_map(model, note))
 
     # ------------------------------------------------------------ how much workers log
 
@@ -440,14 +317,14 @@ class Fleet:
             levels = f"one of {', '.join(LOG_LEVELS)}"
             raise invalid("level", levels, shown=repr(level[:60]))
         self._log_level = level
-        self._outbox.add(SetLogLevel(level=level))
+        self.outbox.add(SetLogLevel(level=level))
         for model in self:
             self.tell_log_level(model)
 
     def tell_log_level(self, model: Model) -> None:
         """Tell a worker that may have become READY the level: it may have been started before."""
         if self._log_level is not None and model.life.state in SERVES:
-            self._outbox.tell(model, LogLevel(level=self._log_level))
+            self.outbox.tell(model, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 
@@ -468,7 +345,7 @@ class Fleet:
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
-                    self._deadlines.set(model.name, self.prefill_slots.deadline(model))
+                    self.deadlines.set(model.name, self.prefill_slots.deadline(model))
                 if self.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
@@ -500,10 +377,10 @@ class Fleet:
                 self.settings,
                 now,
                 is_measured=self._is_measured,
-                ran_out=self._ran_out,
+                ran_out=self.ran_out,
                 is_division_due=self._is_division_due,
             )
-            self._is_measured, self._ran_out = False, None
+            self._is_measured, self.ran_out = False, None
             found = plan(view)
             self._carry_out_plan(found, now)
             if not (found.steps or found.shed):
@@ -516,9 +393,9 @@ class Fleet:
         for name, note in found.reclaimed:
             model = self.by_name[name]
             model.process.asked_back_at = now
-            self._outbox.tell(model, GiveBack())
+            self.outbox.tell(model, GiveBack())
             if note:
-                self._outbox.announce(change_map(model, note))
+                self.outbox.announce(change_map(model, note))
         self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
@@ -530,13 +407,13 @@ class Fleet:
             model = self.by_name[name]
             self.touch(model)
             self.memory_changed()
-            self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
-            self._outbox.announce(change_map(model, note))
+            self.serving.ask_rows_to_leave(model, PauseReason.MEMORY, keys)
+            self.outbox.announce(change_map(model, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
             if message is not None:
-                self._outbox.tell(model, message)
+                self.outbox.tell(model, message)
             if model.queue:  # its rows may take more, or could
                 self.touch(model)
 
@@ -587,14 +464,23 @@ class Fleet:
         match outcome:
             case Changed(note=note):
                 if before is not model.life.state:
-                    self._outbox.record(model_changed(model, before, note))
-                self._outbox.announce(change_map(model, note, before))
+                    self.outbox.record(
+                        ModelChanged(
+                            model=model.name,
+                            generation=model.life.generation,
+                            before=before.value,
+                            after=model.life.state.value,
+                            why=model.life.why.value,
+                            note=note,
+                        )
+                    )
+                self.outbox.announce(change_map(model, note, before))
             case QueueEnds(error=error):
-                self.leaving.fail_queue(model, error, now)
+                self.serving.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self.leaving.fail_running(model, error, now)
+                self.serving.fail_running(model, error, now)
             case RowsLeave():
-                self.serving.ask_to_leave(model, PauseReason.SWAP)
+                self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
             case RunningLost(text=text, verdict=verdict):
                 self._lose_worker(model, text, verdict, now)
             case UpWaitersEnd(error=error_or_none):
@@ -602,13 +488,13 @@ class Fleet:
             case DownWaitersEnd(error=error_or_none):
                 self._answer(model, model.down_callers, error_or_none, now)
             case Erased():
-                self._outbox.add(ForgetModel(model=model.name))
+                self.outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
-                self._deadlines.set(model.name, None)
+                self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
-                self._outbox.tell(model, message)
+                self.outbox.tell(model, message)
             case Spawn() | SignalWorker() | Abandon():
-                self._outbox.add(outcome)
+                self.outbox.add(outcome)
             case _:
                 assert_never(outcome)
 
@@ -620,7 +506,7 @@ class Fleet:
         serves: `prefill_slots` looks at every model that was touched.
         """
         self.attaching.worker_lost(model.name)
-        self.leaving.lose_running(model, text, verdict, now)
+        self.serving.lose_running(model, text, verdict, now)
         self._meter.rests(model, now)
         model.forget_process()
 
@@ -629,7 +515,10 @@ class Fleet:
     ) -> None:
         for caller in callers:
             if error is None:
-                self._outbox.reply(caller, {"model": model_row(model, now)})
+                self.outbox.reply(caller, {"model": model_row(model, now)})
             else:
-                self._outbox.fail(caller, error)
+                self.outbox.fail(caller, error)
         callers.clear()
+
+
+# ---------------------------------------------------------------- models

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .actions import EndPrewarmed, StartPrewarmed
+from .actions import EndPrewarmed, Outbox, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
 from .kv_budget import spare_bytes
 from .model import Model
-from .outbox import Outbox
 from .settings import CoreSettings
 from .states import Pending, Urgency
 

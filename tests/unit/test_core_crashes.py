@@ -17,7 +17,7 @@ from mlxsup.supervisor.core.life import NOW, GiveUp, RestartPolicy
 from mlxsup.supervisor.core.poison import Evidence
 from mlxsup.supervisor.core.states import Died
 from mlxsup.supervisor.core.transitions import classify, evidence_of
-from mlxsup.supervisor.core.worker_events import last_words
+from mlxsup.supervisor.core.workers import last_words
 
 from support.core.driver import RESTART, Driver, entry
 from support.core.scripts import play

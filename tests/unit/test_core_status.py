@@ -34,15 +34,15 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, RankState, Ready
 from mlxsup.supervisor.core import errors
-from mlxsup.supervisor.core.actions import Announce
-from mlxsup.supervisor.core.events import Reloaded, Sampled
-from mlxsup.supervisor.core.journal import (
+from mlxsup.supervisor.core.actions import (
     CHANGES_OF_A_MODEL,
     DEATHS_OF_A_MODEL,
     MOST_MODELS,
     OF_REQUESTS,
+    Announce,
     Journal,
 )
+from mlxsup.supervisor.core.events import Reloaded, Sampled
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
