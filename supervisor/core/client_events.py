@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import (
     AddModel,
@@ -52,9 +52,18 @@ from .errors import (
     superseded,
     superseded_subscription,
 )
-from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
+from .events import (
+    ClientGone,
+    ClientSaid,
+    ClientTooSlow,
+    LaunchAppraised,
+    Reloaded,
+    ReloadRefused,
+    SettingsRead,
+)
 from .fleet import Fleet
-from .forecasts import check_launch, forecast
+from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
+from .memory_view import overshoot_bytes
 from .model import Model, check_keep_alive
 from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
@@ -67,6 +76,17 @@ from .status import (
     status_map,
 )
 
+ClientEvent = (
+    ClientSaid
+    | ClientGone
+    | ClientTooSlow
+    | LaunchAppraised
+    | Reloaded
+    | ReloadRefused
+    | SettingsRead
+)
+"""What clients say and do, and what the shell has read for them."""
+
 
 class ClientEvents:
     """Handles every event of a client."""
@@ -77,7 +97,29 @@ class ClientEvents:
         self._daemon = daemon
         self._readers: list[Caller] = []  # who waits for files that the shell reads
 
-    def said(self, event: ClientSaid) -> None:
+    def take(self, event: ClientEvent) -> None:
+        """Handle one event."""
+        match event:
+            case ClientSaid():
+                self._said(event)
+            case ClientGone():
+                self._gone(event)
+            case ClientTooSlow():
+                self._too_slow(event)
+            case LaunchAppraised():
+                self._launch_appraised(event)
+            case Reloaded():
+                self._reloaded(event)
+            case ReloadRefused(caller=caller, error=error):
+                if self._has_read_for(caller):
+                    self._outbox.fail(caller, error)
+            case SettingsRead(caller=caller, answer=answer):
+                if self._has_read_for(caller):
+                    self._outbox.reply(caller, dict(answer))
+            case _:
+                assert_never(event)
+
+    def _said(self, event: ClientSaid) -> None:
         """Handle a message; if it cannot be done, answers with an error and changes nothing."""
         caller = Caller(connection=event.connection, id=event.message.id)
         try:
@@ -88,7 +130,7 @@ class ClientEvents:
                 said, code = event.message, error.code.value
                 self._outbox.add(RequestRefused(id=said.id, model=said.model, outcome=code))
 
-    def gone(self, event: ClientGone) -> None:
+    def _gone(self, event: ClientGone) -> None:
         """Forget the commands of a closed connection, and cancel its requests.
 
         In this order, because it may listen to a request of its own.
@@ -97,7 +139,7 @@ class ClientEvents:
         for request in self._fleet.ledger.of_connection(event.connection):
             self._fleet.serving.drop(self._fleet.touched_by(request), request, event.now)
 
-    def too_slow(self, event: ClientTooSlow) -> None:
+    def _too_slow(self, event: ClientTooSlow) -> None:
         """Fail all that a client has open who has not read what it was sent."""
         error = slow_consumer()
         for request in self._fleet.ledger.of_connection(event.connection):
@@ -233,9 +275,9 @@ class ClientEvents:
         else:
             self._load(caller, model, now)
 
-    def launch_appraised(self, event: LaunchAppraised) -> None:
+    def _launch_appraised(self, event: LaunchAppraised) -> None:
         """Load a model with another launch, now that it is known what it needs then."""
-        if not self.has_read_for(event.caller):
+        if not self._has_read_for(event.caller):
             return
         try:
             model = self._model(event.model)
@@ -271,6 +313,30 @@ class ClientEvents:
         else:
             self._outbox.add(ChangeConfiguration(caller=caller, change=message))
 
+    def _reloaded(self, event: Reloaded) -> None:
+        """Take the configuration that was read again; after a dry run only say what it would do."""
+        fleet, caller = self._fleet, event.caller
+        if fleet.is_shutting_down:
+            return  # the caller has been told
+        if caller is not None:
+            self._has_read_for(caller)
+        answer: dict[str, Any] = {
+            **differences(fleet, event.models),
+            "settings": changed_settings(fleet.settings, event.settings),
+            "later": list(event.later),
+            "unread": dict(event.unread),
+        }
+        if event.is_dry and caller is not None:
+            would = foreseen(fleet, event.settings, event.models, event.needs, event.now)
+            self._outbox.reply(caller, {**answer, **would})
+            return
+        fleet.reload(event.settings, event.models, event.now)
+        fleet.appraised(event.needs)
+        if caller is not None:
+            over_bytes = overshoot_bytes(fleet, fleet.settings, event.now)
+            answer |= {"over_budget_bytes": over_bytes, **event.answer}
+            self._outbox.reply(caller, answer)
+
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise unfit("timeout_s", "timeout_s must be 0 seconds or more")
@@ -287,7 +353,7 @@ class ClientEvents:
         self._outbox.reply(caller, value)
         self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
 
-    def has_read_for(self, caller: Caller) -> bool:
+    def _has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
         is_waiting = caller in self._readers
         if is_waiting:

@@ -17,6 +17,7 @@ from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 from .accounting import Meter, Terms
 from .actions import (
     Abandon,
+    BudgetChanged,
     ForgetModel,
     LogFault,
     LookAtFiles,
@@ -31,9 +32,9 @@ from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .forecasts import reload_trigger
-from .kv_budget import adopt, longest_stream
+from .kv_budget import adopt
 from .life import Life, Outcome
-from .memory import Need, bounded
+from .memory import Need, Pressure, Reading, bounded
 from .memory_plan import Plan, plan
 from .memory_view import at_rest, view_of
 from .model import Model
@@ -115,6 +116,7 @@ class Fleet:
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
+        self._pressure = Pressure()
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
@@ -206,7 +208,8 @@ class Fleet:
 
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """Remove, add and change models: the configuration was read again."""
-        self.settings = settings
+        budget = self._pressure.after_reload(self.settings.budget, settings.budget)
+        self.settings = replace(settings, budget=budget)
         self.ledger.terms.change(settings)
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
@@ -279,6 +282,19 @@ class Fleet:
         it answers, the model stays."""
         model.life.files = replace(model.life.files, is_being_seen=True)
         self.outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
+
+    def squeeze(self, reading: Reading | None, now: float) -> None:
+        """Give the models what the other programs leave of the budget."""
+        before = self.settings.budget
+        if before is None:
+            return
+        held_bytes = sum(model.held_bytes for model in self)
+        budget = self._pressure.sampled(before, reading, held_bytes, now)
+        if budget != before:
+            self.settings = replace(self.settings, budget=budget)
+            self.look_at_all()
+        if budget.size_bytes != before.size_bytes:
+            self.outbox.add(BudgetChanged(budget=budget))
 
     # ------------------------------------------------------------ what models need
 
@@ -364,7 +380,7 @@ class Fleet:
         for name in self._touched:
             model = self.by_name.get(name)
             if model is not None and model.life.state is State.PENDING:
-                model.life.stream_tokens = longest_stream(model)
+                model.life.stream_tokens = model.longest_stream
         models = self.by_name.values()
         for model, trigger in self.downloads.settle(models):
             self.trigger(model, trigger, now)

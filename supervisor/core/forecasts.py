@@ -19,7 +19,6 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed, unknown_model
-from .kv_budget import bytes_to_load, longest_stream
 from .life import Life, Outcome
 from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
@@ -99,7 +98,7 @@ def forecast(
         raise load_failed(model.name, model.life.failure, is_retryable=False)
     answer: dict[str, Any] = {
         "model": model.name,
-        "needed_bytes": bytes_to_load(model),
+        "needed_bytes": model.bytes_to_load,
         "evicts": [],
         "swaps": [],
     }
@@ -120,7 +119,7 @@ def forecast(
             return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
         case Admit():
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
-            short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
+            short = needs(model.bytes_to_load, budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
         case Evict(models=(), reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
@@ -134,7 +133,7 @@ def forecast(
             raise does_not_fit(
                 model.name,
                 reason,
-                needed_bytes=bytes_to_load(model),
+                needed_bytes=model.bytes_to_load,
                 budget_bytes=whole_bytes,
                 blockers=blockers,
             )
@@ -148,7 +147,7 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
         return Admit()
     request = LoadRequest(
         name=model.name,
-        needed_bytes=bytes_to_load(model),
+        needed_bytes=model.bytes_to_load,
         urgency=Urgency.COMMAND,
         wants=Priority.INTERACTIVE,
         swaps_from=now + settings.swap_after_s if settings.swap else None,
@@ -243,7 +242,7 @@ def foreseen(
     there: list[Model] = []
     for model in models:
         life = deepcopy(model.life)
-        life.stream_tokens = longest_stream(model)
+        life.stream_tokens = model.longest_stream
         trigger = reload_trigger(model, by_name, settings.drain_timeout_s)
         outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:

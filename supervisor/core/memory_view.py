@@ -19,17 +19,11 @@ from mlxsup.protocol.states import Priority, Wanted, Why
 from .kv_budget import (
     Claim,
     Division,
-    bytes_to_load,
     claim_of,
     fixed_bytes,
     has_row_budget,
-    is_leaving_short,
-    is_tried_again,
     lasting_bytes,
-    length,
-    may_leave,
     member_of,
-    open_requests,
     rows_need,
     spare_bytes,
     takes_part,
@@ -338,7 +332,7 @@ def view_of(
         is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
-    is_tried = ran_out is not None and any(one.crashes.shortages for one in open_requests(ran_out))
+    is_tried = ran_out is not None and any(one.crashes.shortages for one in ran_out.open_requests)
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -369,7 +363,7 @@ def view_of(
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
         division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
         are_rows_leaving=any(
-            is_leaving_short(one) for model in everybody for one in model.batch.running.values()
+            one.is_leaving_short for model in everybody for one in model.batch.running.values()
         ),
     )
 
@@ -389,8 +383,13 @@ def _division(
         whole_bytes=budget.whole_bytes if budget else None,
         size_bytes=size_bytes,
         is_awaited=any(one.lack and one.urgency is not Urgency.NONE for one in models),
-        tried_again=frozenset(one.name for one in models if is_tried_again(one)),
+        tried_again=frozenset(one.name for one in models if _is_tried_again(one)),
     )
+
+
+def _is_tried_again(model: Model) -> bool:
+    """True if a request runs, or is about to, that has run out of memory alone."""
+    return any(one.crashes.shortages for one in (*model.batch.running.values(), *model.queue.again))
 
 
 def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None) -> bool:
@@ -429,7 +428,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
     return LoadedModel(
         name=model.name,
         reserved_bytes=life.reserved_bytes,
-        needed_bytes=bytes_to_load(model),
+        needed_bytes=model.bytes_to_load,
         never_bytes=_never_bytes(model, standing, now),
         spare_bytes=spare_bytes(model, now),
         is_ready=isinstance(phase, Ready),
@@ -493,8 +492,8 @@ def _rows_of(model: Model) -> Rows | None:
             Row(
                 served_at=one.run.dispatched_at or 0.0,
                 key=one.key,
-                tokens=length(one),
-                may_go=one.priority is LOWEST and may_leave(model, one),
+                tokens=one.length,
+                may_go=one.priority is LOWEST and model.may_leave(one),
             )
             for one in _staying(model)
         ),

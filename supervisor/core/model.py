@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
@@ -366,6 +367,28 @@ class Model:
     def is_idle(self) -> bool:
         """True if nothing is waiting, paused or running."""
         return not (self.queue or self.paused or self.batch.running or self.batch.leaving)
+
+    @property
+    def open_requests(self) -> list[Request]:
+        """Return those that run, wait to continue, or are paused."""
+        return [*self.batch.running.values(), *self.queue.again, *self.paused.values()]
+
+    def may_leave(self, request: Request) -> bool:
+        """True if the row of a request may leave the batch and continue later."""
+        return request.may_resume and not self.life.launch.deterministic
+
+    @property
+    def longest_stream(self) -> int:
+        """Return the tokens of its longest answer that has begun, and a step of growth; 0: none
+        has."""
+        begun = [one.length for one in self.open_requests if one.acceptance is not None]
+        return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
+
+    @property
+    def bytes_to_load(self) -> int:
+        """Return what must be free before it is loaded, or loaded again, with a row for its longest
+        answer."""
+        return self.life.needed_for(self.longest_stream)
 
     @property
     def urgency(self) -> Urgency:

@@ -273,6 +273,18 @@ class Request:
         return own_bytes + len(self.body) + self.cost.acceptance_bytes + len(self.sent.tokens)
 
     @property
+    def length(self) -> int:
+        """Return the tokens of its prompt, which counts once it was accepted, and of what was
+        sent."""
+        prompt = len(self.acceptance.prompt_tokens) // 4 if self.acceptance else 0
+        return prompt + self.tokens_sent
+
+    @property
+    def is_leaving_short(self) -> bool:
+        """True if its row was asked to leave for want of memory, and has not left yet."""
+        return self.stage is Stage.YIELDING and self.pauses.reason is PauseReason.MEMORY
+
+    @property
     def repeat_s(self) -> float:
         """Return how long reading its prompt and its answer so far again would take, judged by how
         long its prompt has taken, in seconds; 0 before its first token."""

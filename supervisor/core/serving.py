@@ -77,7 +77,7 @@ from .errors import (
     with_engine_s,
     worker_crashed,
 )
-from .kv_budget import is_held_back, is_leaving_short, may_leave, why_never
+from .kv_budget import is_held_back, why_never
 from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
@@ -574,7 +574,7 @@ class Serving:
             error = for_interrupted(model.life.waiting_error, model.name, request.tokens_sent)
             self.end(request, error=error, now=now)
             return
-        is_short = row.pause_reason is PauseReason.MEMORY or is_leaving_short(request)
+        is_short = row.pause_reason is PauseReason.MEMORY or request.is_leaving_short
         if is_short and is_wanted and request.is_unread:
             request.run.started_at = (
                 None  # it never had a row; in a drain, it has to come to its end
@@ -764,7 +764,7 @@ def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
         resume=resume,
         adapter=request.adapter,
         priority=request.waiting.standing,
-        may_leave=may_leave(model, request),
+        may_leave=model.may_leave(request),
         body=request.body,
     )
 

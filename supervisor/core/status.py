@@ -14,18 +14,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import LAST_REQUEST
+from mlxsup.protocol.ids import LAST_REQUEST, ModelName
 from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .accounting import Account
 from .gateway import Gateway
-from .kv_budget import bytes_to_load, longest_stream
 from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .requests import URGENT, Ledger, Request, Stage
-from .states import Backoff, Draining, Fetching, Loading, Pending, Ready
+from .states import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -48,6 +47,39 @@ class Daemon:
     gateway: Gateway | None = None
     started_at: float = 0.0
     machine_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The daemon at one moment.
+
+    Attributes:
+        states: each model's state, in the order of the configuration.
+        is_busy: whether there is an answer that is not paused, a load or a download, all of
+            which would stand still if the machine fell asleep.
+        is_ending: whether the daemon was asked to end.
+    """
+
+    states: tuple[tuple[ModelName, State], ...]
+    is_busy: bool
+    is_ending: bool
+
+
+def outline_of(fleet: Fleet) -> Outline:
+    """Return what the machine around the daemon wants to know of it."""
+    return Outline(
+        states=tuple((model.name, model.life.state) for model in fleet),
+        is_busy=any(request.stage is not Stage.PAUSED for request in fleet.ledger)
+        or any(_is_coming_up(model.life.phase) for model in fleet),
+        is_ending=fleet.is_shutting_down,
+    )
+
+
+def _is_coming_up(phase: Phase) -> bool:
+    """True if its process loads, or its files arrive; it may wait for memory for ever."""
+    if isinstance(phase, Pending):
+        return phase.fetching is not None
+    return phase.STATE is State.LOADING
 
 
 def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
@@ -164,8 +196,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
         "pinned": settings.pinned,
-        "needed_bytes": bytes_to_load(model),
-        "raised_bytes": need.raise_for(longest_stream(model)) if need else 0,
+        "needed_bytes": model.bytes_to_load,
+        "raised_bytes": need.raise_for(model.longest_stream) if need else 0,
         "reserved_bytes": life.reserved_bytes,
         "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
         "memory_wait": memory_wait(model, now),

@@ -49,7 +49,7 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
-from .kv_budget import keeps_to, longest_stream, planned_bytes, was_measured
+from .kv_budget import keeps_to, planned_bytes, was_measured
 from .life import Files
 from .memory import loaded_problem, raised
 from .memory_view import may_have_been_restored
@@ -252,6 +252,9 @@ def measured(fleet: Fleet, event: Sampled) -> None:
         if was_measured(model, event.now):
             fleet.touch(model)
     fleet.memory_changed(is_measured=True)
+    fleet.squeeze(event.reading, event.now)
+    if fleet.warm_pool.measured(event.footprint_bytes, fleet.settings):
+        fleet.look_at_all()
 
 
 def _files_seen(fleet: Fleet, model: Model, change: str, now: float) -> None:
@@ -312,7 +315,7 @@ def last_words(lines: Sequence[str]) -> str:
 def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     """Judge what the end of a process says about its requests, and apply it; the story, the
     journal and the watchers get what was decided and why (F10)."""
-    model.life.stream_tokens = longest_stream(model)
+    model.life.stream_tokens = model.longest_stream
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
         _raise_need(fleet, model, now)
     evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
