@@ -53,6 +53,7 @@ from .errors import (
     superseded_subscription,
 )
 from .events import (
+    ClientEvent,
     ClientGone,
     ClientSaid,
     ClientTooSlow,
@@ -63,7 +64,6 @@ from .events import (
 )
 from .fleet import Fleet
 from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
-from .memory_view import overshoot_bytes
 from .model import Model, check_keep_alive
 from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
@@ -75,17 +75,6 @@ from .status import (
     requests_map,
     status_map,
 )
-
-ClientEvent = (
-    ClientSaid
-    | ClientGone
-    | ClientTooSlow
-    | LaunchAppraised
-    | Reloaded
-    | ReloadRefused
-    | SettingsRead
-)
-"""What clients say and do, and what the shell has read for them."""
 
 
 class ClientEvents:
@@ -333,7 +322,7 @@ class ClientEvents:
         fleet.reload(event.settings, event.models, event.now)
         fleet.appraised(event.needs)
         if caller is not None:
-            over_bytes = overshoot_bytes(fleet, fleet.settings, event.now)
+            over_bytes = fleet.overshoot_bytes(event.now)
             answer |= {"over_budget_bytes": over_bytes, **event.answer}
             self._outbox.reply(caller, answer)
 

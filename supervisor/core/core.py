@@ -18,28 +18,22 @@ from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
 from .events import (
     Appraised,
-    ClientGone,
-    ClientSaid,
-    ClientTooSlow,
     DownloadSaid,
     Event,
     GatewayBeat,
     GatewayEnded,
     GatewayListening,
-    LaunchAppraised,
+    OfClient,
     OfWorker,
     PrewarmedEnded,
     PrewarmedReady,
     Reloaded,
-    ReloadRefused,
     Sampled,
-    SettingsRead,
     ShutdownAsked,
     Started,
     Tick,
 )
 from .fleet import Fleet
-from .forecasts import ends_process
 from .gateway import Gateway
 from .settings import CoreSettings, ModelSettings
 from .status import Daemon, Outline, outline_of, status_map
@@ -130,7 +124,7 @@ class Core:
 
     def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
         """True if a reload with these entries would end a process that serves."""
-        return ends_process(self.fleet, entries)
+        return self.fleet.ended_by(entries)
 
     def outline(self) -> Outline:
         """Return what the machine around the daemon wants to know of it."""
@@ -152,15 +146,7 @@ class Core:
         match event:
             case OfWorker():
                 workers.take(self.fleet, event)
-            case (
-                ClientSaid()
-                | ClientGone()
-                | ClientTooSlow()
-                | LaunchAppraised()
-                | Reloaded()
-                | ReloadRefused()
-                | SettingsRead()
-            ):
+            case OfClient():
                 self._clients.take(event)
             case Tick():
                 self._on_tick(event.now)

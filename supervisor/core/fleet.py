@@ -31,14 +31,12 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .forecasts import reload_trigger
 from .kv_budget import adopt
 from .life import Life, Outcome
 from .memory import Need, Pressure, Reading, bounded
 from .memory_plan import Plan, plan
-from .memory_view import at_rest, view_of
+from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
-from .poison import Verdict
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
@@ -198,6 +196,11 @@ class Fleet:
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
+    def overshoot_bytes(self, now: float) -> int:
+        """Return how much of what is reserved must still go, of any model that may."""
+        loaded = {one.name: one for one in loaded_models(self, self.settings, now)}
+        return MemoryView(budget=self.settings.budget, now=now, loaded=loaded).overshoot_bytes
+
     # ------------------------------------------------------------ all models at once
 
     def preload(self, now: float) -> None:
@@ -215,19 +218,29 @@ class Fleet:
         entries = {entry.name: entry for entry in models}
         for model in self:
             if model.name not in entries and model.life.wanted is not Wanted.GONE:
-                self.trigger(model, reload_trigger(model, entries, drain_s), now)
+                self.trigger(model, model.life.reload_trigger(entries, drain_s), now)
         for entry in models:
             known = self.by_name.get(entry.name)
             if known is not None:
                 if known.life.settings != entry:
                     known.blame.lift()
-                self.trigger(known, reload_trigger(known, entries, drain_s), now)
+                self.trigger(known, known.life.reload_trigger(entries, drain_s), now)
             else:
                 added = self._add(entry)
                 if entry.preload:
                     self.trigger(added, WantUp(why=Why.RELOAD), now)
         in_order = {entry.name: self.by_name[entry.name] for entry in models}
         self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
+
+    def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
+        """True if a reload with these entries would end, now or once it is idle, the process of a
+        model."""
+        launches = {entry.name: entry.launch for entry in entries}
+        return any(
+            model.life.has_process and launches.get(model.name) != model.life.settings.launch
+            for model in self
+            if model.life.wanted is not Wanted.GONE
+        )
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
         """End every process, and start none again.
@@ -497,8 +510,8 @@ class Fleet:
                 self.serving.fail_running(model, error, now)
             case RowsLeave():
                 self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
-            case RunningLost(text=text, verdict=verdict):
-                self._lose_worker(model, text, verdict, now)
+            case RunningLost():
+                self._lose_worker(model, outcome, now)
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
             case DownWaitersEnd(error=error_or_none):
@@ -514,7 +527,7 @@ class Fleet:
             case _:
                 assert_never(outcome)
 
-    def _lose_worker(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+    def _lose_worker(self, model: Model, lost: RunningLost, now: float) -> None:
         """Drop everything that a process held which is gone: what it renders for readers, its rows,
         its share of the device, and what it has said of itself.
 
@@ -522,7 +535,7 @@ class Fleet:
         serves: `prefill_slots` looks at every model that was touched.
         """
         self.attaching.worker_lost(model.name)
-        self.serving.lose_running(model, text, verdict, now)
+        self.serving.lose_running(model, lost.text, lost.verdict, now)
         self._meter.rests(model, now)
         model.forget_process()
 

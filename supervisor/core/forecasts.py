@@ -18,14 +18,14 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
-from .errors import does_not_fit, load_failed, unknown_model
+from .errors import does_not_fit, load_failed
 from .life import Life, Outcome
 from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
-from .states import Abandoned, Erased, Reconfigured, Removed, Shortage, Swapping, Urgency
+from .states import Abandoned, Erased, Removed, Shortage, Swapping, Urgency
 from .transitions import apply
 
 # ---------------------------------------------------------------- loads
@@ -185,34 +185,6 @@ def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> di
     }
 
 
-def reload_trigger(
-    model: Model, entries: Mapping[ModelName, ModelSettings], drain_s: float
-) -> Reconfigured | Removed:
-    """Return what a reload puts to the life of a model that there is.
-
-    Args:
-        entries: of the configuration that was read, by name.
-        drain_s: how long running requests may take if the process must end.
-    """
-    entry = entries.get(model.name)
-    if entry is None:
-        return Removed(drain_s=drain_s, error=unknown_model(model.name, entries))
-    return Reconfigured(settings=entry, drain_s=drain_s)
-
-
-def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> bool:
-    """True if a reload would end, now or once it is idle, the process of a model."""
-    by_name = {entry.name: entry for entry in entries}
-    return any(
-        model.life.has_process
-        and (
-            (entry := by_name.get(model.name)) is None or entry.launch != model.life.settings.launch
-        )
-        for model in models
-        if model.life.wanted is not Wanted.GONE
-    )
-
-
 def foreseen(
     models: Iterable[Model],
     settings: CoreSettings,
@@ -243,7 +215,7 @@ def foreseen(
     for model in models:
         life = deepcopy(model.life)
         life.stream_tokens = model.longest_stream
-        trigger = reload_trigger(model, by_name, settings.drain_timeout_s)
+        trigger = life.reload_trigger(by_name, settings.drain_timeout_s)
         outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:
             outcomes = apply(life, trigger, now)

@@ -17,13 +17,12 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES, Wanted
+from mlxsup.protocol.states import SERVES, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
 from .memory import equal_shares
 from .requests import Request
-from .states import Ready, Stopping
 
 if TYPE_CHECKING:
     from .model import Model
@@ -197,7 +196,7 @@ def spare_bytes(model: Model, now: float) -> int:
     """Return how much less would be reserved for a model if it gave back what it does not need now;
     once its process is about to go, that is all but what the next one needs, if there is to be one,
     or what is kept for a pinned model."""
-    if isinstance(model.life.phase, Stopping):
+    if model.life.state is State.STOPPING:
         next_bytes = model.bytes_to_load if model.life.wanted is Wanted.UP else 0
         return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
     budget = model.batch.budget
@@ -215,7 +214,7 @@ def lasting_bytes(model: Model, now: float) -> int:
     all that is left once it is idle and has given back; without a budget for its rows, nothing
     comes back."""
     life, budget = model.life, model.batch.budget
-    if not isinstance(life.phase, Ready):
+    if life.state is not State.READY:
         return life.pinned_bytes
     held_bytes = life.reserved_bytes - spare_bytes(model, now)
     if not has_row_budget(model) or is_given(model):

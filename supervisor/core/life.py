@@ -25,7 +25,7 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.worker_messages import Exit
 
 from .actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
-from .errors import cut_off, load_failed, superseded
+from .errors import cut_off, load_failed, superseded, unknown_model
 from .memory import Need
 from .settings import ModelSettings, RestartSettings
 from .states import (
@@ -42,6 +42,8 @@ from .states import (
     Phase,
     QueueEnds,
     Ready,
+    Reconfigured,
+    Removed,
     StopCause,
     Stopped,
     Stopping,
@@ -539,6 +541,20 @@ class Life:
         self.restarts.settings = settings.restart
         self.keep_books()
         return is_other_launch or self.wanted is Wanted.GONE
+
+    def reload_trigger(
+        self, entries: Mapping[ModelName, ModelSettings], drain_s: float
+    ) -> Reconfigured | Removed:
+        """Return what a reload puts to this life.
+
+        Args:
+            entries: of the configuration that was read, by name.
+            drain_s: how long running requests may take if the process must end.
+        """
+        entry = entries.get(self.name)
+        if entry is None:
+            return Removed(drain_s=drain_s, error=unknown_model(self.name, entries))
+        return Reconfigured(settings=entry, drain_s=drain_s)
 
     def release_memory(self) -> None:
         """Reserve no more than a pinned model always has."""

@@ -341,7 +341,7 @@ def view_of(
         waiting=tuple(
             _load_request(model, everybody, settings, now)
             for model in everybody
-            if waits_for_load(model)
+            if model.waits_for_load
         ),
         prewarmed=warm_pool.held,
         free_turns=settings.parallel_loads - len(loading),
@@ -382,7 +382,7 @@ def _division(
         others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
         whole_bytes=budget.whole_bytes if budget else None,
         size_bytes=size_bytes,
-        is_awaited=any(one.lack and one.urgency is not Urgency.NONE for one in models),
+        is_awaited=any(one.lack and one.is_asked_for for one in models),
         tried_again=frozenset(one.name for one in models if _is_tried_again(one)),
     )
 
@@ -396,7 +396,7 @@ def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None)
     """True if no model waits or makes room and no more is reserved than there is, so that there is
     nothing to plan before that changes."""
     everybody = list(models)
-    if any(waits_for_load(one) or isinstance(one.life.phase, Swapping) for one in everybody):
+    if any(one.waits_for_load or isinstance(one.life.phase, Swapping) for one in everybody):
         return False
     if budget is None:
         return True
@@ -404,20 +404,9 @@ def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None)
     return reserved_bytes + warm_pool.reserved_bytes <= budget.kept_bytes
 
 
-def waits_for_load(model: Model) -> bool:
-    """True if it waits for a turn or for memory, and not for its files."""
-    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
-
-
 def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
     """Return what is known of those models that hold a part of the budget."""
     return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
-
-
-def overshoot_bytes(models: Iterable[Model], settings: CoreSettings, now: float) -> int:
-    """Return how much of what is reserved must still go, of any model that may."""
-    loaded = {one.name: one for one in loaded_models(models, settings, now)}
-    return MemoryView(budget=settings.budget, now=now, loaded=loaded).overshoot_bytes
 
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
@@ -518,7 +507,7 @@ def _load_request(
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
     wants = _wanted_class(model)
-    is_unasked = model.urgency is Urgency.NONE and not model.paused
+    is_unasked = not (model.is_asked_for or model.paused)
     return LoadRequest(
         name=model.name,
         needed_bytes=life.needed_bytes,

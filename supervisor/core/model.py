@@ -398,6 +398,16 @@ class Model:
         return Urgency.REQUEST if self.queue else Urgency.NONE
 
     @property
+    def is_asked_for(self) -> bool:
+        """True if a request or a command waits for it to be loaded."""
+        return bool(self.up_callers or self.queue)
+
+    @property
+    def waits_for_load(self) -> bool:
+        """True if it waits for a turn or for memory, and not for its files."""
+        return self.life.state is State.PENDING and self.life.settings.download is None
+
+    @property
     def measured_bytes(self) -> int:
         """Return what its process holds of the memory that the budget is for: with CUDA, the
         device's."""

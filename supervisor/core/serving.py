@@ -350,7 +350,7 @@ class Serving:
         model.process.steps = message.step
         self._meter.add(model, message, now)
         has_begun = has_freed = False
-        has_suspects = model.blame.suspects > 0
+        has_suspects = bool(model.blame.suspects)
         deltas: dict[ConnectionId, list[ClientDelta]] = {}
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
@@ -404,7 +404,7 @@ class Serving:
         model.idle_since = now
         is_awaited = has_begun and bool(model.queue.urgent)
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
-        return has_changed or is_awaited or model.blame.is_anyone_on_probation
+        return has_changed or is_awaited or (has_suspects and model.blame.is_anyone_on_probation)
 
     def _take_delta(self, model: Model, request: Request, row: Row, now: float) -> ClientDelta:
         tokens = row.tokens

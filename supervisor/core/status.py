@@ -19,9 +19,7 @@ from mlxsup.protocol.pooling import capabilities
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
-from .accounting import Account
 from .gateway import Gateway
-from .memory_view import overshoot_bytes
 from .model import SHORTEST_FREE_S, Model
 from .requests import URGENT, Ledger, Request, Stage
 from .states import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
@@ -87,7 +85,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
     budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.totals.engine_s for model in fleet)
-    over_bytes = overshoot_bytes(fleet, fleet.settings, now)
+    over_bytes = fleet.overshoot_bytes(now)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
@@ -188,7 +186,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "paused_rows": [request_map(request, now) for request in model.paused.values()],
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
-        "suspects": model.blame.suspects,
+        "suspects": len(model.blame.suspects),
         "on_probation": model.blame.on_probation,
         "quarantined": model.blame.quarantined,
         "tokens_per_s": model.process.tokens_per_s(now),
@@ -595,7 +593,7 @@ def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
         yield request, place
 
 
-def _is_of(account: Account, client: str) -> bool:
+def _is_of(account: str, client: str) -> bool:
     """True if `client` means this account: `team`, `process 12@34`, or `12`."""
     number = account.partition("@")[0].rpartition(" ")[2]
     return client in (account, number)

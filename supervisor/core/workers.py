@@ -44,6 +44,7 @@ from .events import (
     Spawned,
     SpawnFailed,
     WorkerBroke,
+    WorkerEvent,
     WorkerSaid,
     WorkerSeen,
     WorkerUnlinked,
@@ -54,23 +55,11 @@ from .life import Files
 from .memory import loaded_problem, raised
 from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
-from .poison import Verdict
 from .requests import Request, Stage
 from .states import Abandoned, Backoff, Died, Due, GivenUp, Loading, StopCause, Stopping, StopStage
 from .status import change_map
 from .transitions import classify, ending_of, evidence_of
 from .watchdog import Alarm, Watch
-
-WorkerEvent = (
-    Spawned
-    | SpawnFailed
-    | WorkerSaid
-    | WorkerSeen
-    | FilesSeen
-    | WorkerBroke
-    | WorkerUnlinked
-    | Exited
-)
 
 
 def take(fleet: Fleet, event: WorkerEvent) -> None:
@@ -168,7 +157,8 @@ def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
         return
     if model.process.watch is not None:
         model.process.watch.stepped(message.step, now)
-    fleet.attaching.heard(message.rows)
+    if fleet.attaching.readers:
+        fleet.attaching.heard(message.rows)
     if fleet.serving.step(model, message, now):
         fleet.touch(model)
 
@@ -319,12 +309,13 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
         _raise_need(fleet, model, now)
     evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-    moments, running = last_moments(model, died, now), list(model.batch.running.values())
+    moments, running = _last_moments(model, died, now), list(model.batch.running.values())
     verdict = model.blame.judge(evidence, model.batch.held, now)
     if verdict.story:
         model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
-    fleet.trigger(model, replace(died, verdict=verdict), now)
-    entry = worker_died(model, died, verdict, moments, running, fleet.outbox, now)
+    died = replace(died, verdict=verdict)
+    fleet.trigger(model, died, now)
+    entry = _worker_died(model, died, moments, running, fleet.outbox, now)
     if entry is not None:
         fleet.outbox.record(entry)
     if verdict.is_tried_again:
@@ -361,7 +352,7 @@ MOST_ROWS = 32
 """The entry of a death names at most this many requests, and counts the others."""
 
 
-def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
+def _last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
     """Return the fields of `WorkerDied` that are forgotten once the end of a process is handled."""
     life, beat = model.life, model.process.heartbeat
     stopping = ending_of(life, died)
@@ -385,10 +376,9 @@ def last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
     }
 
 
-def worker_died(
+def _worker_died(
     model: Model,
     died: Died,
-    verdict: Verdict,
     moments: dict[str, Any],
     running: list[Request],
     actions: Iterable[Action],
@@ -397,7 +387,7 @@ def worker_died(
     """Return how a process ended, and what became of what it ran, once that has been decided.
 
     Args:
-        moments: `last_moments` of it.
+        moments: `_last_moments` of it.
         actions: what the end has led to, with the ends of the requests that did not outlive it.
 
     Returns:
@@ -427,8 +417,8 @@ def worker_died(
         signal=died.signal_name,
         cause=died.cause.value,
         detail=died.text if is_given_up or last is None else last.detail,
-        evidence=verdict.evidence.value,
-        verdict=verdict.story,
+        evidence=died.verdict.evidence.value,
+        verdict=died.verdict.story,
         rows=rows,
         more_rows=max(0, len(running) - MOST_ROWS),
         after=life.state.value,
