@@ -218,7 +218,6 @@ class ClientEvents:
             caller.connection,
             adapter=adapter,
             process=process,
-            settings=self._fleet.settings,
             models=len(self._fleet.by_name),
             now=now,
         )

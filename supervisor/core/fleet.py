@@ -213,7 +213,7 @@ class Fleet:
         """Remove, add and change models: the configuration was read again."""
         budget = self._pressure.after_reload(self.settings.budget, settings.budget)
         self.settings = replace(settings, budget=budget)
-        self.ledger.terms.change(settings)
+        self.ledger.terms.settings = settings
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
         for model in self:

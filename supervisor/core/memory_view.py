@@ -553,7 +553,7 @@ def _place_in_line(
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),
         since=phase.since,
-        arrived_at=request.arrived_at,
+        arrived_at=request.waiting.arrived_at,
     )
 
 

@@ -68,6 +68,7 @@ class Waiting:
     """The waits of a request.
 
     Attributes:
+        arrived_at: when it was asked for, monotonic seconds.
         standing: the class in which it waits, or in which it was dispatched: higher than its
             priority if it has waited long.
         queued_at: when it came into the queue, or came back.
@@ -76,6 +77,7 @@ class Waiting:
             a person are no waits.
     """
 
+    arrived_at: float = 0.0
     standing: Priority = Priority.NORMAL
     queued_at: float = 0.0
     since: float = 0.0
@@ -203,7 +205,6 @@ class Request:
         priority: its class, as it was asked for.
         body: the body frame, until the worker has accepted it.
         digest: hash of the model and the body; equal requests have equal ones.
-        arrived_at: monotonic seconds.
         may_resume: whether it continues after its worker has died.
         wants_notices: whether to notify its client of what it is waiting for.
         limits: until when it must have come how far.
@@ -218,7 +219,6 @@ class Request:
     model: ModelName
     body: bytes
     digest: Digest
-    arrived_at: float
     adapter: str = ""
     priority: Priority = Priority.NORMAL
     may_resume: bool = True
@@ -324,15 +324,17 @@ class Request:
         """Return where its time has gone so far."""
         started_at = now if self.run.started_at is None else self.run.started_at
         first = (
-            0.0 if self.cost.first_token_at is None else self.cost.first_token_at - self.arrived_at
+            0.0
+            if self.cost.first_token_at is None
+            else self.cost.first_token_at - self.waiting.arrived_at
         )
         paused_s = 0.0 if self.pauses.since is None else now - self.pauses.since
         return Timings(
-            queued_s=started_at - self.arrived_at,
+            queued_s=started_at - self.waiting.arrived_at,
             tokenize_s=self.cost.tokenize_s,
             prefill_s=self.cost.prefill_s,
             first_token_s=first,
-            total_s=now - self.arrived_at,
+            total_s=now - self.waiting.arrived_at,
             paused_s=self.pauses.before_s + paused_s,
         )
 
@@ -697,7 +699,7 @@ class Queue:
         self._lines = {priority: Line(counters, ledger) for priority in Priority}
         self._urgent = Line(counters, ledger)
         self._aging = Deadlines()
-        self._aging_s = counters.terms.aging_s
+        self._aging_s = counters.terms.settings.aging_s
         # Since the news was last taken: which requests have come and still wait, and whether any
         # may have moved up. And the place that each was last notified of.
         self._come: dict[RequestKey, Request] = {}
@@ -792,7 +794,7 @@ class Queue:
 
     def age(self, now: float) -> None:
         """Move up those that have waited long enough; all anew, if `aging_s` has changed."""
-        if self._aging_s != self.counters.terms.aging_s:
+        if self._aging_s != self.counters.terms.settings.aging_s:
             self._age_anew(now)
         for subject in self._aging.take_due(now):
             assert isinstance(subject, int)
@@ -801,7 +803,7 @@ class Queue:
             self._stand_anew(request, self._standing(request))
 
     def _age_anew(self, now: float) -> None:
-        self._aging_s = self.counters.terms.aging_s
+        self._aging_s = self.counters.terms.settings.aging_s
         for request in self._requests.values():
             _wait_until(request, now)
             self._stand_anew(request, self._standing(request))

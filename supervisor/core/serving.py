@@ -81,7 +81,7 @@ from .kv_budget import is_held_back, why_never
 from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
-from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage
+from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
 from .settings import CoreSettings
 from .status import change_map, expected_s, load_progress, wait_reason, waiting_news
 
@@ -118,7 +118,6 @@ class Serving:
         *,
         adapter: str,
         process: str,
-        settings: CoreSettings,
         models: int,
         now: float,
     ) -> None:
@@ -138,7 +137,7 @@ class Serving:
         priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body, adapter)
         model.blame.expire(now)
-        self._check(model, account, priority, digest, len(message.body), settings, models, now)
+        self._check(model, account, priority, digest, len(message.body), models, now)
         request = Request(
             key=self.ledger.new_key(),
             connection=connection,
@@ -149,10 +148,10 @@ class Serving:
             priority=priority,
             body=message.body,
             digest=digest,
-            arrived_at=now,
             may_resume=message.resume,
             wants_notices=message.notices,
-            limits=_limits_of(message, settings, now),
+            limits=_limits_of(message, self.ledger.terms.settings, now),
+            waiting=Waiting(arrived_at=now),
         )
         self.ledger.add(request)
         model.line_up(request, now)
@@ -164,7 +163,6 @@ class Serving:
         priority: Priority,
         digest: Digest,
         body_bytes: int,
-        settings: CoreSettings,
         models: int,
         now: float,
     ) -> None:
@@ -181,7 +179,7 @@ class Serving:
         lifted_in_s = model.blame.quarantined_for_s(digest, now)
         if lifted_in_s is not None:
             raise quarantined(model.name, 0, lifted_in_s)
-        full = self._what_is_full(model, account, body_bytes, settings, models)
+        full = self._what_is_full(model, account, body_bytes, models)
         if full is not None:
             limit, sentence = full
             raise overloaded(
@@ -194,7 +192,7 @@ class Serving:
             )
 
     def _what_is_full(
-        self, model: Model, account: Account, body_bytes: int, settings: CoreSettings, models: int
+        self, model: Model, account: Account, body_bytes: int, models: int
     ) -> tuple[str, str] | None:
         """Return the setting that leaves no room for one more request, and how near it is; None if
         there is room (H3, H5).
@@ -204,6 +202,7 @@ class Serving:
         queue of a loading or slow model does not block the others: at most twice `max_queue` wait.
         """
         ledger, queued = self.ledger, len(model.queue)
+        settings = ledger.terms.settings
         if ledger.held_bytes + body_bytes > settings.max_queue_bytes:
             sentence = f"open requests hold {ledger.held_bytes} bytes, close to the limit"
             return "max_queue_bytes", sentence
@@ -213,7 +212,7 @@ class Serving:
             waiting = f"{ledger.waiting} requests are waiting, {queued} of them for this model"
             return "max_queue", f"{waiting}, which is the limit"
         own = ledger.waiting_by_account[account]
-        if own < ledger.terms.most_waiting(account, settings):
+        if own < ledger.terms.most_waiting(account):
             return None
         has_table = ledger.terms.of(account).max_queue
         table = f"{ledger.terms.table_of(account)} max_queue"
@@ -486,7 +485,7 @@ class Serving:
         ):
             error = deadline_exceeded(model.name, "the first token", 0)
         else:
-            waited_s = now - request.arrived_at
+            waited_s = now - request.waiting.arrived_at
             error = queue_timeout(model.name, waited_s, model.life.download_cause)
         self.fail(model, request, error, now)
 
@@ -853,7 +852,7 @@ def request_started(model: Model, request: Request, now: float) -> RequestStarte
         model=request.model,
         client=request.account,
         generation=model.life.generation,
-        queued_s=now - request.arrived_at,
+        queued_s=now - request.waiting.arrived_at,
     )
 
 

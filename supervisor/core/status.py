@@ -618,7 +618,7 @@ def _map(
         "expected_s": wait_s,
         "tokens_per_s": _tokens_per_s(request, now),
         "engine_s": request.cost.engine_s,
-        "age_s": now - request.arrived_at,
+        "age_s": now - request.waiting.arrived_at,
     }
 
 
