@@ -291,7 +291,8 @@ class Serving:
         places = model.queue.take_news()
         reason, progress = wait_reason(model), load_progress(model)
         for key, position in (model.queue.places() if is_for_all else places).items():
-            request = self._request(key)
+            request = self.ledger.get(key)
+            assert request is not None
             is_limited = model.serves_queue and not self.ledger.may_run(request.account)
             own = WaitReason.LIMIT if is_limited else reason
             detail: dict[str, Any] = {"position": position, "reason": own.value}
@@ -451,11 +452,6 @@ class Serving:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
             self._meter.rests(model, now)
 
-    def _request(self, key: RequestKey) -> Request:
-        request = self.ledger.get(key)
-        assert request is not None
-        return request
-
     # ------------------------------------------------------------ one request ends
 
     def cancel(self, model: Model, request: Request, now: float) -> None:
@@ -479,8 +475,7 @@ class Serving:
         if request.limits.deadline is not None and now >= request.limits.deadline:
             error = deadline_exceeded(model.name, "the end of the answer", request.tokens_sent)
         elif (
-            request.cost.first_token_at is None
-            and request.limits.first_token_deadline is not None
+            request.limits.first_token_deadline is not None
             and now >= request.limits.first_token_deadline
         ):
             error = deadline_exceeded(model.name, "the first token", 0)

@@ -20,7 +20,7 @@ from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .gateway import Gateway
-from .model import SHORTEST_FREE_S, Model
+from .model import Model
 from .requests import URGENT, Ledger, Request, Stage
 from .states import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
 
@@ -42,7 +42,7 @@ class Daemon:
     """
 
     facts: Mapping[str, Any]
-    gateway: Gateway | None = None
+    gateway: Gateway
     started_at: float = 0.0
     machine_bytes: int = 0
 
@@ -111,7 +111,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
             "machine_bytes": daemon.machine_bytes,
         },
         "warm_pool": warm_pool,
-        "gateway": daemon.gateway.status(now) if daemon.gateway else None,
+        "gateway": daemon.gateway.status(now),
         "queue": queue_map(fleet, fleet.ledger),
         "models": rows,
     }
@@ -547,8 +547,8 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
             return 0.0
         if model.batch.yields_at is not None:
             return max(model.batch.yields_at - now, 0.0)
-    cost_s = model.queue.counters.cost_s
-    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
+    is_known = model.queue.counters.cost_s is not None
+    return place * model.next_free_s() if is_known else None
 
 
 # ---------------------------------------------------------------- all open requests
