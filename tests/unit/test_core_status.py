@@ -257,6 +257,8 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() ->
 def test_story_has_each_death_and_verdict() -> None:
     driver = in_state(State.READY)
     driver.exit(signal="SIGSEGV", last_lines=("boom",))
+    [death] = driver.of(WorkerDied)
+    assert (death.evidence, death.verdict) == ("accuses", "1 request under suspicion")
     story = driver.core.stories()["m"]
     assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
     assert story[-2] == "1000.000 READY died (SIGSEGV: boom) → PENDING"
