@@ -9,7 +9,7 @@ from mlxsup.protocol.flight import Entry, RequestEnded
 
 from .config.load import ConfigError
 from .core.actions import Announce, LogFault, RequestRefused, SetLogLevel
-from .core.core import Outline
+from .core.status import Outline
 from .logs import DaemonLog
 from .service_manager import ServiceManager
 from .sleep import SleepGuard

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
 
-from .core.core import Outline
+from .core.status import Outline
 
 SOCKET_VARIABLE = "NOTIFY_SOCKET"
 WATCHDOG_VARIABLE = "WATCHDOG_USEC"

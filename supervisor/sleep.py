@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from .core.core import Outline
+from .core.status import Outline
 from .logs import DaemonLog
 
 CAFFEINATE = "/usr/bin/caffeinate"

@@ -3,7 +3,7 @@
 What a folder's files describe is built by loops in Python, and a chat template is a program: both
 may ask for any amount of memory. Neither can be interrupted, so the process ends with a sentence.
 The guard looks from the thread of the heartbeats. While something holds the interpreter that thread
-stands still; then the supervisor ends the process (`supervisor/core/health/watchdog.py`).
+stands still; then the supervisor ends the process (`supervisor/core/watchdog.py`).
 """
 
 from __future__ import annotations

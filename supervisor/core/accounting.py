@@ -34,7 +34,7 @@ from .settings import ANYONE, ClientSettings, CoreSettings
 
 if TYPE_CHECKING:
     from .model import Model
-    from .requests.ledger import Request
+    from .requests import Request
 
 Account = NewType("Account", str)
 """A name that `[clients]` lists, or else the process behind a connection."""
@@ -52,37 +52,29 @@ def _beginning(pid: int) -> str:
 
 
 class Terms:
-    """The terms of each account, when a waiting request moves up, and when a running one may be
-    paused for it: `[clients]`, `aging_s` and `min_run_s` as they were last read.
+    """The terms of each account, by the configuration.
 
     Attributes:
+        settings: as they were last read.
         gateway_pid: the process through which HTTP requests come; None: there is none. Without
             keys it is one account on behalf of many clients.
-        aging_s: after each wait of this length a request moves up one class; 0 for never.
-        min_run_s: for how long a request must have gained tokens before it is paused for another.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
         self.gateway_pid: int | None = None
-        self.change(settings)
-
-    def change(self, settings: CoreSettings) -> None:
-        """Take the configuration that was read again."""
-        self.aging_s = settings.aging_s
-        self.min_run_s = settings.min_run_s
-        self._clients = settings.clients
-        self._others = settings.clients.get(ANYONE, _UNLISTED)
 
     def of(self, account: Account) -> ClientSettings:
         """Return what the account is granted: its own table, or else that of all others."""
-        return self._clients.get(account, self._others)
+        clients = self.settings.clients
+        return clients.get(account) or clients.get(ANYONE, _UNLISTED)
 
-    def most_waiting(self, account: Account, settings: CoreSettings) -> int:
+    def most_waiting(self, account: Account) -> int:
         """Return how many requests of an account may wait; those of HTTP without a key leave room
         for one more client."""
         if own := self.of(account).max_queue:
             return own
-        most = settings.max_queue_per_client
+        settings, most = self.settings, self.settings.max_queue_per_client
         if self.gateway_pid is not None and account.startswith(_beginning(self.gateway_pid)):
             most = max(most, settings.max_queue - most)
         return most
@@ -97,14 +89,14 @@ class Terms:
             process: the process behind its connection, as the shell names it; empty if it could
                 not be found, in which case the connection is the account.
         """
-        if client is not None and client != ANYONE and client in self._clients:
+        if client is not None and client != ANYONE and client in self.settings.clients:
             return Account(client)
         return Account(process or f"connection {connection.hex()}")
 
     def table_of(self, account: Account) -> str:
         """Return the table of the configuration that grants an account what it has:
         `clients.NAME`."""
-        return f"clients.{account}" if account in self._clients else f'clients."{ANYONE}"'
+        return f"clients.{account}" if account in self.settings.clients else f'clients."{ANYONE}"'
 
 
 MAX_ACCOUNTS = 4096

@@ -1,29 +1,53 @@
-"""The core's orders to the shell, which carries them out in order and decides nothing."""
+"""The core's orders to the shell, which carries them out in order and decides nothing.
+
+The outbox collects those of one event. Its journal keeps the facts of models and requests for
+`mlxsup why`: only what is rare (changes of state, deaths, and the start, pauses and end of each
+request), as facts and not as sentences, because a better sentence then explains an old death, too.
+Requests that are refused on arrival are left out, because a flood of them would push out what
+others ask for.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.client_messages import (
     AddModel,
     Configure,
+    Failed,
     MessageToClient,
+    Notice,
     RemoveModel,
+    Reply,
     SettingsQuery,
 )
+from mlxsup.protocol.client_messages import Event as EventMessage
+from mlxsup.protocol.codec import to_map
 from mlxsup.protocol.download import Repository
-from mlxsup.protocol.flight import Entry
+from mlxsup.protocol.errors import RemoteError
+from mlxsup.protocol.flight import (
+    Entry,
+    ModelChanged,
+    WorkerDied,
+)
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
+from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
 from .events import LaunchAppraised
-from .memory.budget import Budget
-from .memory.need import Need
+from .memory import Budget, Need
+
+if TYPE_CHECKING:
+    from .model import Model
+    from .requests import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,3 +351,141 @@ Action = (
 )
 """Everything that the core asks the shell to do: an entry of the journal has just come about, and
 is to be written to its file, and a request's end to the log, too."""
+
+
+# ---------------------------------------------------------------- the journal
+
+CHANGES_OF_A_MODEL = 40
+DEATHS_OF_A_MODEL = 8
+OF_REQUESTS = 256
+MOST_MODELS = 1024
+"""Those that changed last; a configuration has far fewer."""
+
+
+class Journal:
+    """The latest entries, in memory; the shell writes all of them to files."""
+
+    def __init__(self) -> None:
+        self._last_number = 0
+        # Entries with their numbers, which count as those in the files do, and their times in
+        # monotonic seconds. Bounded by the four numbers above.
+        self._changes: dict[str, deque[tuple[int, float, Entry]]] = {}
+        self._deaths: dict[str, deque[tuple[int, float, Entry]]] = {}
+        self._requests: deque[tuple[int, float, Entry]] = deque(maxlen=OF_REQUESTS)
+
+    def keep(self, entry: Entry, now: float) -> None:
+        """Keep an entry."""
+        self._last_number += 1
+        kept = (self._last_number, now, entry)
+        match entry:
+            case WorkerDied(model=model):
+                _ring(self._deaths, model, DEATHS_OF_A_MODEL).append(kept)
+            case ModelChanged(model=model):
+                _ring(self._changes, model, CHANGES_OF_A_MODEL).append(kept)
+            case _:
+                self._requests.append(kept)
+
+    def entries(self, now: float) -> list[dict[str, Any]]:
+        """Return what is kept, oldest first: `n`, `kind`, the entry's fields, and `ago_s`."""
+        kept = heapq.merge(*self._changes.values(), *self._deaths.values(), self._requests)
+        return [
+            {"n": number, "ago_s": now - at, "kind": entry.KIND, **to_map(entry)}
+            for number, at, entry in kept
+        ]
+
+
+def _ring(
+    rings: dict[str, deque[tuple[int, float, Entry]]], model: str, length: int
+) -> deque[tuple[int, float, Entry]]:
+    """Return the ring of a model, which becomes the latest; the oldest of too many goes."""
+    ring = rings.pop(model, None)
+    if ring is None:
+        ring = deque(maxlen=length)
+    rings[model] = ring
+    while len(rings) > MOST_MODELS:
+        del rings[next(iter(rings))]
+    return ring
+
+
+# ---------------------------------------------------------------- the outbox
+
+
+class Outbox:
+    """Collects actions until the event has been handled.
+
+    Attributes:
+        subscriptions: connections that get every change of a model, and under which id.
+        journal: the latest facts of models and requests.
+    """
+
+    def __init__(self) -> None:
+        # Bounded by the connections that the shell lets in, one entry each.
+        self.subscriptions: dict[ConnectionId, RequestId] = {}
+        self.journal = Journal()
+        self._actions: list[Action] = []
+        self._now = 0.0
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self._actions)
+
+    def begin(self, now: float) -> None:
+        """Begin the actions of an event; drop what one that raised an error has left."""
+        self._actions, self._now = [], now
+
+    def add(self, action: Action) -> None:
+        """Add an action after all others."""
+        self._actions.append(action)
+
+    def record(self, entry: Entry) -> None:
+        """Keep a fact in the journal, and have the shell write it."""
+        self.journal.keep(entry, self._now)
+        self._actions.append(entry)
+
+    def take(self) -> list[Action]:
+        """Return the actions of this event; the next one starts with none."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def send(self, connection: ConnectionId, message: MessageToClient) -> None:
+        """Send a message to a client."""
+        self._actions.append(SendToClient(connection=connection, message=message))
+
+    def reply(self, caller: Caller, value: dict[str, Any]) -> None:
+        """Answer a command that succeeded."""
+        self.send(caller.connection, Reply(id=caller.id, value=value))
+
+    def fail(self, caller: Caller, error: RemoteError) -> None:
+        """Answer a command that failed."""
+        self.send(caller.connection, Failed(id=caller.id, error=error))
+
+    def tell(self, model: Model, message: MessageToWorker) -> None:
+        """Send a message to the process of a model, and count it: its heartbeats count, too."""
+        if model.process.watch is not None:
+            model.process.watch.was_told(self._now)
+        generation = model.life.generation
+        action = SendToWorker(model=model.name, generation=generation, message=message)
+        self._actions.append(action)
+
+    def notify(
+        self,
+        request: Request,
+        kind: NoticeKind,
+        detail: dict[str, Any],
+        **times: float | None,
+    ) -> None:
+        """Send a notice to a client that wants them, unless it got the same one before.
+
+        Args:
+            times: seconds that it says besides; they alone are no news. None: not known, left out.
+        """
+        if request.wants_notices and request.sent.notices.get(kind) != detail:
+            request.sent.notices[kind] = detail
+            known = {name: seconds for name, seconds in times.items() if seconds is not None}
+            notice = Notice(id=request.id, kind=kind, detail={**detail, **known})
+            self.send(request.connection, notice)
+
+    def announce(self, change: dict[str, Any]) -> None:
+        """Send a change of a model to all that watch."""
+        self._actions.append(Announce(change=change))
+        for connection, id in self.subscriptions.items():
+            self.send(connection, EventMessage(id=id, value=change))

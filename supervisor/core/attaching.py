@@ -16,10 +16,10 @@ from mlxsup.protocol.states import SERVES, FinishReason
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Render, Rendered
 
+from .actions import Outbox
 from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
 from .model import Model
-from .outbox import Outbox
-from .requests.ledger import Request
+from .requests import Request
 
 MOST_READERS = 8
 """The most readers of one request."""
@@ -57,14 +57,18 @@ class _Reader:
 
 
 class Attaching:
-    """Sends streams to those who have joined them."""
+    """Sends streams to those who have joined them.
+
+    Attributes:
+        readers: who has joined which request.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         # Bounded: MOST_READERS for each open request, and those whose question is open, which ends
         # with the worker's answer or the worker.
-        self._readers: dict[Caller, _Reader] = {}
-        self._of: dict[RequestKey, list[_Reader]] = {}
+        self._listening: dict[Caller, _Reader] = {}
+        self.readers: dict[RequestKey, list[_Reader]] = {}
         self._asking: dict[int, _Reader] = {}
         self._last_number = 0
 
@@ -77,27 +81,25 @@ class Attaching:
         """
         if self.listens(caller):
             raise duplicate_id(caller.id)
-        readers = self._of.get(request.key, [])
+        readers = self.readers.get(request.key, [])
         if len(readers) >= MOST_READERS:
             raise too_many_readers(model.name, request.id, MOST_READERS)
         reader = _Reader(caller=caller, request=request)
         if request.sent.tokens:
             self._ask(model, reader)
-        self._readers[caller] = reader
-        self._of.setdefault(request.key, []).append(reader)
+        self._listening[caller] = reader
+        self.readers.setdefault(request.key, []).append(reader)
 
     def listens(self, caller: Caller) -> bool:
         """True if a stream comes under this id, so that no other may."""
-        return caller in self._readers
+        return caller in self._listening
 
     def heard(self, rows: Sequence[Row]) -> None:
         """Pass on the pieces of a step, before anything else is done about them; those of a prompt
         are for the one who asked, because a newcomer would get the rest of them."""
-        if not self._of:
-            return
         for row in rows:
             if row.body and not row.is_prompt:
-                for reader in list(self._of.get(row.key, ())):
+                for reader in list(self.readers.get(row.key, ())):
                     self._pass_on(reader, row.tokens, row.body)
 
     def rendered(self, model: Model, message: Rendered) -> None:
@@ -119,7 +121,7 @@ class Attaching:
 
     def ended(self, request: Request, end: End) -> None:
         """Pass on the end of a request."""
-        for reader in self._of.pop(request.key, ()):
+        for reader in self.readers.pop(request.key, ()):
             if reader.asked is None:
                 self._finish(reader, end)
             else:
@@ -133,7 +135,7 @@ class Attaching:
 
     def detach(self, caller: Caller) -> bool:
         """End the listening of a client; the request continues. Return whether it did listen."""
-        reader = self._readers.get(caller)
+        reader = self._listening.get(caller)
         if reader is None:
             return False
         self._finish(reader, Done(id=caller.id, seq=0, finish_reason=FinishReason.CANCELLED))
@@ -142,19 +144,19 @@ class Attaching:
     def forget(self, connection: ConnectionId) -> list[Caller]:
         """End all listening of a connection that is gone, or does not read; return what it listened
         to."""
-        callers = [caller for caller in self._readers if caller.connection == connection]
+        callers = [caller for caller in self._listening if caller.connection == connection]
         for caller in callers:
-            self._remove(self._readers[caller])
+            self._remove(self._listening[caller])
         return callers
 
     def check_invariants(self, open_keys: Sequence[RequestKey]) -> None:
         """Raise AssertionError if a client listens to what does not come."""
-        assert self._of.keys() <= set(open_keys)
-        assert all(0 < len(readers) <= MOST_READERS for readers in self._of.values())
-        listening = [reader for readers in self._of.values() for reader in readers]
+        assert self.readers.keys() <= set(open_keys)
+        assert all(0 < len(readers) <= MOST_READERS for readers in self.readers.values())
+        listening = [reader for readers in self.readers.values() for reader in readers]
         waiting = [reader for reader in self._asking.values() if reader.end is not None]
-        assert {*listening, *waiting} == set(self._readers.values())
-        assert len(listening) + len(waiting) == len(self._readers)
+        assert {*listening, *waiting} == set(self._listening.values())
+        assert len(listening) + len(waiting) == len(self._listening)
 
     # ------------------------------------------------------------ inside
 
@@ -209,11 +211,11 @@ class Attaching:
         self._remove(reader)
 
     def _remove(self, reader: _Reader) -> None:
-        del self._readers[reader.caller]
+        del self._listening[reader.caller]
         if reader.asked is not None:
             self._asking.pop(reader.asked, None)
-        readers = self._of.get(reader.request.key)
+        readers = self.readers.get(reader.request.key)
         if readers is not None and reader in readers:
             readers.remove(reader)
             if not readers:
-                del self._of[reader.request.key]
+                del self.readers[reader.request.key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from mlxsup.protocol.client_messages import (
     AddModel,
@@ -41,6 +41,7 @@ from .actions import (
     AppraiseLaunch,
     ChangeConfiguration,
     FileMessage,
+    Outbox,
     ReadConfiguration,
     RequestRefused,
 )
@@ -51,12 +52,20 @@ from .errors import (
     superseded,
     superseded_subscription,
 )
-from .events import ClientGone, ClientSaid, ClientTooSlow, LaunchAppraised
+from .events import (
+    ClientEvent,
+    ClientGone,
+    ClientSaid,
+    ClientTooSlow,
+    LaunchAppraised,
+    Reloaded,
+    ReloadRefused,
+    SettingsRead,
+)
 from .fleet import Fleet
-from .forecasts import check_launch, forecast
-from .lifecycle.transitions import Reconfigured, WantDown, WantRestart, WantUp
+from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
 from .model import Model, check_keep_alive
-from .outbox import Outbox
+from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
     Daemon,
     cancelled_map,
@@ -77,7 +86,29 @@ class ClientEvents:
         self._daemon = daemon
         self._readers: list[Caller] = []  # who waits for files that the shell reads
 
-    def said(self, event: ClientSaid) -> None:
+    def take(self, event: ClientEvent) -> None:
+        """Handle one event."""
+        match event:
+            case ClientSaid():
+                self._said(event)
+            case ClientGone():
+                self._gone(event)
+            case ClientTooSlow():
+                self._too_slow(event)
+            case LaunchAppraised():
+                self._launch_appraised(event)
+            case Reloaded():
+                self._reloaded(event)
+            case ReloadRefused(caller=caller, error=error):
+                if self._has_read_for(caller):
+                    self._outbox.fail(caller, error)
+            case SettingsRead(caller=caller, answer=answer):
+                if self._has_read_for(caller):
+                    self._outbox.reply(caller, dict(answer))
+            case _:
+                assert_never(event)
+
+    def _said(self, event: ClientSaid) -> None:
         """Handle a message; if it cannot be done, answers with an error and changes nothing."""
         caller = Caller(connection=event.connection, id=event.message.id)
         try:
@@ -88,20 +119,20 @@ class ClientEvents:
                 said, code = event.message, error.code.value
                 self._outbox.add(RequestRefused(id=said.id, model=said.model, outcome=code))
 
-    def gone(self, event: ClientGone) -> None:
+    def _gone(self, event: ClientGone) -> None:
         """Forget the commands of a closed connection, and cancel its requests.
 
         In this order, because it may listen to a request of its own.
         """
         self._forget_callers(event.connection)
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.leaving.drop(self._fleet.touched_by(request), request, event.now)
+            self._fleet.serving.drop(self._fleet.touched_by(request), request, event.now)
 
-    def too_slow(self, event: ClientTooSlow) -> None:
+    def _too_slow(self, event: ClientTooSlow) -> None:
         """Fail all that a client has open who has not read what it was sent."""
         error = slow_consumer()
         for request in self._fleet.ledger.of_connection(event.connection):
-            self._fleet.leaving.fail(self._fleet.touched_by(request), request, error, event.now)
+            self._fleet.serving.fail(self._fleet.touched_by(request), request, error, event.now)
         for caller in self._forget_callers(event.connection):
             self._outbox.fail(caller, error)
 
@@ -128,11 +159,11 @@ class ClientEvents:
                 self._fleet.trigger(model, restart, now)
             case PauseRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.leaving.pause(fleet.touched_by(request), request, now)
+                fleet.serving.pause(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case ResumeRequest():
                 request = find_named(fleet.ledger, message.request)
-                fleet.leaving.resume(fleet.touched_by(request), request, now)
+                fleet.serving.resume(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case Attach():
                 if fleet.ledger.find(caller.connection, caller.id) is not None:
@@ -142,7 +173,7 @@ class ClientEvents:
             case CancelRequest():
                 request = find_named(fleet.ledger, message.request)
                 self._outbox.reply(caller, cancelled_map(request))
-                fleet.leaving.cancel(fleet.touched_by(request), request, now)
+                fleet.serving.cancel(fleet.touched_by(request), request, now)
             case RequestsQuery():
                 value = requests_map(fleet, fleet.ledger, message.client, now)
                 self._outbox.reply(caller, value)
@@ -187,7 +218,6 @@ class ClientEvents:
             caller.connection,
             adapter=adapter,
             process=process,
-            settings=self._fleet.settings,
             models=len(self._fleet.by_name),
             now=now,
         )
@@ -203,7 +233,7 @@ class ClientEvents:
             return
         request = self._fleet.ledger.find(caller.connection, message.id)
         if request is not None:  # otherwise its end is already on the way
-            self._fleet.leaving.cancel(self._fleet.touched_by(request), request, now)
+            self._fleet.serving.cancel(self._fleet.touched_by(request), request, now)
 
     def _on_prioritize(self, caller: Caller, message: Prioritize, now: float) -> None:
         request = find_named(self._fleet.ledger, message.request)
@@ -233,9 +263,9 @@ class ClientEvents:
         else:
             self._load(caller, model, now)
 
-    def launch_appraised(self, event: LaunchAppraised) -> None:
+    def _launch_appraised(self, event: LaunchAppraised) -> None:
         """Load a model with another launch, now that it is known what it needs then."""
-        if not self.has_read_for(event.caller):
+        if not self._has_read_for(event.caller):
             return
         try:
             model = self._model(event.model)
@@ -271,6 +301,30 @@ class ClientEvents:
         else:
             self._outbox.add(ChangeConfiguration(caller=caller, change=message))
 
+    def _reloaded(self, event: Reloaded) -> None:
+        """Take the configuration that was read again; after a dry run only say what it would do."""
+        fleet, caller = self._fleet, event.caller
+        if fleet.is_shutting_down:
+            return  # the caller has been told
+        if caller is not None:
+            self._has_read_for(caller)
+        answer: dict[str, Any] = {
+            **differences(fleet, event.models),
+            "settings": changed_settings(fleet.settings, event.settings),
+            "later": list(event.later),
+            "unread": dict(event.unread),
+        }
+        if event.is_dry and caller is not None:
+            would = foreseen(fleet, event.settings, event.models, event.needs, event.now)
+            self._outbox.reply(caller, {**answer, **would})
+            return
+        fleet.reload(event.settings, event.models, event.now)
+        fleet.appraised(event.needs)
+        if caller is not None:
+            over_bytes = fleet.overshoot_bytes(event.now)
+            answer |= {"over_budget_bytes": over_bytes, **event.answer}
+            self._outbox.reply(caller, answer)
+
     def _on_stop(self, caller: Caller, message: Stop, now: float) -> None:
         if message.timeout_s is not None and message.timeout_s < 0:
             raise unfit("timeout_s", "timeout_s must be 0 seconds or more")
@@ -287,7 +341,7 @@ class ClientEvents:
         self._outbox.reply(caller, value)
         self._fleet.shut_down(now, is_immediate=message.now, drain_s=message.timeout_s)
 
-    def has_read_for(self, caller: Caller) -> bool:
+    def _has_read_for(self, caller: Caller) -> bool:
         """True if this caller waited until now for what the shell has read."""
         is_waiting = caller in self._readers
         if is_waiting:

@@ -8,49 +8,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import State
 
-from . import worker_events
-from .actions import Action, BudgetChanged, Finish, WakeAt
+from . import workers
+from .actions import Action, Finish, Outbox, WakeAt
 from .client_events import ClientEvents
 from .deadlines import Deadlines, Housekeeping
 from .events import (
     Appraised,
-    ClientGone,
-    ClientSaid,
-    ClientTooSlow,
     DownloadSaid,
     Event,
     GatewayBeat,
     GatewayEnded,
     GatewayListening,
-    LaunchAppraised,
+    OfClient,
     OfWorker,
     PrewarmedEnded,
     PrewarmedReady,
     Reloaded,
-    ReloadRefused,
     Sampled,
-    SettingsRead,
     ShutdownAsked,
     Started,
     Tick,
 )
 from .fleet import Fleet
-from .forecasts import changed_settings, differences, ends_process, foreseen
 from .gateway import Gateway
-from .lifecycle.states import Pending, Phase
-from .memory.budget import Pressure, Reading
-from .memory_view import overshoot_bytes
-from .outbox import Outbox
-from .requests.ledger import Stage
 from .settings import CoreSettings, ModelSettings
-from .status import Daemon, status_map
+from .status import Daemon, Outline, outline_of, status_map
 
 POOL_EVENTS = (
     PrewarmedEnded,
@@ -63,29 +49,6 @@ POOL_EVENTS = (
 )
 """After these the core looks whether the warm pool is as it should be: it need not after each
 token, and `Sampled` comes every second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
-    """The daemon at one moment.
-
-    Attributes:
-        states: each model's state, in the order of the configuration.
-        is_busy: whether there is an answer that is not paused, a load or a download, all of
-            which would stand still if the machine fell asleep.
-        is_ending: whether the daemon was asked to end.
-    """
-
-    states: tuple[tuple[ModelName, State], ...]
-    is_busy: bool
-    is_ending: bool
-
-
-def _is_coming_up(phase: Phase) -> bool:
-    """True if its process loads, or its files arrive; it may wait for memory for ever."""
-    if isinstance(phase, Pending):
-        return phase.fetching is not None
-    return phase.STATE is State.LOADING
 
 
 class Core:
@@ -126,7 +89,6 @@ class Core:
         )
         self.ledger = self.fleet.ledger
         self._clients = ClientEvents(self.fleet, self.outbox, self._daemon)
-        self._pressure = Pressure()
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -162,16 +124,11 @@ class Core:
 
     def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
         """True if a reload with these entries would end a process that serves."""
-        return ends_process(self.fleet, entries)
+        return self.fleet.ended_by(entries)
 
     def outline(self) -> Outline:
         """Return what the machine around the daemon wants to know of it."""
-        return Outline(
-            states=tuple((model.name, model.life.state) for model in self.fleet),
-            is_busy=any(request.stage is not Stage.PAUSED for request in self.ledger)
-            or any(_is_coming_up(model.life.phase) for model in self.fleet),
-            is_ending=self.fleet.is_shutting_down,
-        )
+        return outline_of(self.fleet)
 
     def stories(self) -> dict[str, tuple[str, ...]]:
         """Return the latest events of each model's life and what they led to."""
@@ -188,13 +145,9 @@ class Core:
     def _take(self, event: Event) -> None:
         match event:
             case OfWorker():
-                worker_events.take(self.fleet, event)
-            case ClientSaid():
-                self._clients.said(event)
-            case ClientGone():
-                self._clients.gone(event)
-            case ClientTooSlow():
-                self._clients.too_slow(event)
+                workers.take(self.fleet, event)
+            case OfClient():
+                self._clients.take(event)
             case Tick():
                 self._on_tick(event.now)
             case PrewarmedReady(number=number, pid=pid):
@@ -217,25 +170,16 @@ class Core:
                     number, cause, event.now, is_crash=is_crash, is_ending=is_ending
                 )
             case Sampled():
-                self._on_sampled(event)
+                self._daemon.machine_bytes = event.machine_bytes
+                workers.measured(self.fleet, event)
             case Appraised(needs=needs):
                 self.fleet.appraised(needs)
-            case LaunchAppraised():
-                self._clients.launch_appraised(event)
             case Started():
                 self._daemon.started_at = event.now
                 self.fleet.preload(event.now)
                 self._gateway.start(event.now)
             case ShutdownAsked(is_immediate=is_immediate):
                 self.fleet.shut_down(event.now, is_immediate=is_immediate, drain_s=None)
-            case Reloaded():
-                self._on_reloaded(event)
-            case ReloadRefused(caller=caller, error=error):
-                if self._clients.has_read_for(caller):
-                    self.outbox.fail(caller, error)
-            case SettingsRead(caller=caller, answer=answer):
-                if self._clients.has_read_for(caller):
-                    self.outbox.reply(caller, dict(answer))
             case _:
                 assert_never(event)
 
@@ -243,65 +187,13 @@ class Core:
         self._woken_at = None
         for subject in self._deadlines.take_due(now):
             if isinstance(subject, str):
-                self.fleet.due(subject, now)
+                workers.due(self.fleet, subject, now)
             elif isinstance(subject, int):
                 request = self.ledger.get(subject)
                 if request is not None:
-                    self.fleet.leaving.due(self.fleet.touched_by(request), request, now)
+                    self.fleet.serving.due(self.fleet.touched_by(request), request, now)
             elif subject is Housekeeping.GATEWAY and not self.fleet.is_shutting_down:
                 self._gateway.due(now)
-
-    def _on_sampled(self, event: Sampled) -> None:
-        self._daemon.machine_bytes = event.machine_bytes
-        self.fleet.measured(event)
-        self._squeeze(event.reading, event.now)
-        if self.fleet.warm_pool.measured(event.footprint_bytes, self.fleet.settings):
-            self.fleet.look_at_all()
-
-    def _squeeze(self, reading: Reading | None, now: float) -> None:
-        """Give the models what the other programs leave of the budget."""
-        before = self.fleet.settings.budget
-        if before is None:
-            return
-        held_bytes = sum(model.held_bytes for model in self.fleet)
-        budget = self._pressure.sampled(before, reading, held_bytes, now)
-        if budget != before:
-            self.fleet.settings = replace(self.fleet.settings, budget=budget)
-            self.fleet.look_at_all()
-        if budget.size_bytes != before.size_bytes:
-            self.outbox.add(BudgetChanged(budget=budget))
-
-    def _on_reloaded(self, event: Reloaded) -> None:
-        if self.fleet.is_shutting_down:
-            return  # the caller has been told
-        if event.caller is not None:
-            self._clients.has_read_for(event.caller)
-        changes = differences(self.fleet, event.models)
-        changes["settings"] = changed_settings(self.fleet.settings, event.settings)
-        if event.is_dry and event.caller is not None:
-            answer = {
-                **changes,
-                "later": list(event.later),
-                "unread": dict(event.unread),
-                **foreseen(self.fleet, event.settings, event.models, event.needs, event.now),
-            }
-            self.outbox.reply(event.caller, answer)
-            return
-        before = self.fleet.settings.budget
-        budget = self._pressure.after_reload(before, event.settings.budget)
-        settings = replace(event.settings, budget=budget)
-        self.fleet.reload(settings, event.models, event.now)
-        self.fleet.appraised(event.needs)
-        over_bytes = overshoot_bytes(self.fleet, settings, event.now)
-        if event.caller is not None:
-            answer = {
-                **changes,
-                "later": list(event.later),
-                "over_budget_bytes": over_bytes,
-                "unread": dict(event.unread),
-                **event.answer,
-            }
-            self.outbox.reply(event.caller, answer)
 
     # ------------------------------------------------------------ after every event
 

@@ -17,12 +17,10 @@ from mlxsup.protocol.download import (
     Repository,
 )
 
-from .actions import EndDownload, StartDownload
+from .actions import EndDownload, Outbox, StartDownload
 from .events import DownloadSaid
-from .lifecycle.states import Fetching, Pending
-from .lifecycle.transitions import Trigger
 from .model import Model
-from .outbox import Outbox
+from .states import Fetching, Pending, Trigger
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
-from .memory.budget import Reading
-from .memory.need import Need
+from .memory import Need, Reading
 from .settings import CoreSettings, ModelSettings
 
 
@@ -39,6 +38,11 @@ class OfWorker(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfClient(_Event):
+    """A client said or did something, or the shell has read what one asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_Event):
     """The supervisor is up: preload what the configuration says. The first event."""
 
@@ -49,7 +53,7 @@ class Tick(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSaid(_Event):
+class ClientSaid(OfClient):
     """A client sent a message.
 
     Attributes:
@@ -63,14 +67,14 @@ class ClientSaid(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientGone(_Event):
+class ClientGone(OfClient):
     """A client's connection is closed: its requests are cancelled, its commands forgotten."""
 
     connection: ConnectionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTooSlow(_Event):
+class ClientTooSlow(OfClient):
     """A client has not read what waits for it: its requests end with `slow_consumer`."""
 
     connection: ConnectionId
@@ -247,7 +251,7 @@ class Appraised(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchAppraised(_Event):
+class LaunchAppraised(OfClient):
     """A model was appraised for a load with another launch, which a client has asked for.
 
     Attributes:
@@ -272,7 +276,7 @@ class ShutdownAsked(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reloaded(_Event):
+class Reloaded(OfClient):
     """The configuration was read again and is valid.
 
     Attributes:
@@ -296,7 +300,7 @@ class Reloaded(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadRefused(_Event):
+class ReloadRefused(OfClient):
     """The configuration was read again and cannot be used: the old one stays in effect (P20).
 
     Attributes:
@@ -308,20 +312,26 @@ class ReloadRefused(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsRead(_Event):
+class SettingsRead(OfClient):
     """The settings of a model were read from the configuration file."""
 
     answer: Mapping[str, Any]
     caller: Caller
 
 
-Event = (
-    Started
-    | Tick
-    | ClientSaid
+ClientEvent = (
+    ClientSaid
     | ClientGone
     | ClientTooSlow
-    | Spawned
+    | LaunchAppraised
+    | Reloaded
+    | ReloadRefused
+    | SettingsRead
+)
+"""What clients say and do, and what the shell has read for them."""
+
+WorkerEvent = (
+    Spawned
     | SpawnFailed
     | WorkerSaid
     | WorkerSeen
@@ -329,6 +339,14 @@ Event = (
     | WorkerBroke
     | WorkerUnlinked
     | Exited
+)
+"""What happens to the processes of models."""
+
+Event = (
+    ClientEvent
+    | WorkerEvent
+    | Started
+    | Tick
     | PrewarmedReady
     | PrewarmedEnded
     | DownloadSaid
@@ -337,10 +355,6 @@ Event = (
     | GatewayEnded
     | Sampled
     | Appraised
-    | LaunchAppraised
     | ShutdownAsked
-    | Reloaded
-    | ReloadRefused
-    | SettingsRead
 )
 """Everything that the shell reports to the core."""

@@ -8,20 +8,20 @@ from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.errors import RemoteError, invalid
+from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
-from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
-from mlxsup.protocol.text import LOG_LEVELS, size_text
+from mlxsup.protocol.text import LOG_LEVELS
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .accounting import Meter, Terms
 from .actions import (
     Abandon,
+    BudgetChanged,
     ForgetModel,
     LogFault,
     LookAtFiles,
-    LookAtWorker,
-    NeedRaised,
+    Outbox,
     SendToWorker,
     SetLogLevel,
     SignalWorker,
@@ -31,53 +31,37 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .events import Sampled
-from .forecasts import reload_trigger
-from .health.death_cause import evidence_of
-from .health.poison import Verdict
-from .health.watchdog import Alarm
-from .journal import last_moments, model_changed, worker_died
-from .kv_budget import adopt, longest_stream, planned_bytes, was_measured
-from .leaving import Leaving
-from .lifecycle.life import (
+from .kv_budget import adopt
+from .life import Life, Outcome
+from .memory import Need, Pressure, Reading, bounded
+from .memory_plan import Plan, plan
+from .memory_view import MemoryView, at_rest, loaded_models, view_of
+from .model import Model
+from .prefill_slots import PrefillSlots
+from .requests import Ledger, Queue, Request
+from .serving import Serving
+from .settings import CoreSettings, ModelSettings
+from .states import (
     Changed,
     DownWaitersEnd,
+    Drained,
+    Due,
     Erased,
-    Files,
-    Life,
-    Outcome,
+    Faulted,
     QueueEnds,
     RowsLeave,
     RunningEnds,
     RunningLost,
-    UpWaitersEnd,
-)
-from .lifecycle.states import StopCause, Stopping, StopStage
-from .lifecycle.transitions import (
-    Died,
-    Drained,
-    Due,
-    Faulted,
-    GivenUp,
-    ImpossibleTransitionError,
+    StopCause,
     Trigger,
     Turn,
+    UpWaitersEnd,
     WantDown,
     WantUp,
-    apply,
     words_of,
 )
-from .memory.need import Need, bounded, raised
-from .memory_plan import Plan, plan
-from .memory_view import at_rest, may_have_been_restored, view_of
-from .model import WATCHED, Model
-from .outbox import Outbox
-from .prefill_slots import PrefillSlots
-from .requests.ledger import Ledger, Request
-from .requests.queue import Queue
-from .serving import Serving
-from .settings import CoreSettings, ModelSettings
 from .status import change_map, model_row
+from .transitions import ImpossibleTransitionError, apply
 from .warm_pool import WarmPool
 
 MOST_PASSES = 10
@@ -97,7 +81,7 @@ class Fleet:
         settings: the `[supervisor]` table as it was last read.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
-        ledger: the open requests, which `serving` and `leaving` move.
+        ledger: the open requests, which `serving` moves.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
@@ -121,20 +105,20 @@ class Fleet:
         self._meter = meter = Meter()
         self.ledger = Ledger(Terms(settings), deadlines)
         self.attaching = Attaching(outbox)
-        self.leaving = Leaving(self.ledger, outbox, self.attaching)
-        self.serving = Serving(self.ledger, self.leaving, outbox, meter)
+        self.serving = Serving(self.ledger, self.attaching, outbox, meter)
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
-        self._deadlines = deadlines
-        self._outbox = outbox
+        self.deadlines = deadlines
+        self.outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
+        self._pressure = Pressure()
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
-        self._ran_out: Model | None = None
+        self.ran_out: Model | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -212,6 +196,11 @@ class Fleet:
         limits = [model.life.kill_limit_s for model in self if model.life.state in HAS_PROCESS]
         return 2 * self._exit_grace_s + max(limits) if limits else 0.0
 
+    def overshoot_bytes(self, now: float) -> int:
+        """Return how much of what is reserved must still go, of any model that may."""
+        loaded = {one.name: one for one in loaded_models(self, self.settings, now)}
+        return MemoryView(budget=self.settings.budget, now=now, loaded=loaded).overshoot_bytes
+
     # ------------------------------------------------------------ all models at once
 
     def preload(self, now: float) -> None:
@@ -222,25 +211,36 @@ class Fleet:
 
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """Remove, add and change models: the configuration was read again."""
-        self.settings = settings
-        self.ledger.terms.change(settings)
+        budget = self._pressure.after_reload(self.settings.budget, settings.budget)
+        self.settings = replace(settings, budget=budget)
+        self.ledger.terms.settings = settings
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
         for model in self:
             if model.name not in entries and model.life.wanted is not Wanted.GONE:
-                self.trigger(model, reload_trigger(model, entries, drain_s), now)
+                self.trigger(model, model.life.reload_trigger(entries, drain_s), now)
         for entry in models:
             known = self.by_name.get(entry.name)
             if known is not None:
                 if known.life.settings != entry:
                     known.blame.lift()
-                self.trigger(known, reload_trigger(known, entries, drain_s), now)
+                self.trigger(known, known.life.reload_trigger(entries, drain_s), now)
             else:
                 added = self._add(entry)
                 if entry.preload:
                     self.trigger(added, WantUp(why=Why.RELOAD), now)
         in_order = {entry.name: self.by_name[entry.name] for entry in models}
         self.by_name = in_order | {m.name: m for m in self if m.name not in in_order}
+
+    def ended_by(self, entries: Sequence[ModelSettings]) -> bool:
+        """True if a reload with these entries would end, now or once it is idle, the process of a
+        model."""
+        launches = {entry.name: entry.launch for entry in entries}
+        return any(
+            model.life.has_process and launches.get(model.name) != model.life.settings.launch
+            for model in self
+            if model.life.wanted is not Wanted.GONE
+        )
 
     def shut_down(self, now: float, *, is_immediate: bool, drain_s: float | None) -> None:
         """End every process, and start none again.
@@ -278,7 +278,7 @@ class Fleet:
             story.append(f"{now:.3f} {before} {words_of(trigger)} !")
             if before in HAS_PROCESS:
                 self.fault(model, StopCause.INTERNAL, f"internal error: {error}", now)
-            self._outbox.add(LogFault(model=model.name, story=tuple(story)))
+            self.outbox.add(LogFault(model=model.name, story=tuple(story)))
             return
         story.append(f"{now:.3f} {before} {words_of(trigger)} → {model.life.state}")
         for outcome in outcomes:
@@ -290,115 +290,39 @@ class Fleet:
         """End the process of a model for what it did, or did not do."""
         self.trigger(model, Faulted(cause=cause, detail=detail), now)
 
-    def due(self, name: ModelName, now: float) -> None:
-        """Act on a deadline of this model, if it has come."""
-        model = self.by_name.get(name)
-        if model is None:
-            return
-        self.touch(model)
-        self.look_after(model, now)
-        when = model.state_deadline()
-        if when is None or now < when:
-            return
-        phase = model.life.phase
-        is_killed = isinstance(phase, Stopping) and phase.stage is StopStage.KILL
-        if is_killed and model.life.pid is not None:  # SIGKILL has not ended it within the limit
-            self.handle_exit(model, GivenUp(pid=model.life.pid), now)
-        else:
-            self.trigger(model, Due(), now)
-
-    def look_after(self, model: Model, now: float) -> None:
-        """Act on what the process's signs of life mean."""
-        life, watch = model.life, model.process.watch
-        if watch is None or life.state not in WATCHED:
-            return
-        match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
-            case Alarm.LOOK:
-                self._outbox.add(LookAtWorker(model=model.name, generation=life.generation))
-            case Alarm.STUCK:
-                self.fault(model, StopCause.STALL, watch.describe(now), now)
-            case Alarm.STOPPED:
-                detail = "another program stopped its process (SIGSTOP)"
-                self.fault(model, StopCause.SUSPENDED, detail, now)
-            case Alarm.BROKEN:
-                self.fault(model, StopCause.BROKEN, watch.describe(now), now)
-            case Alarm.NONE:
-                pass
-        if model.queue:
-            self.touch(model)
-        else:  # nothing can start: a beat moves the deadline, and nothing else
-            self._deadlines.set(model.name, self.prefill_slots.deadline(model))
-
     def look_at_files(self, model: Model) -> None:
         """Have the shell compare the files of a model with those that its process has loaded; until
         it answers, the model stays."""
         model.life.files = replace(model.life.files, is_being_seen=True)
-        self._outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
+        self.outbox.add(LookAtFiles(model=model.name, generation=model.life.generation))
 
-    def files_seen(self, model: Model, change: str, now: float) -> None:
-        """Note what has changed in the files of a model since it has loaded them: empty if nothing
-        has. If it is going away, that is of no interest."""
-        before, model.life.files = model.life.files.change, Files(seen_at=now, change=change)
-        self.touch(model)
-        self.memory_changed()
-        if model.life.state is not State.READY or bool(change) == bool(before):
+    def squeeze(self, reading: Reading | None, now: float) -> None:
+        """Give the models what the other programs leave of the budget."""
+        before = self.settings.budget
+        if before is None:
             return
-        note = "can be swapped out again, because its files are unchanged since the load"
-        if change:
-            note = f"cannot be swapped out while it has open answers: {change}"
-        self._outbox.announce(change_map(model, note))
-
-    def measured(self, event: Sampled) -> None:
-        """Note what the processes were measured at, and act on what that says."""
-        for model in self:
-            pid = model.life.pid
-            model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-            model.process.machine_bytes = event.machine_bytes
-            if model.process.watch is not None:
-                model.process.watch.measured(model.life.footprint_bytes)
-                if model.process.watch.grows_silently(event.now):
-                    self.look_after(model, event.now)
-            model.process.rates.append((event.now, model.totals.tokens))
-            if may_have_been_restored(model, event.now):
-                self.look_at_files(model)
-            if was_measured(model, event.now):
-                self.touch(model)
-        self.memory_changed(is_measured=True)
-
-    def handle_exit(self, model: Model, died: Died, now: float) -> None:
-        """Judge what the end of a process says about its requests, and apply it; the story, the
-        journal and the watchers get what was decided and why (F10)."""
-        model.life.stream_tokens = longest_stream(model)
-        if died.exit_code == ExitCode.OUT_OF_MEMORY:
-            self._raise_need(model, now)
-        evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-        moments, running = last_moments(model, died, now), list(model.batch.running.values())
-        verdict = model.blame.judge(evidence, model.batch.held, now)
-        if verdict.story:
-            model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
-        self.trigger(model, replace(died, verdict=verdict), now)
-        entry = worker_died(model, died, verdict, moments, running, self._outbox, now)
-        if entry is not None:
-            self._outbox.record(entry)
-        if verdict.is_tried_again:
-            self._ran_out = model
-        if verdict.story and model.name in self.by_name:
-            self._outbox.announce(change_map(model, verdict.story))
+        held_bytes = sum(model.held_bytes for model in self)
+        budget = self._pressure.sampled(before, reading, held_bytes, now)
+        if budget != before:
+            self.settings = replace(self.settings, budget=budget)
+            self.look_at_all()
+        if budget.size_bytes != before.size_bytes:
+            self.outbox.add(BudgetChanged(budget=budget))
 
     # ------------------------------------------------------------ what models need
 
     def appraised(self, needs: Mapping[ModelName, Need]) -> None:
         """Replace what was known of the needs of models: the shell has appraised them."""
         self.needs = needs
-        self._appraise()
+        self.appraise()
 
     def relaunched(self, name: ModelName, need: Need | None) -> None:
         """Plan with what one model needs with another launch than that of the configuration."""
         others = {one: known for one, known in self.needs.items() if one != name}
         self.needs = others if need is None else {**others, name: need}
-        self._appraise()
+        self.appraise()
 
-    def _appraise(self) -> None:
+    def appraise(self) -> None:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""
         needs, budget = self.needs, self.settings.budget
         if budget is not None:
@@ -409,29 +333,6 @@ class Fleet:
         for model in self:
             model.life.appraise(needs.get(model.name))
             self.touch(model)
-
-    def _raise_need(self, model: Model, now: float) -> None:
-        """Reserve more for the next process of a model: this one has run out of memory. What it
-        held must still be known, and what stays reserved follows from the need."""
-        need = model.life.need
-        if need is None or model.life.is_outdated or model.name not in self.needs:
-            return  # or its files cannot be read, or a reload has removed it
-        held_bytes = model.measured_bytes - model.process.reusable_bytes
-        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
-        if higher.raised_bytes == need.raised_bytes:
-            return
-        self.needs = {**self.needs, model.name: replace(higher, most_bytes=None)}
-        self._appraise()
-        remember = NeedRaised(
-            model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
-        )
-        self._outbox.add(remember)
-        note = (
-            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
-            f"which is {size_text(higher.raise_for(0))} more than estimated"
-        )
-        model.life.story.append(f"{now:.3f} {note}")
-        self._outbox.announce(change_map(model, note))
 
     # ------------------------------------------------------------ how much workers log
 
@@ -445,14 +346,14 @@ class Fleet:
             levels = f"one of {', '.join(LOG_LEVELS)}"
             raise invalid("level", levels, shown=repr(level[:60]))
         self._log_level = level
-        self._outbox.add(SetLogLevel(level=level))
+        self.outbox.add(SetLogLevel(level=level))
         for model in self:
             self.tell_log_level(model)
 
     def tell_log_level(self, model: Model) -> None:
         """Tell a worker that may have become READY the level: it may have been started before."""
         if self._log_level is not None and model.life.state in SERVES:
-            self._outbox.tell(model, LogLevel(level=self._log_level))
+            self.outbox.tell(model, LogLevel(level=self._log_level))
 
     # ------------------------------------------------------------ after every event
 
@@ -473,7 +374,7 @@ class Fleet:
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
-                    self._deadlines.set(model.name, self.prefill_slots.deadline(model))
+                    self.deadlines.set(model.name, self.prefill_slots.deadline(model))
                 if self.ledger.take_filled():  # whose turn or return it was must wait
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
@@ -492,7 +393,7 @@ class Fleet:
         for name in self._touched:
             model = self.by_name.get(name)
             if model is not None and model.life.state is State.PENDING:
-                model.life.stream_tokens = longest_stream(model)
+                model.life.stream_tokens = model.longest_stream
         models = self.by_name.values()
         for model, trigger in self.downloads.settle(models):
             self.trigger(model, trigger, now)
@@ -505,10 +406,10 @@ class Fleet:
                 self.settings,
                 now,
                 is_measured=self._is_measured,
-                ran_out=self._ran_out,
+                ran_out=self.ran_out,
                 is_division_due=self._is_division_due,
             )
-            self._is_measured, self._ran_out = False, None
+            self._is_measured, self.ran_out = False, None
             found = plan(view)
             self._carry_out_plan(found, now)
             if not (found.steps or found.shed):
@@ -521,9 +422,9 @@ class Fleet:
         for name, note in found.reclaimed:
             model = self.by_name[name]
             model.process.asked_back_at = now
-            self._outbox.tell(model, GiveBack())
+            self.outbox.tell(model, GiveBack())
             if note:
-                self._outbox.announce(change_map(model, note))
+                self.outbox.announce(change_map(model, note))
         self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
@@ -535,13 +436,13 @@ class Fleet:
             model = self.by_name[name]
             self.touch(model)
             self.memory_changed()
-            self.serving.ask_to_leave(model, PauseReason.MEMORY, keys)
-            self._outbox.announce(change_map(model, note))
+            self.serving.ask_rows_to_leave(model, PauseReason.MEMORY, keys)
+            self.outbox.announce(change_map(model, note))
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
             if message is not None:
-                self._outbox.tell(model, message)
+                self.outbox.tell(model, message)
             if model.queue:  # its rows may take more, or could
                 self.touch(model)
 
@@ -592,32 +493,41 @@ class Fleet:
         match outcome:
             case Changed(note=note):
                 if before is not model.life.state:
-                    self._outbox.record(model_changed(model, before, note))
-                self._outbox.announce(change_map(model, note, before))
+                    self.outbox.record(
+                        ModelChanged(
+                            model=model.name,
+                            generation=model.life.generation,
+                            before=before.value,
+                            after=model.life.state.value,
+                            why=model.life.why.value,
+                            note=note,
+                        )
+                    )
+                self.outbox.announce(change_map(model, note, before))
             case QueueEnds(error=error):
-                self.leaving.fail_queue(model, error, now)
+                self.serving.fail_queue(model, error, now)
             case RunningEnds(error=error):
-                self.leaving.fail_running(model, error, now)
+                self.serving.fail_running(model, error, now)
             case RowsLeave():
-                self.serving.ask_to_leave(model, PauseReason.SWAP)
-            case RunningLost(text=text, verdict=verdict):
-                self._lose_worker(model, text, verdict, now)
+                self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
+            case RunningLost():
+                self._lose_worker(model, outcome, now)
             case UpWaitersEnd(error=error_or_none):
                 self._answer(model, model.up_callers, error_or_none, now)
             case DownWaitersEnd(error=error_or_none):
                 self._answer(model, model.down_callers, error_or_none, now)
             case Erased():
-                self._outbox.add(ForgetModel(model=model.name))
+                self.outbox.add(ForgetModel(model=model.name))
                 del self.by_name[model.name]
-                self._deadlines.set(model.name, None)
+                self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
-                self._outbox.tell(model, message)
+                self.outbox.tell(model, message)
             case Spawn() | SignalWorker() | Abandon():
-                self._outbox.add(outcome)
+                self.outbox.add(outcome)
             case _:
                 assert_never(outcome)
 
-    def _lose_worker(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+    def _lose_worker(self, model: Model, lost: RunningLost, now: float) -> None:
         """Drop everything that a process held which is gone: what it renders for readers, its rows,
         its share of the device, and what it has said of itself.
 
@@ -625,7 +535,7 @@ class Fleet:
         serves: `prefill_slots` looks at every model that was touched.
         """
         self.attaching.worker_lost(model.name)
-        self.leaving.lose_running(model, text, verdict, now)
+        self.serving.lose_running(model, lost.text, lost.verdict, now)
         self._meter.rests(model, now)
         model.forget_process()
 
@@ -634,7 +544,10 @@ class Fleet:
     ) -> None:
         for caller in callers:
             if error is None:
-                self._outbox.reply(caller, {"model": model_row(model, now)})
+                self.outbox.reply(caller, {"model": model_row(model, now)})
             else:
-                self._outbox.fail(caller, error)
+                self.outbox.fail(caller, error)
         callers.clear()
+
+
+# ---------------------------------------------------------------- models

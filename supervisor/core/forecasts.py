@@ -18,16 +18,15 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
-from .errors import does_not_fit, load_failed, unknown_model
-from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.life import Erased, Life, Outcome
-from .lifecycle.states import Abandoned, Shortage, Swapping, Urgency
-from .lifecycle.transitions import Reconfigured, Removed, apply
-from .memory.need import Need, bounded
+from .errors import does_not_fit, load_failed
+from .life import Life, Outcome
+from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
+from .states import Abandoned, Erased, Removed, Shortage, Swapping, Urgency
+from .transitions import apply
 
 # ---------------------------------------------------------------- loads
 
@@ -99,7 +98,7 @@ def forecast(
         raise load_failed(model.name, model.life.failure, is_retryable=False)
     answer: dict[str, Any] = {
         "model": model.name,
-        "needed_bytes": bytes_to_load(model),
+        "needed_bytes": model.bytes_to_load,
         "evicts": [],
         "swaps": [],
     }
@@ -120,7 +119,7 @@ def forecast(
             return {**answer, "outcome": "fits", "reason": "there is no memory budget"}
         case Admit():
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
-            short = needs(bytes_to_load(model), budget_bytes - reserved_bytes)
+            short = needs(model.bytes_to_load, budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
         case Evict(models=(), reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
@@ -134,7 +133,7 @@ def forecast(
             raise does_not_fit(
                 model.name,
                 reason,
-                needed_bytes=bytes_to_load(model),
+                needed_bytes=model.bytes_to_load,
                 budget_bytes=whole_bytes,
                 blockers=blockers,
             )
@@ -148,7 +147,7 @@ def _foresee(model: Model, models: Iterable[Model], settings: CoreSettings, now:
         return Admit()
     request = LoadRequest(
         name=model.name,
-        needed_bytes=bytes_to_load(model),
+        needed_bytes=model.bytes_to_load,
         urgency=Urgency.COMMAND,
         wants=Priority.INTERACTIVE,
         swaps_from=now + settings.swap_after_s if settings.swap else None,
@@ -186,34 +185,6 @@ def differences(models: Iterable[Model], entries: Sequence[ModelSettings]) -> di
     }
 
 
-def reload_trigger(
-    model: Model, entries: Mapping[ModelName, ModelSettings], drain_s: float
-) -> Reconfigured | Removed:
-    """Return what a reload puts to the life of a model that there is.
-
-    Args:
-        entries: of the configuration that was read, by name.
-        drain_s: how long running requests may take if the process must end.
-    """
-    entry = entries.get(model.name)
-    if entry is None:
-        return Removed(drain_s=drain_s, error=unknown_model(model.name, entries))
-    return Reconfigured(settings=entry, drain_s=drain_s)
-
-
-def ends_process(models: Iterable[Model], entries: Sequence[ModelSettings]) -> bool:
-    """True if a reload would end, now or once it is idle, the process of a model."""
-    by_name = {entry.name: entry for entry in entries}
-    return any(
-        model.life.has_process
-        and (
-            (entry := by_name.get(model.name)) is None or entry.launch != model.life.settings.launch
-        )
-        for model in models
-        if model.life.wanted is not Wanted.GONE
-    )
-
-
 def foreseen(
     models: Iterable[Model],
     settings: CoreSettings,
@@ -243,8 +214,8 @@ def foreseen(
     there: list[Model] = []
     for model in models:
         life = deepcopy(model.life)
-        life.stream_tokens = longest_stream(model)
-        trigger = reload_trigger(model, by_name, settings.drain_timeout_s)
+        life.stream_tokens = model.longest_stream
+        trigger = life.reload_trigger(by_name, settings.drain_timeout_s)
         outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:
             outcomes = apply(life, trigger, now)

@@ -15,9 +15,8 @@ from typing import Any
 
 from mlxsup.protocol.gateway import Address
 
-from .actions import CloseListener, KillGateway, StartGateway
+from .actions import CloseListener, KillGateway, Outbox, StartGateway
 from .deadlines import Deadlines, Housekeeping
-from .outbox import Outbox
 
 FIRST_DELAY_S = 0.5
 MOST_DELAY_S = 30.0

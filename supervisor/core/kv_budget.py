@@ -8,7 +8,7 @@ the memory budget through rows. The core plans with what a worker computes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -17,13 +17,12 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES, PauseReason, Wanted
+from mlxsup.protocol.states import SERVES, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
-from .lifecycle.states import Ready, Stopping
-from .memory.fit import equal_shares
-from .requests.ledger import Request, Stage
+from .memory import equal_shares
+from .requests import Request
 
 if TYPE_CHECKING:
     from .model import Model
@@ -179,7 +178,7 @@ def claim_of(model: Model) -> Claim:
     if need.given_bytes is not None:
         limit_bytes = max(0, need.given_bytes - fixed_bytes(model))
         return Claim(least_bytes=limit_bytes, wanted_bytes=limit_bytes)
-    longest = min(max(need.least_tokens, longest_stream(model)), need.context_tokens)
+    longest = min(max(need.least_tokens, model.longest_stream), need.context_tokens)
     least_bytes = _bytes_of(model, rows=1, longest=longest)
     wanted_bytes = _bytes_of(model, rows=need.max_rows, longest=need.context_tokens)
     return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
@@ -189,28 +188,16 @@ def rows_bytes(model: Model, claim: Claim) -> int:
     """Return what its rows hold, and need to grow by one step. Rows that leave for want of memory
     need none."""
     assert model.process.ready is not None
-    lengths = [length(one) for one in model.batch.running.values() if not is_leaving_short(one)]
+    lengths = [one.length for one in model.batch.running.values() if not one.is_leaving_short]
     return rows_need(tuple(model.process.ready.cache_layers), claim, lengths)
-
-
-def longest_stream(model: Model) -> int:
-    """Return the tokens of its longest answer that has begun, and a step of growth; 0: none has."""
-    begun = [length(one) for one in open_requests(model) if one.acceptance is not None]
-    return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
-
-
-def bytes_to_load(model: Model) -> int:
-    """Return what must be free before it is loaded, or loaded again, with a row for its longest
-    answer."""
-    return model.life.needed_for(longest_stream(model))
 
 
 def spare_bytes(model: Model, now: float) -> int:
     """Return how much less would be reserved for a model if it gave back what it does not need now;
     once its process is about to go, that is all but what the next one needs, if there is to be one,
     or what is kept for a pinned model."""
-    if isinstance(model.life.phase, Stopping):
-        next_bytes = bytes_to_load(model) if model.life.wanted is Wanted.UP else 0
+    if model.life.state is State.STOPPING:
+        next_bytes = model.bytes_to_load if model.life.wanted is Wanted.UP else 0
         return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
     budget = model.batch.budget
     if budget is None or not has_row_budget(model) or is_given(model):
@@ -227,7 +214,7 @@ def lasting_bytes(model: Model, now: float) -> int:
     all that is left once it is idle and has given back; without a budget for its rows, nothing
     comes back."""
     life, budget = model.life, model.batch.budget
-    if not isinstance(life.phase, Ready):
+    if life.state is not State.READY:
         return life.pinned_bytes
     held_bytes = life.reserved_bytes - spare_bytes(model, now)
     if not has_row_budget(model) or is_given(model):
@@ -269,16 +256,11 @@ def has_memory_beside(model: Model, request: Request, others: Collection[Request
     others, whether it fits alone. Its rows have a budget."""
     assert model.process.ready is not None
     assert model.batch.budget is not None
-    lengths = [length(request), *(length(one) for one in others)]
+    lengths = [request.length, *(one.length for one in others)]
     room_bytes = model.batch.budget.size_bytes
     if others:
         room_bytes -= room_bytes // SPARE_SHARE
     return joining_bytes(model.process.ready.cache_layers, lengths) <= room_bytes
-
-
-def is_leaving_short(request: Request) -> bool:
-    """True if its row was asked to leave for want of memory, and has not left yet."""
-    return request.stage is Stage.YIELDING and request.pauses.reason is PauseReason.MEMORY
 
 
 def why_never(model: Model, request: Request) -> RemoteError | None:
@@ -287,8 +269,8 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
     budget = model.batch.budget
     if request.run.left_short_at is None or budget is None or not has_row_budget(model):
         return None
-    needed_bytes = _bytes_of(model, rows=1, longest=length(request))
-    must_run_through = request.tokens_sent > 0 and not may_leave(model, request)
+    needed_bytes = _bytes_of(model, rows=1, longest=request.length)
+    must_run_through = request.tokens_sent > 0 and not model.may_leave(request)
     if needed_bytes <= budget.could_bytes and not must_run_through:
         return None
     return row_does_not_fit(
@@ -297,30 +279,6 @@ def why_never(model: Model, request: Request) -> RemoteError | None:
         available_bytes=budget.could_bytes,
         tokens_sent=request.tokens_sent,
     )
-
-
-def is_tried_again(model: Model) -> bool:
-    """True if a request runs, or is about to, that has run out of memory alone."""
-    return any(one.crashes.shortages for one in (*model.batch.running.values(), *model.queue.again))
-
-
-def may_leave(model: Model, request: Request) -> bool:
-    """True if the row of a request may leave the batch and continue later."""
-    return request.may_resume and not model.life.launch.deterministic
-
-
-def length(request: Request) -> int:
-    """Return the tokens of its prompt, which counts once it was accepted, and of what was sent."""
-    prompt = len(request.acceptance.prompt_tokens) // 4 if request.acceptance else 0
-    return prompt + request.tokens_sent
-
-
-# ---------------------------------------------------------------- inside
-
-
-def open_requests(model: Model) -> Iterable[Request]:
-    """Return those that run, wait to continue, or are paused."""
-    return [*model.batch.running.values(), *model.queue.again, *model.paused.values()]
 
 
 def _bytes_of(model: Model, *, rows: int, longest: int) -> int:

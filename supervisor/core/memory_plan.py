@@ -29,19 +29,21 @@ from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
 from .kv_budget import Part, divide
-from .lifecycle.states import Lack, Shortage, Swapping, Urgency
-from .lifecycle.transitions import (
+from .memory import Budget, Room, fewest, find_room, listed
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
+from .states import (
+    Lack,
     LacksMemory,
     NoMemory,
+    Shortage,
     SwapCalledOff,
     SwappedOut,
+    Swapping,
     Trigger,
     Turn,
+    Urgency,
     WantDown,
 )
-from .memory.budget import Budget
-from .memory.fit import Room, fewest, find_room, listed
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
 from .warm_pool import Prewarmed, PrewarmedState, usefulness
 
 PATIENCE_S = 20.0

@@ -19,22 +19,20 @@ from mlxsup.protocol.states import Priority, Wanted, Why
 from .kv_budget import (
     Claim,
     Division,
-    bytes_to_load,
     claim_of,
     fixed_bytes,
     has_row_budget,
-    is_leaving_short,
-    is_tried_again,
     lasting_bytes,
-    length,
-    may_leave,
     member_of,
-    open_requests,
     rows_need,
     spare_bytes,
     takes_part,
 )
-from .lifecycle.states import (
+from .memory import Budget
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
+from .requests import Request, Stage
+from .settings import CoreSettings
+from .states import (
     Abandoned,
     Draining,
     Lack,
@@ -45,10 +43,6 @@ from .lifecycle.states import (
     Swapping,
     Urgency,
 )
-from .memory.budget import Budget
-from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
-from .requests.ledger import Request, Stage
-from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
 LOWEST = Priority.BATCH
@@ -338,7 +332,7 @@ def view_of(
         is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
-    is_tried = ran_out is not None and any(one.crashes.shortages for one in open_requests(ran_out))
+    is_tried = ran_out is not None and any(one.crashes.shortages for one in ran_out.open_requests)
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -347,7 +341,7 @@ def view_of(
         waiting=tuple(
             _load_request(model, everybody, settings, now)
             for model in everybody
-            if waits_for_load(model)
+            if model.waits_for_load
         ),
         prewarmed=warm_pool.held,
         free_turns=settings.parallel_loads - len(loading),
@@ -369,7 +363,7 @@ def view_of(
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
         division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
         are_rows_leaving=any(
-            is_leaving_short(one) for model in everybody for one in model.batch.running.values()
+            one.is_leaving_short for model in everybody for one in model.batch.running.values()
         ),
     )
 
@@ -388,16 +382,21 @@ def _division(
         others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
         whole_bytes=budget.whole_bytes if budget else None,
         size_bytes=size_bytes,
-        is_awaited=any(one.lack and one.urgency is not Urgency.NONE for one in models),
-        tried_again=frozenset(one.name for one in models if is_tried_again(one)),
+        is_awaited=any(one.lack and one.is_asked_for for one in models),
+        tried_again=frozenset(one.name for one in models if _is_tried_again(one)),
     )
+
+
+def _is_tried_again(model: Model) -> bool:
+    """True if a request runs, or is about to, that has run out of memory alone."""
+    return any(one.crashes.shortages for one in (*model.batch.running.values(), *model.queue.again))
 
 
 def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None) -> bool:
     """True if no model waits or makes room and no more is reserved than there is, so that there is
     nothing to plan before that changes."""
     everybody = list(models)
-    if any(waits_for_load(one) or isinstance(one.life.phase, Swapping) for one in everybody):
+    if any(one.waits_for_load or isinstance(one.life.phase, Swapping) for one in everybody):
         return False
     if budget is None:
         return True
@@ -405,20 +404,9 @@ def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None)
     return reserved_bytes + warm_pool.reserved_bytes <= budget.kept_bytes
 
 
-def waits_for_load(model: Model) -> bool:
-    """True if it waits for a turn or for memory, and not for its files."""
-    return isinstance(model.life.phase, Pending) and model.life.settings.download is None
-
-
 def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
     """Return what is known of those models that hold a part of the budget."""
     return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
-
-
-def overshoot_bytes(models: Iterable[Model], settings: CoreSettings, now: float) -> int:
-    """Return how much of what is reserved must still go, of any model that may."""
-    loaded = {one.name: one for one in loaded_models(models, settings, now)}
-    return MemoryView(budget=settings.budget, now=now, loaded=loaded).overshoot_bytes
 
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
@@ -429,7 +417,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
     return LoadedModel(
         name=model.name,
         reserved_bytes=life.reserved_bytes,
-        needed_bytes=bytes_to_load(model),
+        needed_bytes=model.bytes_to_load,
         never_bytes=_never_bytes(model, standing, now),
         spare_bytes=spare_bytes(model, now),
         is_ready=isinstance(phase, Ready),
@@ -493,8 +481,8 @@ def _rows_of(model: Model) -> Rows | None:
             Row(
                 served_at=one.run.dispatched_at or 0.0,
                 key=one.key,
-                tokens=length(one),
-                may_go=one.priority is LOWEST and may_leave(model, one),
+                tokens=one.length,
+                may_go=one.priority is LOWEST and model.may_leave(one),
             )
             for one in _staying(model)
         ),
@@ -519,7 +507,7 @@ def _load_request(
     life, phase = model.life, model.life.phase
     assert isinstance(phase, Pending)
     wants = _wanted_class(model)
-    is_unasked = model.urgency is Urgency.NONE and not model.paused
+    is_unasked = not (model.is_asked_for or model.paused)
     return LoadRequest(
         name=model.name,
         needed_bytes=life.needed_bytes,
@@ -565,7 +553,7 @@ def _place_in_line(
         is_new=not has_begun,
         counter=sum(one.queue.counters.of(request.account) for one in models),
         since=phase.since,
-        arrived_at=request.arrived_at,
+        arrived_at=request.waiting.arrived_at,
     )
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.errors import unfit
 from mlxsup.protocol.ids import Caller, ModelName, RequestKey
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, State, WaitReason, Wanted, WorkerPhase
@@ -19,13 +20,12 @@ from mlxsup.protocol.worker_messages import Heartbeat
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
-from .health.poison import Blame, Held
-from .health.watchdog import Watch
 from .kv_budget import RowBudget
-from .lifecycle.life import Life
-from .lifecycle.states import Lack, Pending, Ready, Urgency
-from .requests.ledger import Request, Stage
-from .requests.queue import Queue
+from .life import Life
+from .poison import Blame, Held
+from .requests import Queue, Request, Stage
+from .states import Lack, Pending, Ready, Urgency
+from .watchdog import Watch
 
 FOR_EVER = -1.0
 """The `keep_alive` of a request whose model is not to be unloaded as idle."""
@@ -369,11 +369,43 @@ class Model:
         return not (self.queue or self.paused or self.batch.running or self.batch.leaving)
 
     @property
+    def open_requests(self) -> list[Request]:
+        """Return those that run, wait to continue, or are paused."""
+        return [*self.batch.running.values(), *self.queue.again, *self.paused.values()]
+
+    def may_leave(self, request: Request) -> bool:
+        """True if the row of a request may leave the batch and continue later."""
+        return request.may_resume and not self.life.launch.deterministic
+
+    @property
+    def longest_stream(self) -> int:
+        """Return the tokens of its longest answer that has begun, and a step of growth; 0: none
+        has."""
+        begun = [one.length for one in self.open_requests if one.acceptance is not None]
+        return max(begun, default=-GROWTH_TOKENS) + GROWTH_TOKENS
+
+    @property
+    def bytes_to_load(self) -> int:
+        """Return what must be free before it is loaded, or loaded again, with a row for its longest
+        answer."""
+        return self.life.needed_for(self.longest_stream)
+
+    @property
     def urgency(self) -> Urgency:
         """Return who waits for it to be loaded."""
         if self.up_callers:
             return Urgency.COMMAND
         return Urgency.REQUEST if self.queue else Urgency.NONE
+
+    @property
+    def is_asked_for(self) -> bool:
+        """True if a request or a command waits for it to be loaded."""
+        return bool(self.up_callers or self.queue)
+
+    @property
+    def waits_for_load(self) -> bool:
+        """True if it waits for a turn or for memory, and not for its files."""
+        return self.life.state is State.PENDING and self.life.settings.download is None
 
     @property
     def measured_bytes(self) -> int:

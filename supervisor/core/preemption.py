@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from mlxsup.protocol.states import Priority, State
 
 from .kv_budget import has_memory_beside
-from .memory.fit import fewest
+from .memory import fewest
 from .model import Model
-from .requests.ledger import Request, Stage
+from .requests import Request, Stage
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""
@@ -80,7 +80,7 @@ def who_yields(model: Model, now: float) -> Yields:
     if missing <= 0:
         return NO_ROW
     latest_first = _latest_first(
-        rows, model.queue.counters.terms.min_run_s, keeps_states=model.batch.keeps_states
+        rows, model.queue.counters.terms.settings.min_run_s, keeps_states=model.batch.keeps_states
     )
     ripe = [one for when, one in latest_first if when <= now][:missing]
     if len(ripe) == missing:
@@ -104,7 +104,9 @@ def _who_makes_room(model: Model, now: float) -> Yields:
     is_next = request.key == model.batch.held_back or len(staying) < len(model.batch.held)
     if is_next and has_memory_beside(model, request, staying):
         return NO_ROW
-    latest_first = _latest_first(staying, model.queue.counters.terms.min_run_s, keeps_states=False)
+    latest_first = _latest_first(
+        staying, model.queue.counters.terms.settings.min_run_s, keeps_states=False
+    )
     leaving = [one for when, one in latest_first if when <= now]
     later = Yields(at=min((when for when, _ in latest_first if when > now), default=None))
     if not leaving or not _is_enough(model, request, staying, leaving):

@@ -22,8 +22,8 @@ from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
 from .accounting import Meter
+from .actions import Outbox
 from .model import Model
-from .outbox import Outbox
 from .settings import CoreSettings
 
 LEASE_S = 4.0

@@ -14,19 +14,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.ids import LAST_REQUEST
+from mlxsup.protocol.ids import LAST_REQUEST, ModelName
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
 from mlxsup.protocol.tasks import capabilities
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
-from .accounting import Account
 from .gateway import Gateway
-from .kv_budget import bytes_to_load, longest_stream
-from .lifecycle.states import Backoff, Draining, Fetching, Loading, Pending, Ready
-from .memory_view import overshoot_bytes
-from .model import SHORTEST_FREE_S, Model
-from .requests.ledger import Ledger, Request, Stage
-from .requests.queue import URGENT
+from .model import Model
+from .requests import URGENT, Ledger, Request, Stage
+from .states import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -46,9 +42,42 @@ class Daemon:
     """
 
     facts: Mapping[str, Any]
-    gateway: Gateway | None = None
+    gateway: Gateway
     started_at: float = 0.0
     machine_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The daemon at one moment.
+
+    Attributes:
+        states: each model's state, in the order of the configuration.
+        is_busy: whether there is an answer that is not paused, a load or a download, all of
+            which would stand still if the machine fell asleep.
+        is_ending: whether the daemon was asked to end.
+    """
+
+    states: tuple[tuple[ModelName, State], ...]
+    is_busy: bool
+    is_ending: bool
+
+
+def outline_of(fleet: Fleet) -> Outline:
+    """Return what the machine around the daemon wants to know of it."""
+    return Outline(
+        states=tuple((model.name, model.life.state) for model in fleet),
+        is_busy=any(request.stage is not Stage.PAUSED for request in fleet.ledger)
+        or any(_is_coming_up(model.life.phase) for model in fleet),
+        is_ending=fleet.is_shutting_down,
+    )
+
+
+def _is_coming_up(phase: Phase) -> bool:
+    """True if its process loads, or its files arrive; it may wait for memory for ever."""
+    if isinstance(phase, Pending):
+        return phase.fetching is not None
+    return phase.STATE is State.LOADING
 
 
 def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
@@ -56,7 +85,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
     budget, warm_pool = fleet.settings.budget, fleet.warm_pool.status(fleet.settings, now)
     rows = [model_row(model, now) for model in fleet]
     engine_s = sum(model.totals.engine_s for model in fleet)
-    over_bytes = overshoot_bytes(fleet, fleet.settings, now)
+    over_bytes = fleet.overshoot_bytes(now)
     is_lacking = over_bytes > 0 or any(row["memory_wait"] for row in rows)
     for row in rows:
         row["share"] = row["engine_s"] / engine_s if engine_s else None
@@ -82,7 +111,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
             "machine_bytes": daemon.machine_bytes,
         },
         "warm_pool": warm_pool,
-        "gateway": daemon.gateway.status(now) if daemon.gateway else None,
+        "gateway": daemon.gateway.status(now),
         "queue": queue_map(fleet, fleet.ledger),
         "models": rows,
     }
@@ -157,7 +186,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "paused_rows": [request_map(request, now) for request in model.paused.values()],
         "alone": on_turn.id if (on_turn := model.on_turn) else None,
         "row_limit": model.row_limit,
-        "suspects": model.blame.suspects,
+        "suspects": len(model.blame.suspects),
         "on_probation": model.blame.on_probation,
         "quarantined": model.blame.quarantined,
         "tokens_per_s": model.process.tokens_per_s(now),
@@ -165,8 +194,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
         "pinned": settings.pinned,
-        "needed_bytes": bytes_to_load(model),
-        "raised_bytes": need.raise_for(longest_stream(model)) if need else 0,
+        "needed_bytes": model.bytes_to_load,
+        "raised_bytes": need.raise_for(model.longest_stream) if need else 0,
         "reserved_bytes": life.reserved_bytes,
         "row_budget_bytes": model.batch.budget.size_bytes if model.batch.budget else None,
         "memory_wait": memory_wait(model, now),
@@ -518,8 +547,8 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
             return 0.0
         if model.batch.yields_at is not None:
             return max(model.batch.yields_at - now, 0.0)
-    cost_s = model.queue.counters.cost_s
-    return None if cost_s is None else place * max(cost_s, SHORTEST_FREE_S)
+    is_known = model.queue.counters.cost_s is not None
+    return place * model.next_free_s() if is_known else None
 
 
 # ---------------------------------------------------------------- all open requests
@@ -564,7 +593,7 @@ def _in_order(model: Model) -> Iterator[tuple[Request, int | None]]:
         yield request, place
 
 
-def _is_of(account: Account, client: str) -> bool:
+def _is_of(account: str, client: str) -> bool:
     """True if `client` means this account: `team`, `process 12@34`, or `12`."""
     number = account.partition("@")[0].rpartition(" ")[2]
     return client in (account, number)
@@ -589,7 +618,7 @@ def _map(
         "expected_s": wait_s,
         "tokens_per_s": _tokens_per_s(request, now),
         "engine_s": request.cost.engine_s,
-        "age_s": now - request.arrived_at,
+        "age_s": now - request.waiting.arrived_at,
     }
 
 

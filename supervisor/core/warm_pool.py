@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .actions import EndPrewarmed, StartPrewarmed
+from .actions import EndPrewarmed, Outbox, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
 from .kv_budget import spare_bytes
-from .lifecycle.states import Pending, Urgency
 from .model import Model
-from .outbox import Outbox
 from .settings import CoreSettings
 
 ENGINE = "mlx"
@@ -232,8 +230,10 @@ class WarmPool:
             return False
         if self._retry_at is not None and now < self._retry_at:
             return False
-        if any(model.life.is_loading or _waits_for_load(model) for model in models):
-            return False
+        for model in models:
+            waits = model.waits_for_load and (model.lack is None or model.is_asked_for)
+            if waits or model.life.is_loading:
+                return False
         if settings.budget is None:
             return True
         reserved_bytes = sum(model.life.reserved_bytes for model in models) + self.reserved_bytes
@@ -265,11 +265,3 @@ def _are_of_use(models: Iterable[Model]) -> bool:
 def usefulness(worker: Prewarmed) -> tuple[bool, int]:
     """Return a key that sorts those that are not ready first, and the newest first of each kind."""
     return worker.is_waiting, -worker.number
-
-
-def _waits_for_load(model: Model) -> bool:
-    """True if it waits for its turn, or for memory that a request or a load needs it to have."""
-    phase = model.life.phase
-    if not isinstance(phase, Pending) or phase.fetching is not None:
-        return False
-    return phase.lack is None or model.urgency is not Urgency.NONE

@@ -14,9 +14,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.store.weights import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
-from ..core.memory.budget import Budget
-from ..core.memory.fit import pins_problem
-from ..core.memory.need import Figure, Need, Source, known_problem
+from ..core.memory import Budget, Figure, Need, Source, known_problem, pins_problem
 from ..core.settings import ModelSettings
 from .folder import Estimate, Stamp, fingerprint
 from .machine import NoDeviceMemoryError, command_budget, find_backend

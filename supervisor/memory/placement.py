@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 
-from ..core.memory.fit import equal_shares, find_room
-from ..core.memory.need import Need
+from ..core.memory import Need, equal_shares, find_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

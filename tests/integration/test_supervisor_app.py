@@ -31,7 +31,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.step_batch import PackedRow
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, Dying, Ready, RowDelta, Step
-from mlxsup.supervisor.core.health import watchdog as watchdog_module
+from mlxsup.supervisor.core import watchdog as watchdog_module
 from mlxsup.supervisor.memory.machine import find_backend
 from mlxsup.supervisor.workers import instance as incarnation_module
 

@@ -37,8 +37,8 @@ from mlxsup.supervisor import signals as signals_module
 from mlxsup.supervisor import sleep as sleep_module
 from mlxsup.supervisor.announcements import Announcer
 from mlxsup.supervisor.config.load import DaemonConfig, load_config, read_config
+from mlxsup.supervisor.core import life as life_module
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.core.lifecycle import life as life_module
 from mlxsup.supervisor.daemon import run_daemon
 from mlxsup.supervisor.downloads import DownloadKeeper
 from mlxsup.supervisor.gateway import GatewayKeeper

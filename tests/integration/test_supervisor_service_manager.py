@@ -12,7 +12,7 @@ import pytest
 
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import State
-from mlxsup.supervisor.core.core import Outline
+from mlxsup.supervisor.core.status import Outline
 from mlxsup.supervisor.service_manager import MAX_NAMES, ServiceManager, summary
 from mlxsup.supervisor.sleep import KEPT_LOOKS, SleepGuard, awake_argv
 

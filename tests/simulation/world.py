@@ -16,8 +16,7 @@ from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import ConnectionId, Generation, ModelName
 from mlxsup.supervisor.core import actions, events
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.core.memory.budget import Reading, Strain
-from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.memory import Need, Reading, Strain
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from .clients import Client, People

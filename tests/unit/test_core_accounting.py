@@ -447,7 +447,7 @@ def test_weight_divides_later_charges() -> None:
     of.charge(ANN, 8.0)
     of.charge(BEN, 8.0)
     assert (of.of(ANN), of.of(BEN)) == (2.0, 8.0)
-    of.terms.change(CoreSettings(clients={"a": ClientSettings(weight=0.5)}))
+    of.terms.settings = CoreSettings(clients={"a": ClientSettings(weight=0.5)})
     of.charge(ANN, 1.0)
     assert of.of(ANN) == 4.0
 

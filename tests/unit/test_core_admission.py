@@ -419,7 +419,7 @@ QUEUES = CoreSettings(max_queue=100, max_queue_per_client=10)
 def most_waiting(settings: CoreSettings, gateway_pid: int | None, account: str) -> int:
     terms = Terms(settings)
     terms.gateway_pid = gateway_pid
-    return terms.most_waiting(Account(account), settings)
+    return terms.most_waiting(Account(account))
 
 
 def test_gateway_is_a_door_and_leaves_room_for_another_client() -> None:

@@ -13,11 +13,11 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import DeathCause, State
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.health.death_cause import classify, evidence_of
-from mlxsup.supervisor.core.health.poison import Evidence
-from mlxsup.supervisor.core.lifecycle.restart_policy import NOW, GiveUp, RestartPolicy
-from mlxsup.supervisor.core.lifecycle.transitions import Died
-from mlxsup.supervisor.core.worker_events import last_words
+from mlxsup.supervisor.core.life import NOW, GiveUp, RestartPolicy
+from mlxsup.supervisor.core.poison import Evidence
+from mlxsup.supervisor.core.states import Died
+from mlxsup.supervisor.core.transitions import classify, evidence_of
+from mlxsup.supervisor.core.workers import last_words
 
 from support.core.driver import RESTART, Driver, entry
 from support.core.scripts import play

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mlxsup.protocol.ids import RequestKey
+from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.kv_budget import Claim, Division, Member, divide
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
@@ -45,6 +46,45 @@ def test_free_memory_is_shared_equally() -> None:
     driver.confirm("a")
     assert (driver.budget("a"), driver.budget("b")) == (ONE_ROW + 500, ONE_ROW + 500)
     assert driver.reserved() == 2 * MODEL + 1000
+
+
+def test_who_gives_back_is_not_told_more_at_the_same_time() -> None:
+    """Its rows hold more than it was told, until it keeps to that."""
+    member = Member(
+        name=ModelName("a"),
+        claim=Claim(least_bytes=100, wanted_bytes=1000),
+        bare_bytes=0,
+        raise_bytes=0,
+        rows_bytes=400,
+        reserved_bytes=500,
+        measured_bytes=0,
+        kept_bytes=0,
+        size_bytes=300,
+        most_bytes=500,
+        has_spare=True,
+        is_given=False,
+    )
+    division = Division(
+        members=(member,),
+        others_bytes=0,
+        whole_bytes=1000,
+        size_bytes=1000,
+        is_awaited=False,
+        tried_again=frozenset(),
+    )
+    [part] = divide(division, is_short=True)
+    assert (part.size_bytes, part.gives_back) == (300, True)
+
+
+def test_a_paused_answer_is_loaded_for_again() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.bring_up("a")
+    key = driver.begin("a", "r1", prompt=3000)
+    needed_bytes = driver.row("a")["needed_bytes"]
+    assert needed_bytes > MODEL
+    driver.pause("r1")
+    driver.row_left(key, "a")
+    assert (driver.row("a")["paused"], driver.row("a")["needed_bytes"]) == (["r1"], needed_bytes)
 
 
 def test_load_takes_head_room_back_before_evicting() -> None:

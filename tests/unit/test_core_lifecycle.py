@@ -27,10 +27,10 @@ from mlxsup.supervisor.core.actions import (
     WorkerSignal,
 )
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.lifecycle.life import KILL_LIMIT_S, LoadTimes
-from mlxsup.supervisor.core.lifecycle.states import LEAVES_TO
-from mlxsup.supervisor.core.lifecycle.transitions import ImpossibleTransitionError, Turn
+from mlxsup.supervisor.core.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
+from mlxsup.supervisor.core.states import LEAVES_TO, Turn
+from mlxsup.supervisor.core.transitions import ImpossibleTransitionError
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB

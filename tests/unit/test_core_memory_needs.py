@@ -12,12 +12,12 @@ from mlxsup.protocol.client_messages import Failed, Load, Subscribe
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import ModelName, RequestId
-from mlxsup.protocol.states import State
-from mlxsup.protocol.worker_messages import Ready
+from mlxsup.protocol.states import State, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat, Ready
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory.need import (
+from mlxsup.supervisor.core.memory import (
     Figure,
     Need,
     Source,
@@ -178,6 +178,16 @@ def test_out_of_memory_raises_the_next_reservation_by_a_tenth_besides_weights() 
     driver.exit("a", code=75)
     assert need_raised(driver) == [6000], "a load that runs out of memory counts"
     assert driver.row("a")["needed_bytes"] == MODEL + 6000
+
+
+def test_what_a_process_kept_for_reuse_is_not_needed() -> None:
+    driver = RowsDriver("a", 10 * MODEL)
+    driver.load("a")
+    driver.spawned("a", ord("a"))
+    driver.worker(Heartbeat(step=0, phase=WorkerPhase.LOADING, phase_s=0.0, cache_bytes=6000), "a")
+    driver.measure(a=MODEL + 6000)
+    driver.exit("a", code=75)
+    assert need_raised(driver) == [LEAST]
 
 
 @pytest.mark.parametrize("code", [0, 1, 70, 72, None])

@@ -10,10 +10,10 @@ import pytest
 from mlxsup.protocol.client_messages import Done, Failed, Notice, Reply
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey, pack_tokens
-from mlxsup.protocol.states import PauseReason, State
+from mlxsup.protocol.states import PauseReason, Priority, State
 from mlxsup.protocol.worker_messages import CancelRow, Dispatch, DropKept, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.requests.ledger import PAUSED_BYTES
+from mlxsup.supervisor.core.requests import PAUSED_BYTES
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -107,6 +107,12 @@ def test_a_living_worker_brings_paused_answers_to_their_end(end: str) -> None:
         f"pause; row_left 1; {end} -> DRAINING & dispatched=[1];"
         " token 1 finish=stop -> done={r1: stop} & STOPPING",
     )
+
+
+def test_a_pause_of_a_row_that_leaves_for_another_request_is_a_persons() -> None:
+    driver = streaming(rows=1, priority=Priority.BATCH)
+    play(driver, "wait 2; ask urgent priority=interactive -> pauses=[1]; pause; row_left 1")
+    assert [one["reason"] for one in notices(driver, "paused")] == [PauseReason.USER]
 
 
 def test_answers_to_pause_and_resume_name_the_stage() -> None:

@@ -11,7 +11,7 @@ from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.health.poison import (
+from mlxsup.supervisor.core.poison import (
     APPROACH_TOKENS,
     MAX_PLACES,
     PROBATION_S,
@@ -181,13 +181,23 @@ def test_the_crash_that_finds_the_culprit_is_not_counted_in_the_window_P9() -> N
     assert driver.state() is State.FAILED, "two crashes had been counted before"
 
 
+def test_a_place_further_on_must_still_be_passed_after_an_earlier_crash() -> None:
+    blame, digest = Blame(), Digest(b"d")
+    for now, tokens in ((0.0, 200), (1.0, 10)):
+        blame.judge(Evidence.ACCUSES, [Held(digest=digest, tokens=tokens)], now)
+    past = Held(digest=digest, tokens=10 + PROBATION_TOKENS)
+    assert [blame.gained(past, now) for now in (2.0, 3.0)] == [False, True]
+    assert not blame.is_due(past)
+    assert blame.is_due(Held(digest=digest, tokens=200))
+
+
 def test_memory_of_suspects_and_quarantines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxsup.supervisor.core.health.poison.MAX_SUSPECTS", 60)
-    monkeypatch.setattr("mlxsup.supervisor.core.health.poison.MAX_QUARANTINED", 50)
+    monkeypatch.setattr("mlxsup.supervisor.core.poison.MAX_SUSPECTS", 60)
+    monkeypatch.setattr("mlxsup.supervisor.core.poison.MAX_QUARANTINED", 50)
     blame = Blame()
     many = [Digest(str(n).encode()) for n in range(70)]
     blame.judge(Evidence.ACCUSES, [Held(digest=digest) for digest in many], 0.0)
-    assert blame.suspects == 60
+    assert len(blame.suspects) == 60
     for number, digest in enumerate(many):
         blame.completed(Digest(b"fine"))
         for _ in range(3):

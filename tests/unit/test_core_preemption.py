@@ -19,7 +19,7 @@ from mlxsup.protocol.states import FinishReason, PauseReason, Priority, RowState
 from mlxsup.protocol.worker_messages import Dispatch, GiveBack, Heartbeat, PauseRow, RowDelta, Step
 from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory.budget import CALM_S
+from mlxsup.supervisor.core.memory import CALM_S
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

@@ -21,9 +21,8 @@ from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
 from mlxsup.supervisor.core.accounting import Account, Terms
 from mlxsup.supervisor.core.deadlines import Deadlines
-from mlxsup.supervisor.core.health.poison import Digest
-from mlxsup.supervisor.core.requests.ledger import Ledger, Request
-from mlxsup.supervisor.core.requests.queue import FARTHEST_TOLD, NEAR, Queue
+from mlxsup.supervisor.core.poison import Digest
+from mlxsup.supervisor.core.requests import FARTHEST_TOLD, NEAR, Ledger, Queue, Request
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -39,7 +38,7 @@ AGING_S = 60.0
 def request(key: int, account: str = "a", priority: Priority = NORMAL) -> Request:
     return Request(
         key=RequestKey(key), connection=ALICE, id=RequestId(f"r{key}"), account=Account(account),
-        model=ModelName("m"), body=b"", digest=Digest(b"d"), arrived_at=0.0, priority=priority,
+        model=ModelName("m"), body=b"", digest=Digest(b"d"), priority=priority,
     )  # fmt: skip
 
 
@@ -108,11 +107,11 @@ def test_a_request_moves_up_one_class_each_time_it_has_waited_that_long(aging_s:
 
 def test_another_limit_counts_for_the_wait_so_far() -> None:
     line = joined(queue(), request(1, priority=BATCH), request(2, priority=BATCH))
-    line.counters.terms.change(CoreSettings(aging_s=10.0))
+    line.counters.terms.settings = CoreSettings(aging_s=10.0)
     line.age(15.0)
     assert [one.waiting.standing for one in line] == [NORMAL, NORMAL]
     assert line.ages_at == 20.0
-    line.counters.terms.change(CoreSettings(aging_s=0.0))
+    line.counters.terms.settings = CoreSettings(aging_s=0.0)
     line.age(16.0)
     assert [one.waiting.standing for one in line] == [BATCH, BATCH]
     assert line.ages_at is None

@@ -34,15 +34,15 @@ from mlxsup.protocol.states import (
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Heartbeat, LoadProgress, RankState, Ready
 from mlxsup.supervisor.core import errors
-from mlxsup.supervisor.core.actions import Announce
-from mlxsup.supervisor.core.events import Reloaded, Sampled
-from mlxsup.supervisor.core.journal import (
+from mlxsup.supervisor.core.actions import (
     CHANGES_OF_A_MODEL,
     DEATHS_OF_A_MODEL,
     MOST_MODELS,
     OF_REQUESTS,
+    Announce,
     Journal,
 )
+from mlxsup.supervisor.core.events import Reloaded, Sampled
 from mlxsup.supervisor.core.settings import CoreSettings
 from mlxsup.supervisor.core.status import wait_reason, waiting_news
 
@@ -257,6 +257,8 @@ def test_a_ping_is_answered_with_nothing_and_a_status_with_entries_if_asked() ->
 def test_story_has_each_death_and_verdict() -> None:
     driver = in_state(State.READY)
     driver.exit(signal="SIGSEGV", last_lines=("boom",))
+    [death] = driver.of(WorkerDied)
+    assert (death.evidence, death.verdict) == ("accuses", "1 request under suspicion")
     story = driver.core.stories()["m"]
     assert story[-3] == "1000.000 SIGSEGV: boom: 1 request under suspicion"
     assert story[-2] == "1000.000 READY died (SIGSEGV: boom) → PENDING"

@@ -30,7 +30,7 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 from mlxsup.supervisor.core.actions import LookAtWorker, WorkerSignal
-from mlxsup.supervisor.core.health.watchdog import (
+from mlxsup.supervisor.core.watchdog import (
     PREDICTIONS,
     SILENCE_S,
     SLACK_S,

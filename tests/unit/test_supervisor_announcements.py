@@ -17,7 +17,7 @@ from mlxsup.supervisor.announcements import Announcer, facts_of
 from mlxsup.supervisor.app import Timer, daemon_facts
 from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.core.actions import Announce, LogFault, RequestRefused, SetLogLevel
-from mlxsup.supervisor.core.core import Outline
+from mlxsup.supervisor.core.status import Outline
 from mlxsup.supervisor.service_manager import ServiceManager
 from mlxsup.supervisor.sleep import SleepGuard
 

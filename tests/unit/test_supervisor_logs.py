@@ -30,7 +30,7 @@ from mlxsup.protocol.flight import (
     read_line,
 )
 from mlxsup.supervisor import log_files
-from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.core.actions import Outbox
 from mlxsup.supervisor.log_files import (
     MAX_WAITING_BYTES,
     STUCK_S,

@@ -18,7 +18,7 @@ from mlxsup.protocol.worker_messages import (
     RowDelta,
     Step,
 )
-from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
+from mlxsup.supervisor.core.watchdog import Alarm, Watch
 from mlxsup.worker.coalescing import BURST, BURST_QUIET_S, MOST_S, QUIET_S, Coalescing
 
 from support.worker.turn_bench import STEP_TIMEOUT_S, A, B, Bench, C, D, x

@@ -14,26 +14,19 @@ from hypothesis import settings
 from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
-from mlxsup.supervisor.core import (
-    kv_budget,
-    leaving,
-    memory_plan,
-    memory_view,
-    serving,
-)
+from mlxsup.supervisor.core import kv_budget, memory_plan, memory_view, serving
 from mlxsup.supervisor.core.accounting import Counters, Meter
-from mlxsup.supervisor.core.actions import EndDownload
+from mlxsup.supervisor.core.actions import EndDownload, Outbox
 from mlxsup.supervisor.core.attaching import Attaching
 from mlxsup.supervisor.core.downloads import Downloads
-from mlxsup.supervisor.core.health.poison import Blame
-from mlxsup.supervisor.core.health.watchdog import Alarm, Watch
-from mlxsup.supervisor.core.lifecycle.restart_policy import RestartPolicy
-from mlxsup.supervisor.core.memory.budget import Pressure
+from mlxsup.supervisor.core.life import RestartPolicy
+from mlxsup.supervisor.core.memory import Pressure
 from mlxsup.supervisor.core.model import Model
-from mlxsup.supervisor.core.outbox import Outbox
+from mlxsup.supervisor.core.poison import Blame
 from mlxsup.supervisor.core.prefill_slots import turn_rank
-from mlxsup.supervisor.core.requests.ledger import Ledger, Pauses, Request
-from mlxsup.supervisor.core.requests.queue import Queue
+from mlxsup.supervisor.core.requests import Ledger, Pauses, Queue, Request
+from mlxsup.supervisor.core.serving import Serving
+from mlxsup.supervisor.core.watchdog import Alarm, Watch
 
 from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
@@ -238,13 +231,13 @@ def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = leaving.Leaving.cancel
+    right = Serving.cancel
 
     def wrong(self: Any, model: Model, request: Request, now: float) -> None:
         right(self, model, request, now)
         model.batch.leaving.pop(request.key, None)
 
-    patch.setattr(leaving.Leaving, "cancel", wrong)
+    patch.setattr(Serving, "cancel", wrong)
 
 
 def others_take_no_memory(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +252,7 @@ PLANTED: dict[str, Plant] = {
     "a client runs as many as it likes": returns(Ledger, "may_run", True),
     "the time of pauses is lost": does_nothing(Pauses, "end"),
     "only the last tokens are kept to resume": only_the_last_tokens_are_kept,
-    "resumed against the request's wish": returns(leaving, "_loss", None),
+    "resumed against the request's wish": returns(serving, "_loss", None),
     "a cancelled row is free before it has left": a_cancelled_row_is_free_at_once,
     "a cancelled row runs on": never_told(CancelRow),
     "what is kept of a row is kept for ever": never_told(DropKept),

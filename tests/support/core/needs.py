@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
-from mlxsup.supervisor.core.memory.budget import Budget
-from mlxsup.supervisor.core.memory.need import Figure, Need, Source
+from mlxsup.supervisor.core.memory import Budget, Figure, Need, Source
 from mlxsup.supervisor.memory.placement import Candidate
 
 MIB = 2**20

@@ -11,8 +11,7 @@ from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.events import Sampled
-from mlxsup.supervisor.core.memory.budget import STEPS, Reading
-from mlxsup.supervisor.core.memory.need import Need
+from mlxsup.supervisor.core.memory import STEPS, Need, Reading
 
 from support.core.rows import FIXED, LEAST, RowsDriver, bytes_for
 

@@ -8,7 +8,7 @@ from typing import Any
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.worker_messages import PauseRow
-from mlxsup.supervisor.core.health.poison import PROBATION_S, PROBATION_TOKENS
+from mlxsup.supervisor.core.poison import PROBATION_S, PROBATION_TOKENS
 from mlxsup.supervisor.core.settings import CoreSettings, RestartSettings
 
 from support.core.driver import LAUNCH, Driver, entry

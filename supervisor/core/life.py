@@ -24,95 +24,122 @@ from mlxsup.protocol.states import (
 )
 from mlxsup.protocol.worker_messages import Exit
 
-from ..actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
-from ..errors import cut_off, load_failed, superseded
-from ..health.poison import Verdict
-from ..memory.need import Need
-from ..settings import ModelSettings
-from .restart_policy import RestartPolicy
+from .actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
+from .errors import cut_off, load_failed, superseded, unknown_model
+from .memory import Need
+from .settings import ModelSettings, RestartSettings
 from .states import (
     AFTER_EXIT,
     LEAVES_TO,
     Abandoned,
     Backoff,
+    Changed,
+    DownWaitersEnd,
     Draining,
+    Effect,
     Failed,
     Pending,
     Phase,
+    QueueEnds,
     Ready,
+    Reconfigured,
+    Removed,
     StopCause,
     Stopped,
     Stopping,
     StopStage,
+    UpWaitersEnd,
 )
 
-# ---------------------------------------------------------------- effects
+# ---------------------------------------------------------------- restarts after crashes
+
+NOW = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueEnds:
-    """Answer every request that waits for this model."""
+class GiveUp:
+    """Too many crashes: the model becomes FAILED.
 
-    error: RemoteError
+    Attributes:
+        reason: one clause that says how many and in what time.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEnds:
-    """Answer every running request, though the process is still alive."""
-
-    error: RemoteError
+    reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningLost:
-    """The process is gone with what ran in it: answer those requests, or let them wait again."""
+@dataclass(slots=True, kw_only=True)
+class RestartPolicy:
+    """Counts one model's crashes (F2, P9).
 
-    text: str
-    verdict: Verdict
+    After the first crash since the first start, a clean window or a stable time, the restart is
+    immediate; the delay of later ones doubles from `backoff_initial_s` to `backoff_max_s`, minus a
+    random part of up to half, so that workers that died together do not come back together.
+    """
 
+    settings: RestartSettings
+    random: random.Random
+    _crashes: deque[float] = field(default_factory=deque)
+    """Times of crashes within the window; at most `max_restarts` + 1 of them."""
+    _in_a_row: int = 0
+    _outages_in_a_row: int = 0
+    _load_error: str | None = None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsLeave:
-    """All rows are to leave for a swap without an end; what they have computed is dropped."""
+    def after_crash(self, now: float) -> float | GiveUp:
+        """Return the delay in seconds before the next start, `NOW` for none, or why
+        there is none."""
+        window_s = self.settings.window_s
+        self._crashes.append(now)
+        while self._crashes[0] <= now - window_s:
+            self._crashes.popleft()
+        if len(self._crashes) > self.settings.max_restarts:
+            return GiveUp(reason=f"crashed {len(self._crashes)} times within {window_s:g} s")
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            return NOW
+        return self._delay_s(self._in_a_row - 2)
 
+    def after_outage(self) -> float:
+        """Return the delay in seconds before the next attempt at what others keep from succeeding.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpWaitersEnd:
-    """Answer callers of load and restart: with success, or with an error."""
+        It grows like that of a crash, and is no reason to give up, however often it is asked for.
+        """
+        self._outages_in_a_row += 1
+        return self._delay_s(self._outages_in_a_row - 1)
 
-    error: RemoteError | None
+    def outage_ended(self) -> None:
+        """Let the delay of the next outage start afresh: an attempt has succeeded."""
+        self._outages_in_a_row = 0
 
+    def fails_alike(self, load_error: str | None) -> bool:
+        """True if this load failed like the one right before it: another attempt cannot help.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownWaitersEnd:
-    """Answer callers of unload: with success, or with an error."""
+        Args:
+            load_error: what two loads that fail alike have in common; None after an exit of
+                another kind.
+        """
+        before, self._load_error = self._load_error, load_error
+        return load_error is not None and load_error == before
 
-    error: RemoteError | None
+    @property
+    def crashes(self) -> int:
+        """Return how many the window had when the latest one came."""
+        return len(self._crashes)
 
+    def was_stable(self) -> None:
+        """Reset the delay, and not the window: it was READY for `stable_s`."""
+        self._in_a_row = 0
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """The state changed: notify the watchers."""
+    def clean(self) -> None:
+        """Forget all crashes: a person asked for a start."""
+        self._crashes.clear()
+        self._in_a_row = 0
+        self._outages_in_a_row = 0
+        self._load_error = None
 
-    note: str
+    def _delay_s(self, doublings: int) -> float:
+        delay_s = self.settings.backoff_initial_s * 2.0 ** min(doublings, 60)
+        return min(delay_s, self.settings.backoff_max_s) * self.random.uniform(0.5, 1.0)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erased:
-    """The model was removed and its process is gone: forget it."""
-
-
-Effect = (
-    QueueEnds
-    | RunningEnds
-    | RunningLost
-    | RowsLeave
-    | UpWaitersEnd
-    | DownWaitersEnd
-    | Changed
-    | Erased
-)
-"""A life knows nothing about requests, callers and watchers: `fleet.py` carries these out."""
 
 Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
 """Everything that a transition can cause."""
@@ -514,6 +541,20 @@ class Life:
         self.restarts.settings = settings.restart
         self.keep_books()
         return is_other_launch or self.wanted is Wanted.GONE
+
+    def reload_trigger(
+        self, entries: Mapping[ModelName, ModelSettings], drain_s: float
+    ) -> Reconfigured | Removed:
+        """Return what a reload puts to this life.
+
+        Args:
+            entries: of the configuration that was read, by name.
+            drain_s: how long running requests may take if the process must end.
+        """
+        entry = entries.get(self.name)
+        if entry is None:
+            return Removed(drain_s=drain_s, error=unknown_model(self.name, entries))
+        return Reconfigured(settings=entry, drain_s=drain_s)
 
     def release_memory(self) -> None:
         """Reserve no more than a pinned model always has."""

@@ -1,306 +1,77 @@
-"""The transitions of a model's life: what may happen to it, and one function per state with a case
-per trigger.
+"""The transitions of a model's life: one function per state with a case per trigger, and the
+judgement on the end of a process.
 
 `apply` is the only way to change a state. A trigger without a case is a bug, except that a process
 that is STOPPING may still say anything: its message crossed the command on its way.
+
+An exit, its last lines and the state of the model show the cause of a death: a class to count and
+to act on, and what the death says about the requests that the worker held. The same error in two
+loads in a row is permanent, because most of what a load raises follows from the files; lack of
+memory, faults of the GPU and signals depend on the neighbours and are tried again.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import Generation, ModelName
-from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Priority, Wanted, Why
+from mlxsup.protocol.ids import Generation
+from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
+from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Wanted, Why
 from mlxsup.protocol.worker_messages import Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from ..actions import Abandon, Spawn
-from ..errors import cut_off, load_failed, model_failed
-from ..events import Spawned
-from ..health.death_cause import ending_of, exit_reason, load_error
-from ..health.poison import NO_VERDICT, Verdict
-from ..settings import ModelSettings
-from .life import (
-    Changed,
-    DownWaitersEnd,
-    Erased,
-    LastExit,
-    Life,
-    LoadTimes,
-    Outcome,
-    QueueEnds,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
-    UpWaitersEnd,
-)
-from .restart_policy import GiveUp
+from .actions import Abandon, Spawn
+from .errors import cut_off, load_failed, model_failed
+from .events import Spawned
+from .life import GiveUp, LastExit, Life, LoadTimes, Outcome
+from .poison import Evidence
 from .states import (
     Abandoned,
     Backoff,
+    Changed,
+    Died,
+    DownWaitersEnd,
+    Drained,
     Draining,
+    Due,
+    Erased,
     Failed,
+    Faulted,
     Fetching,
+    GivenUp,
     Lack,
+    LacksMemory,
     Loading,
+    NoMemory,
     Pending,
+    QueueEnds,
     Ready,
+    Reconfigured,
+    Removed,
+    RowsLeave,
+    RunningEnds,
+    RunningLost,
     Shortage,
     StopCause,
     Stopped,
     Stopping,
     StopStage,
+    SwapCalledOff,
+    SwappedOut,
     Swapping,
+    Trigger,
+    Turn,
+    UpWaitersEnd,
+    WantDown,
+    WantRestart,
+    WantUp,
 )
-
-# ---------------------------------------------------------------- triggers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantUp:
-    """A load command, a preload, or a request for a model that is down."""
-
-    why: Why
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantDown:
-    """An unload command, an eviction, or the shutdown.
-
-    Attributes:
-        drain_s: how long running requests may take to finish.
-        reason: of an eviction: what the memory is for, and why this model was chosen.
-    """
-
-    why: Why
-    drain_s: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantRestart:
-    """A restart command.
-
-    Attributes:
-        is_immediate: whether running requests are cut off.
-        drain_s: otherwise, how long they may take to finish.
-    """
-
-    is_immediate: bool
-    drain_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """The configuration no longer names the model.
-
-    Attributes:
-        drain_s: how long running requests may take to finish.
-        error: the answer for its queue.
-    """
-
-    drain_s: float
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconfigured:
-    """The configuration was read again and names the model.
-
-    Attributes:
-        drain_s: how long running requests may take to finish if the process must be replaced.
-    """
-
-    settings: ModelSettings
-    drain_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LacksMemory:
-    """The memory plan has decided whether there is memory for it.
-
-    Attributes:
-        lack: None if there is, but it is not its turn yet.
-    """
-
-    lack: Lack | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoMemory:
-    """There cannot be memory for it, even if all go that may.
-
-    Attributes:
-        reason: what it needs and what is in the way.
-        error: the answer for all who wait for it.
-    """
-
-    reason: str
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """It is this model's turn to load.
-
-    Attributes:
-        prewarmed: the number of the prewarmed worker that it takes over; None for a new process.
-    """
-
-    prewarmed: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwappedOut:
-    """Its turn is over: it makes room, and waits for its next turn.
-
-    Attributes:
-        cause: the model that it makes room for, or the shortage that it goes for.
-        ran: the highest class that it runs; None if it runs nothing.
-        leave_s: how long its rows may take to leave.
-        reason: what for, and why it was chosen.
-    """
-
-    cause: ModelName | Shortage
-    ran: Priority | None
-    leave_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapCalledOff:
-    """The model that it makes room for no longer waits, or that got room elsewhere; or
-    memory is no longer short."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
-    """Nothing runs in the engine any longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faulted:
-    """The process does what it must not do, or nothing.
-
-    Attributes:
-        cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
-            end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
-            VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
-            its entry leaves no room for a request; INTERNAL, its state has no case for what
-            happened, so that this life ends as FAILED.
-        detail: what is wrong, a phrase for people.
-    """
-
-    cause: StopCause
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """The state's own deadline has come, or a shutdown does not wait for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Died:
-    """The exit was seen, or the spawn failed.
-
-    Attributes:
-        exit_code: None if a signal ended it or nothing was started.
-        signal_name: empty if it exited.
-        said: its last words; empty if it had none.
-        announced: what it said about its end over the link; empty if it said nothing.
-        is_spawn_error: whether nothing was started.
-        verdict: what its end means for the requests that it held.
-        cause: the class of its cause.
-        at: wall-clock seconds since the epoch; None if nothing was started.
-    """
-
-    exit_code: int | None
-    signal_name: str
-    said: str
-    announced: str = ""
-    is_spawn_error: bool = False
-    verdict: Verdict = NO_VERDICT
-    cause: DeathCause = DeathCause.UNKNOWN
-    at: float | None = None
-
-    @property
-    def text(self) -> str:
-        """Return one phrase that says how it ended, for people."""
-        if self.is_spawn_error:
-            return self.said
-        ended = self.signal_name or f"exit code {self.exit_code}"
-        if self.cause is not DeathCause.UNKNOWN:
-            ended += f", {self.cause}"
-        return f"{ended}: {self.said}" if self.said else ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp(Died):
-    """SIGKILL has not ended the process within its limit: it is no longer waited for.
-
-    Attributes:
-        pid: the process, which is still alive.
-    """
-
-    pid: int
-    exit_code: None = None
-    signal_name: str = ""
-    said: str = ""
-
-    @property
-    def text(self) -> str:
-        """Return one phrase for people."""
-        return f"process {self.pid} cannot be ended"
-
-
-Trigger = (
-    WantUp
-    | WantDown
-    | WantRestart
-    | Removed
-    | Reconfigured
-    | LacksMemory
-    | NoMemory
-    | Turn
-    | Fetching
-    | DownloadDone
-    | DownloadFailed
-    | Spawned
-    | Hello
-    | LoadProgress
-    | ReadyMessage
-    | SwappedOut
-    | SwapCalledOff
-    | Drained
-    | Faulted
-    | Due
-    | Died
-)
-"""Everything that may happen to a life: commands, what the memory plan decides, what the shell and
-the worker report, and time."""
-
-
-_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
-
-
-def words_of(trigger: Trigger) -> str:
-    """Return a trigger for the log of a bug: `want down (shutdown, 30.0)`."""
-    name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
-    match trigger:
-        case Died(text=text):
-            return f"{name} ({text})"
-        case Hello():  # with the token of a process, which no log shows
-            return name
-    values = [getattr(trigger, one.name) for one in fields(trigger)]
-    facts = [str(value) for value in values if value and isinstance(value, str | int | float)]
-    return f"{name} ({', '.join(facts)})" if facts else name
-
 
 # ---------------------------------------------------------------- one trigger
 
@@ -881,3 +652,146 @@ def _drain_instead(life: Life, drain_s: float, now: float) -> None:
     """Drain for another reason from now on, which people are notified of."""
     life.phase = Draining(since=now, due_at=now + drain_s)
     life.do(Changed(note=str(life.why)))
+
+
+# ---------------------------------------------------------------- the cause of a death
+
+_BY_EXIT = {
+    ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
+    ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
+    ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,
+    ExitCode.MODEL_MISSING: DeathCause.MODEL_MISSING,
+    ExitCode.BAD_MODEL: DeathCause.BAD_MODEL,
+    ExitCode.RANK_LOST: DeathCause.RANK_LOST,
+}
+
+_BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
+    (cause, re.compile(pattern, re.IGNORECASE))
+    for cause, pattern in (
+        (DeathCause.STREAM_ERROR, r"there is no stream\("),
+        (DeathCause.GPU_TIMEOUT, r"gpu (timeout|time-out|hang)|CallbackErrorTimeout|LaunchTimeout"),
+        (DeathCause.GPU_FAULT_ELSEWHERE, r"innocent ?victim"),
+        (
+            DeathCause.OUT_OF_MEMORY,
+            r"out ?of ?memory|insufficient memory|memoryerror|bad_alloc|cannot allocate memory"
+            r"|unable to allocate|attempting to allocate|MemoryAllocation",
+        ),
+        (DeathCause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
+    )
+)
+"""Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""
+
+
+def classify(
+    exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False
+) -> DeathCause:
+    """Return the cause of a death.
+
+    Args:
+        exit_code: None if a signal ended it.
+        is_over_memory: whether it was killed while it held more memory than its limit.
+    """
+    for code, cause in _BY_EXIT.items():
+        if exit_code == code:
+            return cause
+    for line in reversed(lines):
+        for cause, pattern in _BY_LINE:
+            if pattern.search(line):
+                return cause
+    return DeathCause.OUT_OF_MEMORY if is_over_memory else DeathCause.UNKNOWN
+
+
+ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
+"""Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
+
+ACCUSING_EXITS = frozenset({ExitCode.STEP_ERROR, ExitCode.STUCK_PROMPT, ExitCode.LINK_BROKEN})
+"""Exits that a request may have brought about."""
+
+CAUSED_ELSEWHERE = frozenset(
+    {DeathCause.OUT_OF_MEMORY, DeathCause.GPU_FAULT_ELSEWHERE, DeathCause.GPU_TIMEOUT}
+)
+"""Causes that other processes contribute to: the next attempt may well succeed."""
+
+OF_STOPPED = {
+    StopCause.ASKED: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.SWAP: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.VERSION: (ExitReason.VERSION, Evidence.ASKED),
+    StopCause.TOO_LARGE: (ExitReason.LOAD_ERROR, Evidence.ASKED),
+    StopCause.INTERNAL: (ExitReason.INTERNAL, Evidence.ASKED),
+    StopCause.STALL: (ExitReason.STALL, Evidence.ACCUSES),
+    StopCause.SUSPENDED: (ExitReason.STALL, Evidence.NONE),
+    StopCause.BROKEN: (ExitReason.CRASH, Evidence.NONE),
+}
+"""The verdict on a process that was being ended, and on its requests; a stalled load says nothing
+about them."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
+"""Addresses, sizes and times, which differ between two reports of the same error."""
+
+
+def ending_of(life: Life, died: Died) -> Stopping | None:
+    """Return how the process was being ended; None if it ended by itself.
+
+    A broken or suspended process is killed at once. If that signal did not end it, it had been
+    about to die: its connection ends before its exit can be seen, and the kernel may take long to
+    free its memory. So its own exit says what happened, unless its end was asked for, too.
+    """
+    phase = life.phase
+    if not isinstance(phase, Stopping):
+        return None
+    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    is_by_itself = is_killed_at_once and died.signal_name != "SIGKILL"
+    return None if is_by_itself and not phase.is_restart else phase
+
+
+def exit_reason(life: Life, died: Died) -> ExitReason:
+    """Return how a process has ended, before `died` is applied."""
+    if isinstance(life.phase, Abandoned):
+        return ExitReason.ASKED
+    stopping = ending_of(life, died)
+    if stopping is not None:
+        if stopping.cause is StopCause.TOO_LARGE and stopping.is_restart:
+            return ExitReason.ASKED  # another entry may have come since then
+        return OF_STOPPED[stopping.cause][0]
+    if died.is_spawn_error:
+        return ExitReason.SPAWN_ERROR
+    if life.ready_at is None and died.exit_code in PERMANENT_EXITS:
+        return ExitReason.LOAD_ERROR
+    return ExitReason.CRASH
+
+
+def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
+    """Return what the end of a process, before `died` is applied, says about the requests it held.
+
+    Args:
+        life: still in the state in which the process ended.
+        is_over_memory: whether it had reported more memory than its limit.
+    """
+    if isinstance(life.phase, Abandoned):
+        return Evidence.ASKED
+    stopping = ending_of(life, died)
+    if stopping is not None and OF_STOPPED[stopping.cause][1] is Evidence.ASKED:
+        return Evidence.ASKED
+    if life.ready_at is None:
+        return Evidence.NONE
+    if stopping is not None:
+        return OF_STOPPED[stopping.cause][1]
+    if died.exit_code == ExitCode.OUT_OF_MEMORY:
+        return Evidence.OUT_OF_MEMORY
+    if died.signal_name == "SIGKILL" and is_over_memory:
+        return Evidence.OUT_OF_MEMORY
+    if died.exit_code in ACCUSING_EXITS or died.signal_name in ACCUSING_SIGNALS:
+        return Evidence.ACCUSES
+    return Evidence.NONE
+
+
+def load_error(life: Life, died: Died) -> str | None:
+    """Return what a load that crashed by itself has in common with another that failed the same
+    way; None: it had become READY, did not say why, or others contribute to the cause."""
+    if life.ready_at is not None or not died.announced or ending_of(life, died) is not None:
+        return None
+    if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
+        return None
+    return f"{died.exit_code}: {NUMBER.sub('#', died.announced)}"

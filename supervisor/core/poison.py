@@ -129,12 +129,13 @@ class Blame:
     Attributes:
         rows: how many requests may run at once since the worker ran out of memory; None for as
             many as the entry says.
+        suspects: the requests that some crash accuses.
     """
 
     rows: int | None = None
     _rows_until: float = math.inf
     # Bounded by MAX_SUSPECTS and MAX_QUARANTINED; the oldest are forgotten first.
-    _suspects: dict[Digest, _Suspect] = field(default_factory=dict)
+    suspects: dict[Digest, _Suspect] = field(default_factory=dict)
     _quarantined: dict[Digest, float] = field(default_factory=dict)
     _in_a_row: list[Digest] = field(default_factory=list)
     """Those quarantined since one last completed or got past a crash; MAX_QUARANTINES_IN_A_ROW."""
@@ -148,7 +149,7 @@ class Blame:
             held: the requests that it held, dispatched and not ended.
         """
         self.expire(now)
-        for suspect in self._suspects.values():
+        for suspect in self.suspects.values():
             suspect.gains_since = None
         if evidence is Evidence.OUT_OF_MEMORY and held:
             return self._make_room(held, now)
@@ -160,13 +161,13 @@ class Blame:
 
     def completed(self, digest: Digest) -> None:
         """Note that a request ended by itself: it is innocent, and the engine is not broken."""
-        self._suspects.pop(digest, None)
+        self.suspects.pop(digest, None)
         self._in_a_row.clear()
 
     def gained(self, one: Held, now: float) -> bool:
         """Note that a request has gained a token; return whether it has got past a
         crash with it."""
-        suspect = self._suspects.get(one.digest)
+        suspect = self.suspects.get(one.digest)
         if suspect is None or not self.is_due(one):
             return False
         if suspect.gains_since is None:
@@ -181,8 +182,8 @@ class Blame:
 
     def expire(self, now: float) -> None:
         """Forget what is old."""
-        for digest in [d for d, s in self._suspects.items() if now - s.since >= SUSPICION_S]:
-            del self._suspects[digest]
+        for digest in [d for d, s in self.suspects.items() if now - s.since >= SUSPICION_S]:
+            del self.suspects[digest]
         for digest in [d for d, until in self._quarantined.items() if now >= until]:
             del self._quarantined[digest]
         if now >= self._rows_until:
@@ -191,7 +192,7 @@ class Blame:
     def lift(self) -> None:
         """Let all requests start clean: a person has restarted the model or changed its entry."""
         self.rows = None
-        self._suspects.clear()
+        self.suspects.clear()
         self._quarantined.clear()
         self._in_a_row.clear()
 
@@ -199,14 +200,14 @@ class Blame:
 
     def is_suspect(self, digest: Digest) -> bool:
         """True if some crash accuses a request."""
-        return digest in self._suspects
+        return digest in self.suspects
 
     def is_due(self, one: Held) -> bool:
         """True if a request is near the place of a crash, and has to get past it alone.
 
         One that was sent again has to get there first, and may do so together with others.
         """
-        suspect = self._suspects.get(one.digest)
+        suspect = self.suspects.get(one.digest)
         if suspect is None or not suspect.is_on_probation:
             return False
         return any(place <= one.tokens + APPROACH_TOKENS for place in suspect.places)
@@ -217,19 +218,14 @@ class Blame:
         return until - now if until is not None and until > now else None
 
     @property
-    def suspects(self) -> int:
-        """Return how many requests are under suspicion."""
-        return len(self._suspects)
-
-    @property
     def is_anyone_on_probation(self) -> bool:
         """True if anyone has to take turns at all; checked at every step."""
-        return any(suspect.is_on_probation for suspect in self._suspects.values())
+        return any(suspect.is_on_probation for suspect in self.suspects.values())
 
     @property
     def on_probation(self) -> int:
         """Return how many of the suspects have yet to prove themselves."""
-        return sum(suspect.is_on_probation for suspect in self._suspects.values())
+        return sum(suspect.is_on_probation for suspect in self.suspects.values())
 
     @property
     def quarantined(self) -> int:
@@ -239,13 +235,15 @@ class Blame:
     # ------------------------------------------------------------ inside
 
     def _suspect(self, held: Sequence[Held], now: float) -> Verdict:
-        is_second = any(h.digest in self._suspects for h in held)
+        is_second = any(h.digest in self.suspects for h in held)
         count = self._accuse(held, now)
         story = f"{_requests(count)} under suspicion"
         if is_second:
-            for suspect in self._suspects.values():
+            for suspect in self.suspects.values():
                 suspect.is_on_probation = bool(suspect.places)
-            story = f"{_requests(self.suspects)} under suspicion for the second time: each runs"
+            story = (
+                f"{_requests(len(self.suspects))} under suspicion for the second time: each runs"
+            )
             story += " alone until it has come past the crash"
         return Verdict(evidence=Evidence.ACCUSES, story=story)
 
@@ -255,17 +253,17 @@ class Blame:
         for one in held:
             accused.setdefault(one.digest, []).append(one.tokens)
         for digest, places in accused.items():
-            known = self._suspects.pop(digest, None)  # the latest are forgotten last
+            known = self.suspects.pop(digest, None)  # the latest are forgotten last
             ahead = [p for p in known.places if p > max(places)] if known else []
             places = [*ahead, *sorted(places)]
             places = list(dict.fromkeys(reversed(places)))[:MAX_PLACES][::-1]
-            self._suspects[digest] = _Suspect(since=now, places=places)
-        while len(self._suspects) > MAX_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
+            self.suspects[digest] = _Suspect(since=now, places=places)
+        while len(self.suspects) > MAX_SUSPECTS:
+            del self.suspects[next(iter(self.suspects))]
         return len(accused)
 
     def _convict(self, culprit: Digest, now: float) -> Verdict:
-        self._suspects.pop(culprit, None)
+        self.suspects.pop(culprit, None)
         self._in_a_row.append(culprit)
         if len(self._in_a_row) >= MAX_QUARANTINES_IN_A_ROW:
             for digest in self._in_a_row:

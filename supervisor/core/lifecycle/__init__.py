@@ -1,1 +1,0 @@
-"""One model's worker: its states, what can happen to it, and what follows in each."""

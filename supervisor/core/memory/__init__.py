@@ -1,1 +1,0 @@
-"""The memory that models need, the budget, and which models fit."""

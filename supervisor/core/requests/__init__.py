@@ -1,1 +1,0 @@
-"""Requests: the ledger of the open ones, the gate they pass, and the queue they wait in."""

@@ -1,0 +1,430 @@
+"""The processes of models: what they say, which signs of life they give, and how they end.
+
+It decides what that means: a trigger for the life of a model, or something about its requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+from mlxsup.protocol.flight import (
+    CONTINUES,
+    GIVEN_UP,
+    PAUSED,
+    LostRow,
+    RequestEnded,
+    WorkerDied,
+)
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, ExitReason, State
+from mlxsup.protocol.text import size_text
+from mlxsup.protocol.version import VERSION
+from mlxsup.protocol.worker_messages import (
+    Accepted,
+    Dying,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Ready,
+    Rejected,
+    Rendered,
+    Step,
+    WorkerMessage,
+)
+
+from .actions import Action, LookAtWorker, NeedRaised
+from .events import (
+    Exited,
+    FilesSeen,
+    Sampled,
+    Spawned,
+    SpawnFailed,
+    WorkerBroke,
+    WorkerEvent,
+    WorkerSaid,
+    WorkerSeen,
+    WorkerUnlinked,
+)
+from .fleet import Fleet
+from .kv_budget import keeps_to, planned_bytes, was_measured
+from .life import Files
+from .memory import loaded_problem, raised
+from .memory_view import may_have_been_restored
+from .model import WATCHED, Model, Residency
+from .requests import Request, Stage
+from .states import Abandoned, Backoff, Died, Due, GivenUp, Loading, StopCause, Stopping, StopStage
+from .status import change_map
+from .transitions import classify, ending_of, evidence_of
+from .watchdog import Alarm, Watch
+
+
+def take(fleet: Fleet, event: WorkerEvent) -> None:
+    """Handle one event; ignore those of earlier generations (F9)."""
+    model = fleet.by_name.get(event.model)
+    if model is None or event.generation != model.life.generation:
+        return
+    is_abandoned = isinstance(model.life.phase, Abandoned)
+    if not (model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited))):
+        return
+    watch, now = model.process.watch, event.now
+    match event:
+        case WorkerSaid(message=message):
+            if watch is not None and not isinstance(message, Heartbeat):
+                watch.said(now)
+            _said(fleet, model, message, now)
+        case Spawned():
+            model.process.watch = Watch.over(now)
+            fleet.trigger(model, event, now)
+        case SpawnFailed(detail=detail):
+            said = f"could not be started: {detail}"
+            died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
+            _handle_exit(fleet, model, died, now)
+        case WorkerSeen(is_stopped=is_stopped):
+            if watch is not None:
+                watch.looked(is_stopped=is_stopped, now=now)
+                _look_after(fleet, model, now)
+        case FilesSeen(change=change):
+            _files_seen(fleet, model, change, now)
+        case WorkerBroke(is_other_version=True):
+            _is_of_other_version(fleet, model, "another one", now)
+        case WorkerBroke(detail=detail):
+            fleet.fault(model, StopCause.BROKEN, detail, now)
+        case WorkerUnlinked():
+            if watch is not None:
+                watch.unlinked(now)
+                fleet.touch(model)
+                _look_after(fleet, model, now)
+        case Exited():
+            _exited(fleet, model, event)
+        case _:
+            assert_never(event)
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> None:
+    match message:
+        case Step():
+            _step(fleet, model, message, now)
+        case Heartbeat():
+            model.process.heartbeat = message
+            if keeps_to(model, message.budget):
+                fleet.memory_changed()
+                fleet.touch(model)
+            if model.process.watch is not None:
+                model.process.watch.beat(message, len(model.batch.held), now)
+                _look_after(fleet, model, now)
+        case Accepted():
+            fleet.serving.accepted(model, message, now)
+        case Rejected(key=key, error=error):
+            fleet.serving.rejected(model, key, error, now)
+            fleet.touch(model)
+        case Rendered():
+            fleet.attaching.rendered(model, message)
+        case Hello(version=version) if version != VERSION:
+            _is_of_other_version(fleet, model, version, now)
+        case Hello() if model.life.state in SERVES:
+            fleet.fault(model, StopCause.BROKEN, "said HELLO after READY", now)
+        case Hello():
+            fleet.trigger(model, message, now)
+        case LoadProgress() if model.life.state in SERVES:
+            fleet.fault(model, StopCause.BROKEN, "reported a load after READY", now)
+        case LoadProgress():
+            fleet.trigger(model, message, now)
+        case Ready() if model.life.state in SERVES:
+            fleet.fault(model, StopCause.BROKEN, "said READY twice", now)
+        case Ready():
+            _ready(fleet, model, message, now)
+        case Dying():
+            model.process.dying = message.message
+        case _:
+            assert_never(message)
+
+
+def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
+    if message.step not in (model.process.steps, model.process.steps + 1):
+        detail = f"counted step {message.step} after step {model.process.steps}"
+        fleet.fault(model, StopCause.BROKEN, detail, now)
+        return
+    fault = fleet.prefill_slots.stepped(model, message)
+    if fault:
+        fleet.fault(model, StopCause.BROKEN, fault, now)
+        return
+    if model.process.watch is not None:
+        model.process.watch.stepped(message.step, now)
+    if fleet.attaching.readers:
+        fleet.attaching.heard(message.rows)
+    if fleet.serving.step(model, message, now):
+        fleet.touch(model)
+
+
+def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
+    too_large = loaded_problem(model.life.need, message)
+    if too_large:
+        fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
+        return
+    if isinstance(model.life.phase, Loading):
+        model.learn(message)
+        model.idle_since = now
+        model.load_s = now - model.life.phase.since
+        model.process.residency = Residency(ready_at=now, tokens_before=model.totals.tokens)
+    fleet.trigger(model, message, now)
+    fleet.tell_log_level(model)
+
+
+def _is_of_other_version(fleet: Fleet, model: Model, version: str, now: float) -> None:
+    detail = f"mlxsup was upgraded to {version}; restart the daemon"
+    fleet.fault(model, StopCause.VERSION, detail, now)
+
+
+# ---------------------------------------------------------------- signs of life
+
+
+def due(fleet: Fleet, name: ModelName, now: float) -> None:
+    """Act on a deadline of this model, if it has come."""
+    model = fleet.by_name.get(name)
+    if model is None:
+        return
+    fleet.touch(model)
+    _look_after(fleet, model, now)
+    when = model.state_deadline()
+    if when is None or now < when:
+        return
+    phase = model.life.phase
+    is_killed = isinstance(phase, Stopping) and phase.stage is StopStage.KILL
+    if is_killed and model.life.pid is not None:  # SIGKILL has not ended it within the limit
+        _handle_exit(fleet, model, GivenUp(pid=model.life.pid), now)
+    else:
+        fleet.trigger(model, Due(), now)
+
+
+def _look_after(fleet: Fleet, model: Model, now: float) -> None:
+    """Act on what the process's signs of life mean."""
+    life, watch = model.life, model.process.watch
+    if watch is None or life.state not in WATCHED:
+        return
+    match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
+        case Alarm.LOOK:
+            fleet.outbox.add(LookAtWorker(model=model.name, generation=life.generation))
+        case Alarm.STUCK:
+            fleet.fault(model, StopCause.STALL, watch.describe(now), now)
+        case Alarm.STOPPED:
+            detail = "another program stopped its process (SIGSTOP)"
+            fleet.fault(model, StopCause.SUSPENDED, detail, now)
+        case Alarm.BROKEN:
+            fleet.fault(model, StopCause.BROKEN, watch.describe(now), now)
+        case Alarm.NONE:
+            pass
+    if model.queue:
+        fleet.touch(model)
+    else:  # nothing can start: a beat moves the deadline, and nothing else
+        fleet.deadlines.set(model.name, fleet.prefill_slots.deadline(model))
+
+
+def measured(fleet: Fleet, event: Sampled) -> None:
+    """Note what the processes were measured at, and act on what that says."""
+    for model in fleet:
+        pid = model.life.pid
+        model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
+        model.process.machine_bytes = event.machine_bytes
+        if model.process.watch is not None:
+            model.process.watch.measured(model.life.footprint_bytes)
+            if model.process.watch.grows_silently(event.now):
+                _look_after(fleet, model, event.now)
+        model.process.rates.append((event.now, model.totals.tokens))
+        if may_have_been_restored(model, event.now):
+            fleet.look_at_files(model)
+        if was_measured(model, event.now):
+            fleet.touch(model)
+    fleet.memory_changed(is_measured=True)
+    fleet.squeeze(event.reading, event.now)
+    if fleet.warm_pool.measured(event.footprint_bytes, fleet.settings):
+        fleet.look_at_all()
+
+
+def _files_seen(fleet: Fleet, model: Model, change: str, now: float) -> None:
+    """Note what has changed in the files of a model since it has loaded them: empty if nothing
+    has. If it is going away, that is of no interest."""
+    before, model.life.files = model.life.files.change, Files(seen_at=now, change=change)
+    fleet.touch(model)
+    fleet.memory_changed()
+    if model.life.state is not State.READY or bool(change) == bool(before):
+        return
+    note = "can be swapped out again, because its files are unchanged since the load"
+    if change:
+        note = f"cannot be swapped out while it has open answers: {change}"
+    fleet.outbox.announce(change_map(model, note))
+
+
+# ---------------------------------------------------------------- its end
+
+
+MAX_LAST_WORDS = 200
+
+
+ROUTINE = re.compile(
+    r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
+    r"|\s*(File|Binary file) \".*\",? |\s*<"
+)
+"""Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
+
+
+def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
+    died = Died(
+        exit_code=event.exit_code,
+        signal_name=event.signal_name,
+        said=model.process.dying or last_words(event.last_lines),
+        announced=model.process.dying,
+        at=event.at,
+        cause=classify(
+            event.exit_code,
+            [*event.last_lines, model.process.dying],
+            is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+        ),
+    )
+    _handle_exit(fleet, model, died, event.now)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return the line of a worker's output that may be a cause: a fault handler's name for it, or
+    the last line that is neither a routine log nor the end of such a report."""
+    for line in reversed(lines):
+        if line.startswith("Fatal Python error:"):
+            return line.strip()[:MAX_LAST_WORDS]
+    for line in reversed(lines):
+        if line.strip() and not ROUTINE.match(line):
+            return line.strip()[:MAX_LAST_WORDS]
+    return ""
+
+
+def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
+    """Judge what the end of a process says about its requests, and apply it; the story, the
+    journal and the watchers get what was decided and why (F10)."""
+    model.life.stream_tokens = model.longest_stream
+    if died.exit_code == ExitCode.OUT_OF_MEMORY:
+        _raise_need(fleet, model, now)
+    evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
+    moments, running = _last_moments(model, died, now), list(model.batch.running.values())
+    verdict = model.blame.judge(evidence, model.batch.held, now)
+    if verdict.story:
+        model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
+    died = replace(died, verdict=verdict)
+    fleet.trigger(model, died, now)
+    entry = _worker_died(model, died, moments, running, fleet.outbox, now)
+    if entry is not None:
+        fleet.outbox.record(entry)
+    if verdict.is_tried_again:
+        fleet.ran_out = model
+    if verdict.story and model.name in fleet.by_name:
+        fleet.outbox.announce(change_map(model, verdict.story))
+
+
+def _raise_need(fleet: Fleet, model: Model, now: float) -> None:
+    """Reserve more for the next process of a model: this one has run out of memory. What it
+    held must still be known, and what stays reserved follows from the need."""
+    need = model.life.need
+    if need is None or model.life.is_outdated or model.name not in fleet.needs:
+        return  # or its files cannot be read, or a reload has removed it
+    held_bytes = model.measured_bytes - model.process.reusable_bytes
+    higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+    if higher.raised_bytes == need.raised_bytes:
+        return
+    fleet.needs = {**fleet.needs, model.name: replace(higher, most_bytes=None)}
+    fleet.appraise()
+    remember = NeedRaised(
+        model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
+    )
+    fleet.outbox.add(remember)
+    note = (
+        f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+        f"which is {size_text(higher.raise_for(0))} more than estimated"
+    )
+    model.life.story.append(f"{now:.3f} {note}")
+    fleet.outbox.announce(change_map(model, note))
+
+
+MOST_ROWS = 32
+"""The entry of a death names at most this many requests, and counts the others."""
+
+
+def _last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
+    """Return the fields of `WorkerDied` that are forgotten once the end of a process is handled."""
+    life, beat = model.life, model.process.heartbeat
+    stopping = ending_of(life, died)
+    if isinstance(life.phase, Loading):
+        doing = f"{life.phase.load_phase} {life.phase.progress:.0%}"
+    else:
+        doing = model.process.doing.phase.value if model.process.doing else ""
+    return {
+        "model": life.name,
+        "generation": life.generation,
+        "pid": life.pid,
+        "ended_by": stopping.cause.value if stopping else "",
+        "doing": doing,
+        "steps": model.process.steps,
+        "footprint_bytes": life.footprint_bytes,
+        "active_bytes": beat.active_bytes if beat else 0,
+        "cache_bytes": beat.cache_bytes if beat else 0,
+        "limit_bytes": life.launch.memory_limit_bytes or 0,
+        "machine_bytes": model.process.machine_bytes,
+        "ready_s": life.ready_for_s(now),
+    }
+
+
+def _worker_died(
+    model: Model,
+    died: Died,
+    moments: dict[str, Any],
+    running: list[Request],
+    actions: Iterable[Action],
+    now: float,
+) -> WorkerDied | None:
+    """Return how a process ended, and what became of what it ran, once that has been decided.
+
+    Args:
+        moments: `_last_moments` of it.
+        actions: what the end has led to, with the ends of the requests that did not outlive it.
+
+    Returns:
+        None if its end was asked for and hit no request.
+    """
+    life, last = model.life, model.life.last_exit
+    phase, restarts = life.phase, life.settings.restart
+    is_given_up = last is None or isinstance(died, GivenUp)
+    reason = GIVEN_UP if is_given_up or last is None else last.reason.value
+    if reason == ExitReason.ASKED and not running:
+        return None
+    outcomes = {one.number: one.outcome for one in actions if isinstance(one, RequestEnded)}
+    rows = [
+        LostRow(
+            id=request.id,
+            number=request.key,
+            tokens=request.tokens_sent,
+            fate=outcomes.get(request.key, PAUSED if request.stage is Stage.PAUSED else CONTINUES),
+            is_suspect=model.blame.is_suspect(request.digest),
+        )
+        for request in running[:MOST_ROWS]
+    ]
+    return WorkerDied(
+        **moments,
+        reason=reason,
+        code=died.exit_code,
+        signal=died.signal_name,
+        cause=died.cause.value,
+        detail=died.text if is_given_up or last is None else last.detail,
+        evidence=died.verdict.evidence.value,
+        verdict=died.verdict.story,
+        rows=rows,
+        more_rows=max(0, len(running) - MOST_ROWS),
+        after=life.state.value,
+        retry_in_s=max(0.0, phase.due_at - now) if isinstance(phase, Backoff) else None,
+        failure=life.failure,
+        crashes=life.restarts.crashes,
+        most_crashes=restarts.max_restarts,
+        window_s=restarts.window_s,
+    )
