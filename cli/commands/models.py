@@ -189,6 +189,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "licence", row["licence"] or unknown
     if row["adapters"]:
         yield "adapters", ", ".join(f"{row['name']}:{name}" for name in row["adapters"])
+    if row["drafts"] not in (None, "off"):
+        yield "drafts", row["drafts"]
     chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
     if row["task"] == Task.GENERATE:
         is_random = row["sampling"].get("temperature")
@@ -207,11 +209,10 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "task", "capabilities", "adapters", "has_template", "licence",
-    "sampling",
-    "problem", "hint",
+    "quantization", "context_length", "task", "capabilities", "adapters", "drafts", "has_template",
+    "licence", "sampling", "problem", "hint",
 )  # fmt: skip
-"""Facts from the files of a model."""
+"""Facts from the files of a model, and from its entry."""
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
 NONE_HINT = "`mlxsup add OWNER/NAME` downloads one and configures it; see also `mlxsup demo`"
@@ -293,6 +294,7 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
         "task": task.value,
         "capabilities": capabilities(task, takes_pictures=said.takes_pictures and not adapters),
         "adapters": adapters,
+        "drafts": entry.launch.drafts if entry is not None else "off",
         "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": sampling,
