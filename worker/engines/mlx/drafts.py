@@ -63,7 +63,8 @@ class NgramIndex:
 
     Attributes:
         place: of the token that should come next, as it did there; 0: none is known.
-        length: how many tokens before that place are the last ones, too.
+        length: how many tokens before that place are the last ones, too; from 1 on where the text
+            goes on behind a token that is another one there, as in an edit.
     """
 
     def __init__(self) -> None:
@@ -89,13 +90,14 @@ class NgramIndex:
             for token in [*tokens[self._count :], *pending][: count - self._count]:
                 is_right = tokens[self.place] == token
                 outcomes.append((self.length, is_right))
-                if not is_right:
+                if not is_right and self.length < GRAM:
                     self.place = self.length = 0
                     break
-                self.place, self.length = self.place + 1, min(self.length + 1, LONGEST_MATCH)
+                self.length = min(self.length + 1, LONGEST_MATCH) if is_right else 1
+                self.place += 1
         self._count = count
         self._read_on(tokens)
-        if not self.place:
+        if self.length < GRAM:
             self._find(tokens, pending)
         return outcomes
 
