@@ -516,6 +516,13 @@ def test_a_text_goes_on_behind_a_token_that_was_changed() -> None:
     assert not index.place, "two changes, one behind the other: it is another text"
 
 
+def test_a_longer_match_counts_before_the_text_behind_a_change() -> None:
+    index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 6, 7, 0, 4, 99, 6, 60, 61, 0, 1, 2, 3]
+    index.follow(tokens, [])
+    assert index.follow([*tokens, 4, 99, 6], []) == [(3, True), (4, False), (1, True)]
+    assert index.guess([*tokens, 4, 99, 6], [], 2) == [60, 61]
+
+
 def test_a_guess_goes_on_with_what_repeats() -> None:
     tokens = [1, 2, 3, 1, 2, 3, 1, 2]
     for pending in ([], [3]):
@@ -884,13 +891,15 @@ def test_guesses_of_a_draft_model_pay_by_how_many_are_right() -> None:
 def test_tries_of_a_draft_model_take_a_hundredth_of_the_time() -> None:
     pacer = model_paced(1.0, 0.1)
     now = lost = 0.0
-    for _ in range(20_000):
+    for step in range(20_000):
         count, _ = pacer.choose_for(1, 1)
         took = 1.0 + 0.1 * count
         if count:
             pacer.saw_block(1, 1 + count, took, [Guessed(read=count, accepted=0)])
             lost += took - 1.0
         now += took
+        if step == 300:
+            assert lost < 6.0
     assert 0.003 < lost / now < 0.015
     for _ in range(1000):
         count, _ = pacer.choose_for(1, 1)
