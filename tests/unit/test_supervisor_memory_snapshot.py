@@ -297,6 +297,8 @@ def test_a_draft_model_counts_with_the_model_that_it_guesses_for(desk: Desk) -> 
     assert both.weights.size_bytes == 2 * plain.weights.size_bytes
     assert both.layers == plain.layers * 2
     assert alone.weights == plain.weights, "its load says that the folder is missing"
+    desk.memory.measured(drafting)
+    assert desk.memory.needs[OTHER] == both, "what its draft takes is still known"
     assert asyncio.run(desk.memory.appraise(OTHER, drafting)) == both
     desk.measurements.learn(
         Measured(
