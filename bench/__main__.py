@@ -49,7 +49,7 @@ def main() -> None:
             "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
             "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
             "engine_seconds": lambda repeats: engine_seconds.run(SMOLLM2, repeats),
-            "drafts": lambda repeats: drafts.run(SMOLLM2, repeats),
+            "drafts": drafts.run,
             "embeddings": embeddings.run,
             "adapters": adapters.run,
             "commands": lambda repeats: commands.run(),

@@ -1,69 +1,118 @@
 """Tokens per second with drafts and without.
 
-An edit repeats most of its prompt; a chat repeats little of it.
+The model is one that copies, which a small one with real weights hardly does, so an edit shows what
+drafts gain on this machine. Nothing that is drawn at random repeats itself, and the draft model for
+it is another one: what drafts take where they gain nothing.
 """
 
 from __future__ import annotations
 
+import random
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from typing import Any, NamedTuple
 
-from mlxsup.protocol.body import RequestBody
+import mlx.core as mx
+
+from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 
-from .report import machine_lines
+from .copying_model import make_copying_model
+from .report import order_in_round, print_table, spread
+from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import loaded_engine, make_row
 
-CODE = "\n".join(
-    f"def area_{name}(width, height):\n    return width * height + {number}\n"
-    for number, name in enumerate(("box", "door", "wall"))
-)
-TASKS = {
-    "edit": f"Repeat this code, and rename height to depth:\n{CODE}",
-    "chat": "Tell me a story about a fox, a river and an old clock.",
-}
-TOKENS = 48
+TOKENS = 96
+MOST_TOKENS = 512
+"""Of all rows together: those of many rows have shorter answers."""
+
+FIRST_ID = 300
+LIST = 120
+"""Tokens of a prompt, all different."""
+
+EVERY = 20
+"""Of so many tokens of an edit one is renamed, of which a draft model does not know."""
+
+TASKS: dict[str, dict[str, Any]] = {"edit": {}, "free text": {"temperature": 1000.0}}
 
 
-def run(folder: Path, repeats: int, rows: tuple[int, ...] = (1, 4, 16)) -> None:
-    """Print a line for each task and number of rows."""
-    print("\n".join(machine_lines()))
-    for count in rows:
-        with (
-            loaded_engine(folder, max_concurrency=16) as plain,
-            loaded_engine(folder, max_concurrency=16, drafts="ngram") as drafting,
-        ):
-            for task, text in TASKS.items():
-                print(f"{task}, {count} rows: {_compare(plain, drafting, text, count, repeats)}")
+class Run(NamedTuple):
+    """What a side took from the end of the prompts, and how many guesses were read and accepted."""
+
+    wall_s: float
+    cpu_s: float
+    read: int
+    accepted: int
 
 
-def _compare(plain: MlxEngine, drafting: MlxEngine, text: str, rows: int, repeats: int) -> str:
-    rates: dict[MlxEngine, list[float]] = {plain: [], drafting: []}
+def run(repeats: int, rows: tuple[int, ...] = (1, 4, 16)) -> None:
+    """Print a line for each task, number of rows and way to guess."""
+    ids = range(FIRST_ID, FIRST_ID + 1000)
+    numbers = random.Random(1)
+    lists = [numbers.sample(ids, LIST) for _ in range(max(rows))]
+    renamed = dict(zip(ids[::EVERY], range(1500, 2000), strict=False))
+    table = []
+    with tempfile.TemporaryDirectory() as parent, ExitStack() as stack:
+        model = make_copying_model(Path(parent) / "model", renamed, layers=6, hidden=512)
+        draft = make_copying_model(Path(parent) / "draft", {}, layers=2, hidden=256)
+        # Without a preference it would draw as the model does: by chance, and with the same keys.
+        other = make_tiny_model(Path(parent) / "other")
+        weights: Any = mx.load(str(other / "model.safetensors"))
+        weights["lm_head.weight"] *= 10_000
+        mx.save_safetensors(str(other / "model.safetensors"), weights, {"format": "mlx"})
+        drafts = {"off": "off", "ngram": "ngram", "draft": str(draft), "bad draft": str(other)}
+        engines = {
+            side: stack.enter_context(loaded_engine(model, max_concurrency=16, drafts=given))
+            for side, given in drafts.items()
+        }
+        for count in rows:
+            for task, changes in TASKS.items():
+                tokens = min(TOKENS, MOST_TOKENS // count)
+                asked = [
+                    make_row(key, [*own, own[0]], tokens, ignore_eos=True, seed=key, **changes)
+                    for key, own in enumerate(lists[:count])
+                ]
+                sides = ("off", "ngram", "draft" if task == "edit" else "bad draft")
+                runs = _compare({side: engines[side] for side in sides}, asked, repeats)
+                table += [[task, str(count), *line] for line in runs]
+    head = ("task", "rows", "drafts", "speed over off: processor time", "clock", "accepted")
+    print_table(head, table)
+
+
+def _compare(engines: dict[str, MlxEngine], rows: list[Row], repeats: int) -> list[list[str]]:
+    """Return a line for each side but the first, which the others are compared with."""
+    runs: dict[str, list[Run]] = {side: [] for side in engines}
     answers = {}
-    read = accepted = 0
-    for turn in range(repeats + 1):
-        for engine, own in rates.items():
-            began_at = time.perf_counter()
-            answers[engine], guesses = _answer(engine, text, rows)
-            if turn:  # the first one warms up
-                own.append(rows * TOKENS / (time.perf_counter() - began_at))
-            read, accepted = read + guesses[0], accepted + guesses[1]
-    assert answers[plain] == answers[drafting], "other answers with drafts"
-    off, on = (median(own) for own in rates.values())
-    return (
-        f"{off:.2f} tokens per second without drafts, {on:.2f} with ({on / off:.2f}); "
-        f"{accepted} of {read} guesses accepted"
-    )
+    for repeat in range(repeats + 1):
+        for side in order_in_round(list(engines), repeat):
+            answers[side], own = _answer(engines[side], rows)
+            if repeat:  # the first round warms up, and measures what guesses take
+                runs[side].append(own)
+        assert len({str(answer) for answer in answers.values()}) == 1, "other answers with drafts"
+    plain, *others = runs
+    return [
+        [
+            side,
+            spread([off.cpu_s / on.cpu_s for off, on in zip(runs[plain], runs[side], strict=True)]),
+            spread(
+                [off.wall_s / on.wall_s for off, on in zip(runs[plain], runs[side], strict=True)]
+            ),
+            f"{runs[side][-1].accepted} of {runs[side][-1].read}",
+        ]
+        for side in others
+    ]
 
 
-def _answer(
-    engine: MlxEngine, text: str, rows: int
-) -> tuple[dict[int, list[int]], tuple[int, int]]:
-    for key in range(rows):
-        ids = engine.text.encode(RequestBody(prompt=f"{key}. {text}\n")).tokens
-        engine.insert(make_row(key, ids, TOKENS, ignore_eos=True))
-    got: dict[int, list[int]] = {key: [] for key in range(rows)}
+def _answer(engine: MlxEngine, rows: list[Row]) -> tuple[dict[int, list[int]], Run]:
+    for row in rows:
+        engine.insert(row)
+    got: dict[int, list[int]] = {int(row.key): [] for row in rows}
+    while not all(got.values()):  # prompts are read
+        for token in engine.step().tokens:
+            got[int(token.key)].append(token.token or 0)
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     read = accepted = 0
     while engine.has_rows():
         result = engine.step()
@@ -72,4 +121,4 @@ def _answer(
         for token in result.tokens:
             got[int(token.key)].append(token.token or 0)
         engine.settle()
-    return got, (read, accepted)
+    return got, Run(time.perf_counter() - wall_s, time.process_time() - cpu_s, read, accepted)

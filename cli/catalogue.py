@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 FACTS = (
     "origin", "repo", "revision", "path", "size_bytes", "architecture", "model_type",
-    "quantization", "context_length", "task", "capabilities", "adapters", "has_template", "licence",
-    "sampling",
-    "problem", "hint",
+    "quantization", "context_length", "task", "capabilities", "adapters", "drafts", "has_template",
+    "licence", "sampling", "problem", "hint",
 )  # fmt: skip
-"""Facts from the files of a model."""
+"""Facts from the files of a model, and from its entry."""
 
 SEARCHED = "the Hugging Face cache, LM Studio's folders and ~/.mlxsup/models"
 NONE_HINT = "`mlxsup add OWNER/NAME` downloads one and configures it; see also `mlxsup demo`"
@@ -129,6 +128,7 @@ def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any
         "task": task.value,
         "capabilities": capabilities(task, takes_pictures=said.takes_pictures and not adapters),
         "adapters": adapters,
+        "drafts": entry.launch.drafts if entry is not None else "off",
         "has_template": bool(said.template),
         "licence": said.licence or None,
         "sampling": sampling,

@@ -14,6 +14,7 @@ only (`child_environment`): tokens and passwords stay with the daemon and its do
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -101,8 +102,8 @@ class LaunchSettings:
         pooling: `mean`, `cls` or `last` to make an embedding model of any model, `yes_no` to rank
             with one; empty: as its folder says.
         adapters: folders of LoRA adapters, absolute, by name.
-        drafts: `ngram` to let rows guess what followed the same tokens before; `off`: they do not
-            guess.
+        drafts: `ngram` to let rows guess what followed the same tokens before; the folder of a
+            draft model, absolute, to have that guess, too; `off`: they do not guess.
         draft_tokens: how many tokens a row guesses at once, at most.
         hosts: that serve the model together, this one first; empty: this one alone.
         min_hosts: how many of them are enough if others cannot be reached; 0: all.
@@ -132,6 +133,11 @@ class LaunchSettings:
     min_hosts: int = 0
     parallel: str = "auto"
     fake: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def draft_folder(self) -> str:
+        """Return the folder of the draft model; empty if there is none."""
+        return self.drafts if os.path.isabs(self.drafts) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

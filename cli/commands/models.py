@@ -168,6 +168,8 @@ def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[
     yield "licence", row["licence"] or unknown
     if row["adapters"]:
         yield "adapters", ", ".join(f"{row['name']}:{name}" for name in row["adapters"])
+    if row["drafts"] not in (None, "off"):
+        yield "drafts", row["drafts"]
     chosen = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
     if row["task"] == Task.GENERATE:
         is_random = row["sampling"].get("temperature")

@@ -348,7 +348,14 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
     adapters = {name: str(absolute(place, folder)) for name, place in entry.adapters.items()}
     sampling = entry.sampling.model_dump(exclude_unset=True)
     hosts = tuple(GroupHost(**dict(host)) for host in entry.hosts)
-    own = {"path": path, "adapters": adapters, "sampling": sampling, "hosts": hosts}
+    drafts = str(absolute(entry.drafts, folder)) if "/" in entry.drafts else entry.drafts
+    own = {
+        "path": path,
+        "adapters": adapters,
+        "drafts": drafts,
+        "sampling": sampling,
+        "hosts": hosts,
+    }
     return LaunchSettings(**{**shared, **sizes, **own})
 
 

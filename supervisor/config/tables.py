@@ -34,6 +34,7 @@ from .values import (
     CountFromOne,
     CountOrAuto,
     DecodeShare,
+    Drafts,
     Duration,
     DurationAboveZero,
     Flag,
@@ -558,12 +559,14 @@ class ModelTable(Table):
         " as Qwen3-Reranker; empty: as the files of the model say",
         description='"mean", "cls", "last" or "yes_no"',
     )
-    drafts: Literal["off", "ngram"] = key(
+    drafts: Drafts = key(
         _LAUNCH.drafts,
-        '"ngram": guess tokens from earlier text, read in one pass',
-        ", where that is faster. Answers stay the same. `deterministic` models and those"
-        " that embed do not guess, and a warning says so",
-        description='"off" or "ngram"',
+        '"ngram" or the folder of a draft model: guess tokens',
+        ", which one pass reads, where that is faster: those that followed the same text before, or"
+        " what a smaller model with the same tokenizer says. Its folder has a slash. Answers stay"
+        " the same. `deterministic` models and those that embed do not guess, as a warning says",
+        unit="folder",
+        description='"off", "ngram" or the folder of a draft model, with a slash such as "./draft"',
     )
     draft_tokens: int = key(
         _LAUNCH.draft_tokens,

@@ -136,6 +136,7 @@ WarmWorkers = Annotated[
 ]
 Folder = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$", description="a folder")]
 """No system call takes a path with a NUL in it."""
+Drafts = Annotated[str, StringConstraints(pattern=r"^(off|ngram|[^\x00]*/[^\x00]*)$")]
 Repository = Annotated[str, _from_text(check_repository)]
 Revision = Annotated[str, Field(description=REVISION_EXPECTED), _from_text(check_revision)]
 Flag = Annotated[bool, Field(description="true or false")]

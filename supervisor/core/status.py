@@ -273,10 +273,12 @@ def _drafts_map(model: Model) -> dict[str, Any] | None:
 
     `tokens` is how many a row guesses at once: 0 if it cannot, None before that is known.
     """
-    if model.life.launch.drafts == "off":
+    launch = model.life.launch
+    if launch.drafts == "off":
         return None
     return {
-        "mode": model.life.launch.drafts,
+        "mode": "model" if launch.draft_folder else launch.drafts,
+        "model": launch.draft_folder or None,
         "tokens": model.process.ready.draft_tokens if model.process.ready else None,
         "drafted": model.totals.drafted,
         "accepted": model.totals.draft_accepted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,12 +49,16 @@ class MemoryEstimator:
         self._backend = backend
         self._measurements = measurements
 
-    def need_of(self, launch: LaunchSettings, estimate: Estimate | None) -> Need:
+    def need_of(
+        self, launch: LaunchSettings, estimate: Estimate | None, draft: Estimate | None = None
+    ) -> Need:
         """Return what a model needs.
 
         Args:
             launch: what its worker is started with.
             estimate: what its folder says; None for the fake engine, which has no folder.
+            draft: what the folder of its draft model says; None: it has none, or a load will say
+                what is wrong with it.
         """
         if estimate is None:
             return self._need_of_fake(launch)
@@ -68,6 +72,10 @@ class MemoryEstimator:
             # each host of `tensor` keeps whole is measured at the first load.
             estimated_bytes = -(-estimated_bytes // hosts)
             layers = tuple(replace(one, layers=-(-one.layers // hosts)) for one in layers)
+        elif draft is not None:
+            estimated_bytes += draft.weight_bytes
+            layers += draft.layers
+            remark = remark or draft.remark
         weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
         task = estimate.task
         if launch.pooling and task is Task.GENERATE:
@@ -124,6 +132,8 @@ class MemoryEstimator:
 def measured_place(launch: LaunchSettings) -> str:
     """Return the folder under which measurements of a model are kept, and, for a share of one, how
     it is divided."""
+    if launch.draft_folder and not launch.hosts:
+        return f"{launch.path} (drafts of {launch.draft_folder})"
     if not launch.hosts:
         return launch.path
     return f"{launch.path} ({launch.parallel} on {len(launch.hosts)} hosts)"
@@ -198,14 +208,21 @@ def needs_without_daemon(
 
     estimator = MemoryEstimator(backend, measurements)
     launches = [model.launch for model in models if model.launch.engine != "fake"]
-    found = estimate_folders({one.path: one.adapters.values() for one in launches}, asking)
+    folders: dict[str, Collection[str]] = {
+        one.draft_folder: () for one in launches if one.draft_folder
+    }
+    folders |= {one.path: one.adapters.values() for one in launches}
+    found = estimate_folders(folders, asking)
     needs: dict[ModelName, Need | FolderError] = {}
     for model in models:
         estimate = None if model.launch.engine == "fake" else found[model.launch.path]
+        draft = found.get(model.launch.draft_folder)
         needs[model.name] = (
             estimate
             if isinstance(estimate, FolderError)
-            else estimator.need_of(model.launch, estimate)
+            else estimator.need_of(
+                model.launch, estimate, draft if isinstance(draft, Estimate) else None
+            )
         )
     return needs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mlxsup.protocol.download import Repository
@@ -104,8 +104,9 @@ class MemorySnapshot:
             for model in config.models
             if (place := place_of(model.launch, model.repo, model.revision)) is not None
         }
-        self._estimates.keep({*self._places.values(), *places.values()})
-        looks = await self._estimates.look_at(places.values())
+        drafts = _draft_places(model.launch for model in config.models)
+        self._estimates.keep({*self._known_places(), *places.values(), *drafts})
+        looks = await self._estimates.look_at([*places.values(), *drafts])
         models = tuple(
             _located(model, looks[places[model.name]]) if model.name in places else model
             for model in config.models
@@ -136,7 +137,7 @@ class MemorySnapshot:
         self._launches = {model.name: model.launch for model in models}
         self._lacking = {model.name: model.download for model in models if model.download}
         self._places = dict(reading.places)
-        self._estimates.keep(self._places.values())
+        self._estimates.keep(self._known_places())
         self.needs = needs
         for name, cause in reading.unread.items():
             self._log.write("warning", "model folder not read", model=name, cause=cause)
@@ -150,7 +151,7 @@ class MemorySnapshot:
         """
         place = self._places.get(name)
         if place is not None:
-            await self._estimates.look_at([place])
+            await self._estimates.look_at([place, *_draft_places([launch])])
         return self._need_of(launch, place)
 
     def relaunched(self, name: ModelName, launch: LaunchSettings, need: Need | None) -> None:
@@ -232,7 +233,12 @@ class MemorySnapshot:
         look = self._estimates.of(place) if place is not None else None
         if look is None or look.estimate is None:
             return None
-        return self._estimator.need_of(launch, look.estimate)
+        drafts = [self._estimates.of(one) for one in _draft_places([launch])]
+        draft = drafts[0].estimate if drafts and drafts[0] is not None else None
+        return self._estimator.need_of(launch, look.estimate, draft)
+
+    def _known_places(self) -> list[Place]:
+        return [*self._places.values(), *_draft_places(self._launches.values())]
 
     def _fingerprint(self, place: Place) -> str:
         look = self._estimates.of(place)
@@ -247,6 +253,11 @@ class MemorySnapshot:
             except NoDeviceMemoryError as error:
                 self._log.write("warning", "memory not budgeted", cause=error)
         return self._automatic
+
+
+def _draft_places(launches: Iterable[LaunchSettings]) -> list[Place]:
+    """Return where the draft models of these models are, of those that have one."""
+    return [Place(one.draft_folder) for one in launches if one.draft_folder]
 
 
 def _located(model: ModelSettings, look: Look) -> ModelSettings:

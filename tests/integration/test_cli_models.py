@@ -281,7 +281,7 @@ def test_what_a_model_takes_is_known_before_a_load(home: Path) -> None:
     sight = make_tiny_model(home / "v", config={"model_type": "qwen3_vl", "vision_config": {}})
     models: dict[str, Any] = {
         "sight": {"path": str(sight)},
-        "wise": {"path": str(sight), "adapters": {"poet": str(adapter)}},
+        "wise": {"path": str(sight), "adapters": {"poet": str(adapter)}, "drafts": str(base)},
         "bert": {"path": str(make_tiny_encoder(home / "b", "bert"))},
         "faked": fake(preload=False, fake={"takes_pictures": True}),
     }
@@ -306,6 +306,7 @@ def test_what_a_model_takes_is_known_before_a_load(home: Path) -> None:
         shown = run_cli("show", "wise", "--config", config).stdout
         assert re.search(r"^capabilities +text$", shown, re.M), shown
         assert re.search(r"^adapters +wise:poet$", shown, re.M), shown
+        assert re.search(rf"^drafts +{base}$", shown, re.M), shown
 
 
 @pytest.mark.mlx

@@ -2,48 +2,74 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
+from mlxsup.client import RequestError
 from mlxsup.protocol.cache_cost import cache_bytes
-from mlxsup.protocol.ids import unpack_tokens
+from mlxsup.protocol.ids import ModelName, unpack_tokens
+from mlxsup.protocol.launch import ExitCode, LaunchSettings
 from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.worker.engine import Row, RowToken, StepResult
-from mlxsup.worker.engines.mlx import drafts
+from mlxsup.supervisor.core.memory import Need
+from mlxsup.supervisor.core.settings import ModelSettings
+from mlxsup.supervisor.memory.estimator import needs_without_daemon
+from mlxsup.supervisor.memory.measurements import Measurements
+from mlxsup.worker.engine import (
+    BadLaunchError,
+    BadModelError,
+    Guessed,
+    ModelMissingError,
+    Row,
+    RowToken,
+    StepResult,
+)
+from mlxsup.worker.engines.mlx import draft_model, drafts
+from mlxsup.worker.engines.mlx.caches import MOST_PADDING
+from mlxsup.worker.engines.mlx.draft_model import CHUNK, CONTEXT, DraftModel, DraftRow, DraftRows
 from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
     LEAST_MEASUREMENTS,
     LONGEST_MATCH,
-    MOST_PADDING,
+    NO_GUESS,
     TRY_AGAIN,
+    ModelPacer,
     NgramIndex,
     Pacer,
 )
 from mlxsup.worker.engines.mlx.engine import MlxEngine
+from mlxsup.worker.engines.mlx.folder import check_folder
+from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily, materialise
 from mlxsup.worker.engines.mlx.logits import FloatLogits
+from mlxsup.worker.engines.mlx.sampler import PLAIN, BatchSampler, draw_by_share
 
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE
 from support.model_types.scenarios import chunks_of, compare, prompt
-from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
+from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 from support.worker.mlx_rows import (
     check_no_row_is_left,
     known_as,
     loaded_engine,
     make_row,
+    make_spec,
     run_rows,
     token_ids,
 )
@@ -87,9 +113,13 @@ def check_same(got: Answers, wanted: Answers, bound: float = 1e-4) -> None:
 
 
 @contextmanager
-def guessing(*texts: Sequence[int]) -> Iterator[None]:
+def guessing(*texts: Sequence[int], is_same: bool = True) -> Iterator[None]:
     """Let rows whose tokens begin one of these texts guess how it goes on, with an error every few
-    places, so that a pass accepts none, some or all of a guess."""
+    places, so that a pass accepts none, some or all of a guess.
+
+    A draft model is asked in every step, and has to say how the text goes on if it is the same one.
+    """
+    missed: list[tuple[int, list[int], Sequence[int]]] = []
 
     def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
         self.place = self.length = GRAM
@@ -98,19 +128,38 @@ def guessing(*texts: Sequence[int]) -> Iterator[None]:
     def guess(
         self: NgramIndex, tokens: Sequence[int], pending: Sequence[int], most: int
     ) -> list[int]:
-        begin = [*tokens, *pending]
-        for text in texts:
-            if list(text[: len(begin)]) == begin:
-                places = range(len(begin), min(len(begin) + max(most, 0), len(text)))
-                return [_with_errors(text, place) for place in places]
-        return []
+        text, begin = _beginning(texts, [*tokens, *pending])
+        places = range(begin, min(begin + max(most, 0), len(text)))
+        return [_with_errors(text, place) for place in places]
 
+    def say(self: DraftRows, rows: dict[int, DraftRow], most: int) -> dict[int, list[int]]:
+        said = ask(self, rows, most)
+        for uid, own in said.items():
+            text, begin = _beginning(texts, [*rows[uid].tokens, rows[uid].pending])
+            if is_same and own[: len(text) - begin] != list(text[begin : begin + most]):
+                missed.append((begin, own, text[begin : begin + most]))
+            places = range(begin, min(begin + most, len(text)))
+            said[uid] = [_with_errors(text, place) for place in places]
+        return said
+
+    ask = DraftRows.guess
     with (
         mock.patch.object(NgramIndex, "follow", follow),
         mock.patch.object(NgramIndex, "guess", guess),
-        mock.patch.object(Pacer, "choose", lambda self, *given, **named: self.most),
+        mock.patch.object(Pacer, "choose", lambda self, *given, **named: (self.most, 0.0)),
+        mock.patch.object(DraftRows, "guess", say),
+        mock.patch.object(ModelPacer, "choose_for", lambda self, *given: (self.most, -1.0)),
     ):
         yield
+    assert not missed, "the draft model has not read what the row has drawn"
+
+
+def _beginning(texts: Sequence[Sequence[int]], begin: list[int]) -> tuple[Sequence[int], int]:
+    """Return the text that begins like this, and where it goes on."""
+    for text in texts:
+        if list(text[: len(begin)]) == begin:
+            return text, len(begin)
+    return (), 0
 
 
 def _with_errors(text: Sequence[int], place: int) -> int:
@@ -166,9 +215,15 @@ def plain(folder: Path, known: dict[str, str]) -> Answers:
         return alone(engine, rows_of())
 
 
+@pytest.fixture(scope="module", params=["ngram", "model"])
+def source(request: pytest.FixtureRequest, folder: Path) -> str:
+    """What the configuration says of drafts: the draft model is the model itself."""
+    return "ngram" if request.param == "ngram" else str(folder)
+
+
 @pytest.fixture(scope="module")
-def engine(folder: Path, known: dict[str, str]) -> Iterator[MlxEngine]:
-    with loaded_engine(folder, known_batching=known, drafts="ngram") as engine:
+def engine(folder: Path, known: dict[str, str], source: str) -> Iterator[MlxEngine]:
+    with loaded_engine(folder, known_batching=known, drafts=source) as engine:
         assert engine.facts.draft_tokens == 4
         yield engine
 
@@ -189,9 +244,11 @@ def test_rows_that_accept_different_numbers_answer_as_without_drafts(
     check_no_row_is_left(engine)
 
 
-def test_passes_that_are_padded_to_few_shapes_answer_alike(folder: Path, plain: Answers) -> None:
+def test_passes_that_are_padded_to_few_shapes_answer_alike(
+    folder: Path, plain: Answers, source: str
+) -> None:
     rows = rows_of()
-    with loaded_engine(folder, drafts="ngram") as engine, guessing(*texts_of(rows, plain)):
+    with loaded_engine(folder, drafts=source) as engine, guessing(*texts_of(rows, plain)):
         assert engine.batch is not None
         engine.batch.pad(0.1)
         run = Counted(engine)
@@ -276,23 +333,27 @@ def test_what_an_ended_row_leaves_continues_another_prompt(folder: Path, plain: 
         check_same(run_rows(engine), wanted, 0.0)
 
 
-def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(folder: Path) -> None:
+def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(
+    folder: Path, source: str
+) -> None:
     rows = [make_row(0, prompt(44), 20, top_logprobs=5), make_row(1, prompt(9), 55, top_logprobs=5)]
     with loaded_engine(folder, context_length=64) as engine:
         wanted = alone(engine, rows)
     ends: list[int] = []
-    with loaded_engine(folder, context_length=64, drafts="ngram", draft_tokens=16) as engine:
+    with loaded_engine(folder, context_length=64, drafts=source, draft_tokens=16) as engine:
         assert engine.batch is not None
         mode: Any = engine.batch.mode
-        batch = mode.decode.rows
-        model = batch.model
+        batch, compute = mode.decode.rows, FloatLogits.__call__
 
-        def watched(tokens: Any, cache: Any, **named: Any) -> Any:
-            ends.append(max(map(len, batch.tokens)) + tokens.shape[1])
-            return model(tokens, cache=cache, **named)
+        def watched(model: FloatLogits, tokens: Any, *given: Any, **named: Any) -> Any:
+            if batch.uids:  # no prompt is read any more
+                ends.append(max(map(len, batch.tokens)) + tokens.shape[1])
+            return compute(model, tokens, *given, **named)
 
-        batch.model = watched
-        with guessing(texts_of(rows, wanted)[1]):
+        with (
+            guessing(texts_of(rows, wanted)[1], is_same=False),
+            mock.patch.object(FloatLogits, "__call__", watched),
+        ):
             for row in rows:
                 engine.insert(row)
             check_same(Counted(engine).run(), wanted, 0.0)
@@ -313,38 +374,44 @@ NAMES = [
 
 @pytest.mark.bits
 @pytest.mark.parametrize("name", NAMES)
-def test_every_type_answers_as_without_drafts(name: str, tmp_path: Path) -> None:
+def test_every_type_answers_as_without_drafts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_model(tmp_path / name, name)
     rows = rows_of(KINDS[:3])
     with loaded_engine(folder) as engine:
         wanted = alone(engine, rows)
         known = {"fingerprint": engine.facts.fingerprint, "batching": engine.facts.batching,
                  "reason": "as before"}  # fmt: skip
-    changes: dict[str, Any] = {"drafts": "ngram", "known_batching": known}
-    with guessing(*texts_of(rows, wanted)), loaded_engine(folder, **changes) as engine:
-        bound = 1e-3 if "longcat" in name else 1e-4  # as far as a prompt in pieces is off, too
-        for row in rows:
-            engine.insert(row)
-            by_itself = Counted(engine)
-            check_same(by_itself.run(), {int(row.key): wanted[int(row.key)]}, bound)
-            assert 0 < by_itself.accepted < by_itself.read
-        for row in rows:
-            engine.insert(row)
-        together = Counted(engine)
-        check_same(together.run(), wanted, bound)
-    if name in QUICK:
-        assert (together.most_guessing > 1) is (name not in ALONE)
+    monkeypatch.setattr(draft_model, "_has_same_tokenizer", lambda *given: True)
+    tiny = make_tiny_model(tmp_path / "draft") if name in QUICK else None
+    bound = 1e-3 if "longcat" in name else 1e-4  # as far as a prompt in pieces is off, too
+    for source in ["ngram"] if tiny is None else ["ngram", str(tiny)]:
+        changes: dict[str, Any] = {"drafts": source, "known_batching": known}
+        texts = texts_of(rows, wanted)
+        with guessing(*texts, is_same=False), loaded_engine(folder, **changes) as engine:
+            for row in rows:
+                engine.insert(row)
+                by_itself = Counted(engine)
+                check_same(by_itself.run(), {int(row.key): wanted[int(row.key)]}, bound)
+                assert 0 < by_itself.accepted < by_itself.read
+            for row in rows:
+                engine.insert(row)
+            together = Counted(engine)
+            check_same(together.run(), wanted, bound)
+        if name in QUICK:
+            assert (together.most_guessing > 1) is (name not in ALONE)
 
 
 # ---------------------------------------------------------------- whole requests
 
 
 @pytest.fixture(scope="module")
-def workers(folder: Path) -> Iterator[tuple[LoopDriver, LoopDriver]]:
+def workers(folder: Path, source: str) -> Iterator[tuple[LoopDriver, LoopDriver]]:
     """One without drafts, and one with them."""
     with (
         loaded_engine(folder) as engine,
-        loaded_engine(folder, drafts="ngram") as drafting,
+        loaded_engine(folder, drafts=source) as drafting,
     ):
         both = (LoopDriver(engine, engine.facts), LoopDriver(drafting, drafting.facts))
         yield both
@@ -434,9 +501,26 @@ def test_what_was_expected_is_compared_with_what_comes() -> None:
     assert index.follow([*tokens, 4], [5]) == [(4, True)], "it is pending"
     assert index.guess([*tokens, 4], [5], 2) == [6, 7]
     assert index.follow([*tokens, 4, 5, 6, 7], [1]) == [(5, True), (6, True), (7, False)]
-    assert not index.place, "nothing has followed with 1"
-    assert index.follow([*tokens, 4, 5, 6, 7, 1, 2, 3], [4]) == [], "nothing was expected"
+    assert index.guess([*tokens, 4, 5, 6, 7], [1], 2) == [9, 1], "1 may stand for 8"
+    assert index.follow([*tokens, 4, 5, 6, 7, 1, 2, 3], [4]) == [(1, False)]
+    assert index.length >= GRAM
     assert index.guess([*tokens, 4, 5, 6, 7, 1, 2, 3], [4], 2) == [5, 6]
+
+
+def test_a_text_goes_on_behind_a_token_that_was_changed() -> None:
+    index, tokens = NgramIndex(), [*range(1, 20), 1, 2, 3]
+    index.follow(tokens, [])
+    assert index.follow([*tokens, 4, 99, 6, 7], []) == [(3, True), (4, False), (1, True), (2, True)]
+    assert index.guess([*tokens, 4, 99, 6, 7], [], 2) == [8, 9]
+    assert index.follow([*tokens, 4, 99, 6, 7, 98, 97], []) == [(3, False), (1, False)]
+    assert not index.place, "two changes, one behind the other: it is another text"
+
+
+def test_a_longer_match_counts_before_the_text_behind_a_change() -> None:
+    index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 6, 7, 0, 4, 99, 6, 60, 61, 0, 1, 2, 3]
+    index.follow(tokens, [])
+    assert index.follow([*tokens, 4, 99, 6], []) == [(3, True), (4, False), (1, True)]
+    assert index.guess([*tokens, 4, 99, 6], [], 2) == [60, 61]
 
 
 def test_a_guess_goes_on_with_what_repeats() -> None:
@@ -487,7 +571,7 @@ def paced(plain_s: float, more_s: float, *, most: int = 4, rows: int = 1) -> Pac
 
 
 def choose(pacer: Pacer, shares: Sequence[float], rows: int = 1, *, known: bool = True) -> int:
-    return pacer.choose(shares, rows, is_pending_known=known)
+    return pacer.choose(shares, rows, is_pending_known=known)[0]
 
 
 def test_guesses_pay_while_passes_take_little_for_them() -> None:
@@ -580,7 +664,7 @@ def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(
         loaded_engine(folder, drafts="ngram") as engine,
         mock.patch.object(NgramIndex, "follow", follow),
         mock.patch.object(NgramIndex, "guess", guess),
-        mock.patch.object(Pacer, "choose", return_value=2),
+        mock.patch.object(Pacer, "choose", return_value=(2, 0.0)),
     ):
         run = Counted(engine)
         engine.insert(row)
@@ -588,12 +672,267 @@ def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(
     assert run.read == run.accepted > 0
 
 
+# ---------------------------------------------------------------- a draft model
+
+
+def read_by(model: type[DraftModel] = DraftModel) -> Any:
+    """Watch how much of rows draft models read: the shape of each pass."""
+    return mock.patch.object(model, "read", autospec=True, side_effect=model.read)
+
+
+def shapes_of(read: mock.Mock) -> list[tuple[int, ...]]:
+    return [mx.array(call.args[1]).shape for call in read.call_args_list]
+
+
+def test_a_draft_model_begins_near_the_end_of_a_long_prompt_and_reads_it_in_parts(
+    folder: Path,
+) -> None:
+    rows = [make_row(key, prompt(CONTEXT + 300), 30, top_logprobs=5) for key in range(2)]
+    with loaded_engine(folder) as engine:
+        wanted = alone(engine, rows)
+    with (
+        loaded_engine(folder, drafts=str(folder)) as engine,
+        guessing(*texts_of(rows, wanted), is_same=False),
+        read_by() as read,
+    ):
+        for row in rows:
+            engine.insert(row)
+        check_same(Counted(engine).run(), wanted, 0.0)
+    shapes = shapes_of(read)
+    first = shapes.index((2, 1))  # both guess
+    assert all(rows * tokens <= CHUNK for rows, tokens in shapes)
+    assert CONTEXT * 2 <= sum(rows * tokens for rows, tokens in shapes[:first]) < CONTEXT * 2 + 200
+
+
+def test_a_row_that_a_draft_model_has_fallen_behind_of_is_read_on_by_itself(folder: Path) -> None:
+    """Its rows are the text of one answer, so that each begins where the one before has ended."""
+    model = DraftModel(folder=mock.Mock(), model=loaded(folder), width=VOCABULARY_SIZE)
+    tokens = prompt(3 * CONTEXT)
+    asked = DraftRows(model, VOCABULARY_SIZE, draw_by_share, pads=False)
+
+    def guess(*counts: int) -> dict[int, list[int]]:
+        rows = {uid: DraftRow(tokens[:n], tokens[n], PLAIN) for uid, n in enumerate(counts)}
+        return asked.guess(rows, 4)
+
+    def afresh(count: int) -> list[int]:
+        other = DraftRows(model, VOCABULARY_SIZE, draw_by_share, pads=False)
+        rows = {0: DraftRow(tokens[:count], tokens[count], PLAIN)}
+        while not (said := other.guess(rows, 4)):
+            pass
+        return said[0]
+
+    with read_by() as read:
+        assert guess(40, 50) == {0: afresh(40), 1: afresh(50)}
+        assert guess(43, 52) == {0: afresh(43), 1: afresh(52)}
+        assert guess(44, 53 + CHUNK) == {0: afresh(44), 1: afresh(53 + CHUNK)}
+        assert guess(45, 44 + 3 * CHUNK) == {0: afresh(45)}, "it is read in two steps"
+        assert guess(46, 45 + 3 * CHUNK) == {0: afresh(46), 1: afresh(45 + 3 * CHUNK)}
+        asked.keep([1])
+        read.reset_mock()
+        assert guess(46, 46 + 3 * CHUNK)[1] == afresh(46 + 3 * CHUNK)
+        assert guess(46, 50 + 3 * CHUNK + CONTEXT).keys() == {0}
+    assert sum(tokens for _, tokens in shapes_of(read)) < 6 * CHUNK
+    asked.keep([])
+    assert asked.guess({}, 4) == {}
+
+
+def loaded(folder: Path) -> Any:
+    checked = check_folder(folder, lambda share: None)
+    model, _ = load_lazily(checked)
+    materialise(model, checked, lambda share: None)
+    return model
+
+
+def test_a_draft_model_whose_pass_fails_is_not_asked_again(
+    folder: Path, plain: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = rows_of()
+    passes = 0
+    read = DraftModel.read
+
+    def failing(self: DraftModel, *given: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 9:
+            raise ValueError("[matmul] of other shapes")
+        return read(self, *given)
+
+    with (
+        loaded_engine(folder, drafts=str(folder)) as engine,
+        guessing(*texts_of(rows, plain)),
+        mock.patch.object(DraftModel, "read", failing),
+        mock.patch.object(Pacer, "choose", return_value=NO_GUESS),
+    ):
+        run = Counted(engine)
+        for row in rows:
+            engine.insert(row)
+        check_same(run.run(), plain, 0.0)
+        check_no_row_is_left(engine)
+    assert run.accepted > 0
+    assert passes == 9
+    [said] = [
+        one.getMessage() for one in caplog.records if "draft model failed" in one.getMessage()
+    ]
+    assert "of other shapes" in said
+
+
+def test_a_draft_model_that_runs_out_of_memory_ends_the_worker(folder: Path) -> None:
+    """What it had taken may be what others need: the load plans with it again."""
+    fails = mock.patch.object(
+        DraftModel, "read", side_effect=RuntimeError("[malloc] out of memory")
+    )
+    with loaded_engine(folder, drafts=str(folder)) as engine, guessing(), fails:
+        engine.insert(rows_of()[0])
+        with pytest.raises(MemoryError):
+            Counted(engine).run()
+
+
+def load(folder: Path, drafts: Path) -> None:
+    with loaded_engine(folder, drafts=str(drafts)):
+        pass
+
+
+def test_a_draft_model_with_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    draft = make_tiny_model(tmp_path / "draft")
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    load(folder, draft)  # written otherwise, but the same
+    add_tokens(draft, ["<|end|>"], is_special=True)
+    with pytest.raises(
+        BadLaunchError, match=r"the tokenizer of .*, not .*draft, whose tokens have"
+    ):
+        load(folder, draft)
+
+
+def test_a_draft_model_that_does_not_keep_every_token_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    draft = make_model(tmp_path / "draft", "mamba")
+    shutil.copy(folder / "tokenizer.json", draft)
+    with pytest.raises(BadLaunchError, match="layers all keep every token, not mamba"):
+        load(folder, draft)
+
+
+def test_a_folder_of_a_draft_model_that_cannot_be_used_is_named(
+    folder: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    with pytest.raises(ModelMissingError, match=f"^draft model: the model folder {draft} does not"):
+        load(folder, draft)
+    make_tiny_model(draft)
+    weights = (draft / "model.safetensors").read_bytes()
+    (draft / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(BadModelError, match=f"^draft model: {draft}/model.safetensors"):
+        load(folder, draft)
+
+
+def test_a_draft_model_with_fewer_ids_guesses_for_all(folder: Path, tmp_path: Path) -> None:
+    """Ids that have no text fill up the outputs of some models; parts of pictures are below 0."""
+    draft, rows = make_tiny_model(tmp_path / "draft"), rows_of(KINDS[:3])
+    weights: Any = mx.load(str(draft / "model.safetensors"))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:1000]
+    mx.save_safetensors(str(draft / "model.safetensors"), weights, {"format": "mlx"})
+    config = json.loads((draft / "config.json").read_text()) | {"vocab_size": 1000}
+    (draft / "config.json").write_text(json.dumps(config))
+    with loaded_engine(folder) as engine:
+        wanted = alone(engine, rows)
+    with (
+        loaded_engine(folder, drafts=str(draft)) as engine,
+        guessing(*texts_of(rows, wanted), is_same=False),
+        mock.patch.object(
+            BatchSampler, "shape", autospec=True, side_effect=BatchSampler.shape
+        ) as shape,
+    ):
+        for row in rows:
+            engine.insert(row)
+        check_same(Counted(engine).run(), wanted, 0.0)
+    assert {call.args[1].shape[-1] for call in shape.call_args_list} == {VOCABULARY_SIZE}
+    model = DraftModel(folder=mock.Mock(), model=loaded(draft), width=1000)
+    strange, known = (
+        model.read([ids], make_prompt_cache(model.model)) for ids in ([-7, 5, 1800], [0, 5, 999])
+    )
+    assert mx.array_equal(strange, known)
+
+
+def test_the_memory_of_a_draft_model_is_planned_and_reported(folder: Path, tmp_path: Path) -> None:
+    draft = make_tiny_model(tmp_path / "draft", config={"num_hidden_layers": 1})
+    weights: Any = mx.load(str(draft / "model.safetensors"))
+    kept = {name: array for name, array in weights.items() if "layers.1." not in name}
+    mx.save_safetensors(str(draft / "model.safetensors"), kept, {"format": "mlx"})
+    launch = LaunchSettings(path=str(folder), drafts=str(draft))
+    entry = ModelSettings(name=ModelName("m"), launch=launch)
+    need = needs_without_daemon([entry], "cpu", Measurements(tmp_path))[entry.name]
+    assert isinstance(need, Need)
+    with loaded_engine(folder, drafts=str(draft)) as engine:
+        batch: Any = engine.batch
+        both = (engine.model, batch._drafts.model.model)
+        held = sum(array.nbytes for one in both for array in iterate_arrays(one))
+        assert need.weights.size_bytes == held
+        assert [replace(one, row_bytes=0) for one in engine.facts.cache_layers] == [*need.layers]
+        assert [one.layers for one in need.layers] == [2, 1]
+    engine = MlxEngine(make_spec(folder, drafts=str(draft), memory_limit_bytes=held - 1))
+    with pytest.raises(BadLaunchError, match=r"the weights of .* need"):
+        engine.load(lambda phase, progress: None)
+    engine.close()
+
+
+def test_guesses_of_a_draft_model_pay_by_how_many_are_right() -> None:
+    pacer = model_paced(1.0, 0.1)
+    assert pacer.choose_for(1, 1)[0] > 0
+    for _ in range(20):
+        pacer.saw_block(1, 5, 1.4, [Guessed(read=4, accepted=4)])
+    assert pacer.choose_for(1, 1)[0] == 4
+    for _ in range(20):
+        pacer.saw_block(1, 5, 1.4, [Guessed(read=4, accepted=0)])
+    assert pacer.choose_for(1, 1) == NO_GUESS
+
+
+def test_tries_of_a_draft_model_take_a_hundredth_of_the_time() -> None:
+    pacer = model_paced(1.0, 0.1)
+    now = lost = 0.0
+    for step in range(20_000):
+        count, _ = pacer.choose_for(1, 1)
+        took = 1.0 + 0.1 * count
+        if count:
+            pacer.saw_block(1, 1 + count, took, [Guessed(read=count, accepted=0)])
+            lost += took - 1.0
+        now += took
+        if step == 300:
+            assert lost < 6.0
+    assert 0.003 < lost / now < 0.015
+    for _ in range(1000):
+        count, _ = pacer.choose_for(1, 1)
+        if count:
+            pacer.saw_block(1, 1 + count, 1.0 + 0.1 * count, [Guessed(read=count, accepted=count)])
+    assert pacer.choose_for(1, 1)[0] == 4, "what did not pay pays now"
+
+
+def test_a_draft_model_that_reads_more_than_its_guesses_save_does_not_pay() -> None:
+    pacer = model_paced(1.0, 0.1)
+    pacer.lost_s += 100.0
+    assert pacer.choose_for(1, 1) == NO_GUESS
+
+
+def model_paced(plain_s: float, more_s: float) -> ModelPacer:
+    pacer = ModelPacer(4)
+    assert pacer.choose_for(1, 1) == NO_GUESS, "without guesses first"
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_plain(1, plain_s, plain_s)
+    for _ in range(LEAST_MEASUREMENTS):
+        assert pacer.choose_for(1, 1) == (1, 0.0)
+        pacer.saw_block(1, 2, plain_s + more_s, [Guessed(read=1, accepted=1)])
+    return pacer
+
+
 # ---------------------------------------------------------------- what guesses cost
 
 
-def test_a_row_that_guesses_is_told_to_take_more_places(engine: MlxEngine, folder: Path) -> None:
+def test_a_row_that_guesses_is_told_to_take_more_places(
+    engine: MlxEngine, folder: Path, source: str
+) -> None:
     with loaded_engine(folder) as without:
-        plain = without.facts.cache_layers
+        plain = without.facts.cache_layers * (1 if source == "ngram" else 2)
     layers, more = engine.facts.cache_layers, MOST_PADDING + 4
     for rows, longest in ((1, 10), (3, 700)):
         size = cache_bytes(layers, rows=rows, longest=longest)
@@ -626,7 +965,7 @@ def test_the_time_of_guesses_is_no_part_of_other_costs(
             mock.patch.object(FloatLogits, "__call__", slow),
             chunks_of(8),
         ):
-            with mock.patch.object(Pacer, "choose", return_value=0):
+            with mock.patch.object(Pacer, "choose", return_value=NO_GUESS):
                 run_rows(engine, [row])
             assert batch.costs.predict_decode_s(1) == 1.0
             with guessing(*texts_of([row], plain)):
@@ -664,11 +1003,16 @@ def test_off_is_the_default(folder: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
+def test_an_answer_with_guesses_outlives_its_worker(
+    folder: Path, source: str, tmp_path: Path
+) -> None:
     asked: dict[str, Any] = {"prompt_tokens": prompt(12) * 6, "max_tokens": 400}
+    foreign = make_tiny_model(tmp_path / "foreign")
+    add_tokens(foreign, ["<|end|>"], is_special=True)
     models: dict[str, dict[str, Any]] = {
+        "foreign": {"path": str(folder), "drafts": str(foreign), "preload": False},
         "plain": {"path": str(folder)},
-        "drafting": {"path": str(folder), "drafts": "ngram", "draft_tokens": 6},
+        "drafting": {"path": str(folder), "drafts": source, "draft_tokens": 6},
         "vectors": {"path": str(folder), "drafts": "ngram", "pooling": "mean"},
     }
     with Daemon(models) as daemon, daemon.client() as client:
@@ -679,7 +1023,8 @@ def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
         assert 0 <= got.usage.draft_accepted <= got.usage.drafted > 0
         said = row(client, "drafting")["drafts"]
         assert said == {
-            "mode": "ngram",
+            "mode": "ngram" if source == "ngram" else "model",
+            "model": None if source == "ngram" else source,
             "tokens": 6,
             "drafted": got.usage.drafted,
             "accepted": got.usage.draft_accepted,
@@ -690,5 +1035,9 @@ def test_an_answer_with_guesses_outlives_its_worker(folder: Path) -> None:
         resumed = reader.finished(600)
         assert resumed.token_ids == whole.token_ids
         assert row(client, "drafting")["generation"] == 2
+        with pytest.raises(RequestError, match="tokens have other ids"):
+            client.load("foreign")
+        refused = row(client, "foreign")
+        assert (refused["state"], refused["last_exit"]["code"]) == ("FAILED", ExitCode.BAD_LAUNCH)
         client.load("vectors")
         assert any("drafts have no effect" in one for one in row(client, "vectors")["warnings"])

@@ -263,6 +263,7 @@ restart.stable_s = 3
 restart.backoff_initial_s = 4
 restart.backoff_max_s = "5s"
 adapters = { sql = "adapters/sql", home = "~/adapters/home" }
+drafts = "drafts/small"
 parallel = "pipeline"
 presets.warm = { temperature = 0.8, chat_template_kwargs = { mood = "good" } }
 presets.plain = {}

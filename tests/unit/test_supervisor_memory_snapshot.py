@@ -24,7 +24,7 @@ from mlxsup.supervisor.logs import DaemonLog
 from mlxsup.supervisor.memory import estimator as estimator_module
 from mlxsup.supervisor.memory import machine
 from mlxsup.supervisor.memory import snapshot as snapshot_module
-from mlxsup.supervisor.memory.estimator import MemoryEstimator
+from mlxsup.supervisor.memory.estimator import MemoryEstimator, measured_place
 from mlxsup.supervisor.memory.estimator import check_memory as check_needs
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import command_budget, held_on_device
@@ -284,6 +284,36 @@ def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     kept = next_daemon.need_of(launch, estimated(launch))
     assert desk.memory.needs[MODEL].raised_bytes == kept.raised_bytes == 900
     assert desk.logged() == []
+
+
+def test_a_draft_model_counts_with_the_model_that_it_guesses_for(desk: Desk) -> None:
+    launch = LaunchSettings(path=desk.model_folder())
+    drafting = replace(launch, drafts=desk.model_folder("draft"))
+    lacking = replace(launch, drafts=str(desk.folder / "none"))
+    names, launches = (MODEL, OTHER, ModelName("lacking")), (launch, drafting, lacking)
+    desk.adopt(*(entry(n, launch=one) for n, one in zip(names, launches, strict=True)))
+    plain, both, alone = (desk.memory.needs[name] for name in names)
+    assert both.weights.size_bytes == 2 * plain.weights.size_bytes
+    assert both.layers == plain.layers * 2
+    assert alone.weights == plain.weights, "its load says that the folder is missing"
+    desk.memory.measured(drafting)
+    assert desk.memory.needs[OTHER] == both, "what its draft takes is still known"
+    assert asyncio.run(desk.memory.appraise(OTHER, drafting)) == both
+    desk.measurements.learn(
+        Measured(
+            path=measured_place(drafting),
+            backend="cpu",
+            fingerprint=fingerprint(stamp(Path(drafting.path))),
+            weight_bytes=12345,
+            own_bytes=1,
+            layers=both.layers,
+        )
+    )
+    desk.memory.measured(launch)
+    desk.memory.measured(drafting)
+    assert desk.memory.needs[MODEL].weights == plain.weights, "it was measured with the draft"
+    assert desk.memory.needs[OTHER].weights.size_bytes == 12345
+    desk.logged()
 
 
 def test_another_launch_counts_once_it_is_adopted_and_not_because_it_was_appraised(

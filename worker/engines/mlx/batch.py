@@ -450,7 +450,7 @@ class MlxBatch:
             decode_rows=self._decode_rows()
         )
         if self._drafts is not None and (rows := self._decode_rows()):
-            predicted_s += self._drafts.pacer.predict_s(rows)
+            predicted_s += self._drafts.predict_s(rows)
         if self._shapes is not None and self._keys:
             plan = self._scheduler.plan(decode_rows=self._decode_rows())
             predicted_s += self._shapes.extra_s(self._shape(plan))

@@ -243,6 +243,34 @@ def compact(cache: list[Any]) -> None:
             layer.keys, layer.values = mx.contiguous(layer.keys), mx.contiguous(layer.values)
 
 
+MOST_PADDING = 16
+"""Places before the longest row that caches may waste: taking them out copies the caches."""
+
+
+def cut_back(cache: Sequence[Any], extra: Sequence[int], longest: int) -> None:
+    """Cut the last tokens off a batch's cache, so many of each row.
+
+    Args:
+        cache: of layers that can be cut.
+        extra: of each row.
+        longest: how many tokens the longest row has left.
+    """
+    least = min(extra)
+    padding = [count - least for count in extra]
+    for layer in cache:
+        layer.trim(least)
+        if any(padding):
+            layer.prepare(right_padding=padding)
+            layer.finalize()
+    if any(padding):
+        mx.eval([layer.state for layer in cache])
+    # A row that is cut back more than others has more padding before it: all have too much, if the
+    # longest one is such a row again and again.
+    if any(padding) and cache[0].size() - longest >= MOST_PADDING:
+        for layer in cache:
+            layer.filter(list(range(len(extra))))
+
+
 def _drop_unused(cache: Sequence[Any]) -> None:
     for layer in layers_of(cache):
         if not isinstance(layer, KVCache | RotatingKVCache) or layer.keys is None:

@@ -2,10 +2,12 @@
 
 A row guesses what followed the same tokens earlier in its prompt or answer. The look-up does not
 wait for the pending token, which the pass under way draws: a row without guesses loses nothing by
-it. A pass reads each row's pending token and its guesses, and the row draws a token at each of
-these places as it would without guesses: token n with the key of (seed, n), from its own logits. A
-guess counts only if it is what was drawn, so an answer has the tokens, the log-probabilities and
-the end that it has without drafts. What the caches hold of other guesses is cut off again.
+it. With a draft model (`draft_model.py`) a step reads what was looked up or what the model says,
+whichever promises a token in less time. A pass reads each row's pending token and its guesses, and
+the row draws a token at each of these places as it would without guesses: token n with the key of
+(seed, n), from its own logits. A guess counts only if it is what was drawn, so an answer has the
+tokens, the log-probabilities and the end that it has without drafts. What the caches hold of other
+guesses is cut off again.
 
 After every step a batch is as one without drafts: its caches hold all tokens but the pending one.
 So rows join, leave, pause and continue as they do there, and each step may do without guesses: if
@@ -17,6 +19,8 @@ Everything here belongs to the thread that made the stream.
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -34,8 +38,12 @@ from mlxsup.protocol.states import Batching
 from ...engine import Guessed
 from .adapters import adapters_of
 from .batch_keys import BatchKeys
-from .caches import RopePositions, layers_of
-from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow
+from .caches import MOST_PADDING, RopePositions, cut_back, layers_of
+from .draft_model import DraftModel, DraftRow, DraftRows
+from .loader import MODEL_FAULTS, raise_if_passing, shorten
+from .sampler import PLAIN, BatchSampler, DrawingBatch, DrawnToken, RowDraws, TableRow, normalise
+
+logger = logging.getLogger(__name__)
 
 GRAM = 3
 """Tokens that must be the same before the place that a guess is taken from."""
@@ -55,7 +63,8 @@ class NgramIndex:
 
     Attributes:
         place: of the token that should come next, as it did there; 0: none is known.
-        length: how many tokens before that place are the last ones, too.
+        length: how many tokens before that place are the last ones, too; from 1 on where the text
+            goes on behind a token that is another one there, as in an edit.
     """
 
     def __init__(self) -> None:
@@ -81,13 +90,14 @@ class NgramIndex:
             for token in [*tokens[self._count :], *pending][: count - self._count]:
                 is_right = tokens[self.place] == token
                 outcomes.append((self.length, is_right))
-                if not is_right:
+                if not is_right and self.length < GRAM:
                     self.place = self.length = 0
                     break
-                self.place, self.length = self.place + 1, min(self.length + 1, LONGEST_MATCH)
+                self.length = min(self.length + 1, LONGEST_MATCH) if is_right else 1
+                self.place += 1
         self._count = count
         self._read_on(tokens)
-        if not self.place:
+        if self.length < GRAM:
             self._find(tokens, pending)
         return outcomes
 
@@ -142,9 +152,6 @@ MEASUREMENTS = 9
 
 LEAST_MEASUREMENTS = 3
 
-MOST_PADDING = 16
-"""Places before the longest row that caches may waste: taking them out copies the caches."""
-
 WORTH_A_TRY = 0.5
 """Guesses are timed if they may add so many tokens for each row of a pass: a chat
 repeats a few words here and there, and should not pay for learning that."""
@@ -160,6 +167,23 @@ EASE = 0.1
 
 HOPE = 0.3
 """That share before there is an outcome."""
+
+MODEL_HOPE = 0.7
+"""The same for what a draft model says."""
+
+TRIES = 0.01
+"""A draft model that does not pay is tried again once its tries have cost this share of the time
+that has passed since."""
+
+MOST_LOST = 32
+"""A draft model does not pay if rows wait for it so many times as long as for a token without it:
+for what it reads of prompts, too, which has no part in the time of a pass."""
+
+Choice = tuple[int, float]
+"""How many guesses to add, and the seconds that a token takes then: infinite if none pays, 0 if
+they are to be measured."""
+
+NO_GUESS: Choice = (0, math.inf)
 
 
 @dataclass(slots=True)
@@ -186,11 +210,12 @@ class Pacer:
 
     Args:
         most: guesses of a row in a pass, at most.
+        hope: see `HOPE`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, hope: float = HOPE) -> None:
         self.most = most
-        self._shares: defaultdict[int, float] = defaultdict(lambda: HOPE)  # by bits of the length
+        self._shares: defaultdict[int, float] = defaultdict(lambda: hope)  # by bits of the length
         self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
         self._between: deque[float] = deque([0.0], maxlen=MEASUREMENTS)
         self._refused = 0
@@ -203,8 +228,8 @@ class Pacer:
         """A token was expected after such a match, and has come or not."""
         self._shares[length.bit_length()] += EASE * (is_right - self.share(length))
 
-    def choose(self, shares: Sequence[float], rows: int, *, is_pending_known: bool) -> int:
-        """Return how many guesses each of the rows that can guess should add; 0: none pays.
+    def choose(self, shares: Sequence[float], rows: int, *, is_pending_known: bool) -> Choice:
+        """Return how many guesses each of the rows that can guess should add.
 
         Args:
             shares: of the tokens that should come, of the rows that can guess; see `share`.
@@ -213,7 +238,7 @@ class Pacer:
         """
         speed = self._speeds[rows]
         if len(speed.plain) < LEAST_MEASUREMENTS:
-            return 0
+            return NO_GUESS
         chances = [1.0] * len(shares) if is_pending_known else list(shares)
         gained = [0.0]  # tokens, by number of guesses
         for _ in range(self.most):
@@ -221,21 +246,27 @@ class Pacer:
             gained.append(gained[-1] + sum(chances))
         is_worth_a_try = gained[-1] >= WORTH_A_TRY * rows
         if len(speed.more) < LEAST_MEASUREMENTS:
-            return 1 if is_worth_a_try else 0  # on a CPU four may take as long as ten tokens
+            # On a CPU four may take as long as ten tokens.
+            return (1, 0.0) if is_worth_a_try else NO_GUESS
         plain_s, more_s = median(speed.plain), median(speed.more)
-        best, least_s = 0, WORTHWHILE * plain_s / rows
+        best, least_s = NO_GUESS, WORTHWHILE * plain_s / rows
         for count in range(1, self.most + 1):
             token_s = (plain_s + more_s * count) / (rows + gained[count])
             if token_s < least_s:
-                best, least_s = count, token_s
-        if best or not is_worth_a_try:
-            return best
+                best, least_s = (count, token_s), token_s
+        if best is NO_GUESS and is_worth_a_try and self._is_due(more_s / plain_s):
+            return 1, 0.0
+        return best
+
+    def _is_due(self, more: float) -> bool:
+        """True if guesses are to be timed again, each of which takes so many times as long as a
+        token."""
         self._refused += 1
         # A guess that takes as long as three tokens must be three times as seldom.
-        if self._refused < TRY_AGAIN * max(1.0, min(more_s / plain_s, SELDOM)):
-            return 0
+        if self._refused < TRY_AGAIN * max(1.0, min(more, SELDOM)):
+            return False
         self._refused = 0
-        return 1
+        return True
 
     def predict_s(self, rows: int) -> float:
         """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
@@ -264,8 +295,17 @@ class Pacer:
         """So much time has passed between two steps of the batch."""
         self._between.append(took_s)
 
-    def saw_block(self, rows: int, width: int, took_s: float) -> None:
-        """A pass has read so many places of each row, and the tokens of all are known."""
+    def saw_block(
+        self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
+    ) -> None:
+        """A pass has read so many places of each row, and the tokens of all are known.
+
+        Args:
+            rows: of the batch.
+            width: the places.
+            took_s: until then.
+            outcomes: of the rows that had guesses.
+        """
         speed = self._speeds[rows]
         if not speed.plain:
             return
@@ -273,11 +313,63 @@ class Pacer:
         speed.more.append(max(whole_s - median(speed.plain), 0.0) / (width - 1))
 
 
+class ModelPacer(Pacer):
+    """Decides how many guesses of a draft model pay.
+
+    Only those that it has made teach how many are right, and it has to read a row before. So the
+    time that it has cost is counted, less what its guesses have saved, and tries are bounded by it.
+
+    Attributes:
+        lost_s: that time, in seconds; 0 if it has saved more.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most, MODEL_HOPE)
+        self.lost_s = 0.0
+        self._is_resting = False
+
+    def choose_for(self, able: int, rows: int) -> Choice:
+        """Return how many guesses each of the rows should add that can guess, of so many rows."""
+        speed = self._speeds[rows]
+        if self._is_resting:
+            self.lost_s -= TRIES * median(speed.plain or [0.0])
+            if self.lost_s > 0:
+                return NO_GUESS
+            self._is_resting = False
+            self._shares.clear()
+            speed.more.clear()
+        self.lost_s = max(self.lost_s, 0.0)
+        choice = self.choose([self.share(0)] * able, rows, is_pending_known=True)
+        if len(speed.plain) < LEAST_MEASUREMENTS:
+            return NO_GUESS
+        if choice == NO_GUESS or self.lost_s > MOST_LOST * median(speed.plain):
+            self._is_resting = True
+            return NO_GUESS
+        return choice
+
+    def saw_block(
+        self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
+    ) -> None:
+        """See `Pacer.saw_block`."""
+        super().saw_block(rows, width, took_s)
+        for one in outcomes:
+            for place in range(min(one.accepted + 1, one.read)):
+                self.learn(0, is_right=place < one.accepted)
+        if plain := self._speeds[rows].plain:
+            tokens = 1 + sum(one.accepted for one in outcomes) / rows
+            self.lost_s += took_s + median(self._between) - tokens * median(plain)
+
+    def _is_due(self, more: float) -> bool:
+        return False
+
+
 class Drafts:
     """The guesses of one model's rows.
 
     Attributes:
-        pacer: decides how many there are in a step.
+        pacer: decides how many there are in a step, of those that were looked up.
+        model: a draft model, which guesses, too; None: there is none, or it has failed.
+        model_pacer: decides about its guesses.
         context_length: no place behind it is read.
         is_cuttable: whether caches can be cut back; if not, a row guesses only while it is alone,
             and what guesses change is copied before.
@@ -287,16 +379,39 @@ class Drafts:
 
     Args:
         tokens: that a row may guess at most.
-        context_length, is_cuttable: see the attributes.
+        context_length, is_cuttable, model: see the attributes.
     """
 
-    def __init__(self, tokens: int, context_length: int, *, is_cuttable: bool = True) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        context_length: int,
+        *,
+        is_cuttable: bool = True,
+        model: DraftModel | None = None,
+    ) -> None:
         self.pacer = Pacer(tokens)
+        self.model = model
+        self.model_pacer = ModelPacer(tokens)
         self.context_length = context_length
         self.is_cuttable = is_cuttable
         self.pads = False
         self.more_s = 0.0
         self._counts: dict[int, Guessed] = {}  # of the last step, by uid
+
+    def saw_between(self, took_s: float) -> None:
+        """See `Pacer.saw_between`."""
+        for pacer in (self.pacer, self.model_pacer):
+            pacer.saw_between(took_s)
+
+    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
+        """See `Pacer.saw_plain`."""
+        for pacer in (self.pacer, self.model_pacer):
+            pacer.saw_plain(rows, took_s, own_s)
+
+    def predict_s(self, rows: int) -> float:
+        """See `Pacer.predict_s`."""
+        return max(pacer.predict_s(rows) for pacer in (self.pacer, self.model_pacer))
 
     def count(self, uid: int, guessed: Guessed) -> None:
         """Note what a pass has made of a row's guesses."""
@@ -348,6 +463,7 @@ class DraftingBatch(DrawingBatch):
     drafts: Drafts
     prompt_cache: list[Any]
     _indexes: dict[int, NgramIndex]
+    _asked: DraftRows | None = None  # of the draft model, once it was asked
     _pending: list[int] | None = None  # of each row; None: the pass that draws it is under way
     _is_lone = False
     _ended_at = 0.0
@@ -366,6 +482,8 @@ class DraftingBatch(DrawingBatch):
             self._pending = [self._pending[row] for row in keep]
         for uid in self._indexes.keys() - set(self.uids):
             del self._indexes[uid]
+        if self._asked is not None:
+            self._asked.keep(self.uids)
 
     def extend(self, batch: Any) -> None:
         """Adds rows."""
@@ -376,65 +494,121 @@ class DraftingBatch(DrawingBatch):
         """The next tokens of each row, at least one, in their order."""
         if not self.uids:
             return []
-        pacer, rows = self.drafts.pacer, len(self.uids)
+        drafts, rows = self.drafts, len(self.uids)
         began_at = time.perf_counter()
         if self._is_lone:
             self._ended_at = began_at  # others have had their steps since
-        pacer.saw_between(began_at - self._ended_at)
-        guesses = self._guess()
+        drafts.saw_between(began_at - self._ended_at)
+        pacer, guesses, asked_s = self._guess()
         if any(guesses):
             known_at = time.perf_counter()
-            block, waited_s = self._read(guesses)
+            block, outcomes, waited_s = self._read(guesses)
             self._was_plain = False
             self._ended_at = time.perf_counter()
-            self.drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
-            took_s = self._ended_at - known_at - waited_s
-            pacer.saw_block(rows, 1 + max(map(len, guesses)), took_s)
+            drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
+            took_s = asked_s + self._ended_at - known_at - waited_s
+            pacer.saw_block(rows, 1 + max(map(len, guesses)), took_s, outcomes)
             return block
-        was_plain, self._was_plain = self._was_plain, True
+        # What a draft model has read of prompts is no part of a step without guesses.
+        was_plain, self._was_plain = self._was_plain and not asked_s, True
+        drafts.more_s += asked_s
+        drafts.model_pacer.lost_s += asked_s
         self._pending = None
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
         if was_plain:
-            pacer.saw_plain(rows, ended_at - self._ended_at, ended_at - began_at)
+            drafts.saw_plain(rows, ended_at - self._ended_at, ended_at - began_at)
         self._ended_at = ended_at
         return responses
 
-    def _guess(self) -> list[list[int]]:
-        """Return the guesses of each row: tokens behind its pending one."""
-        none: list[list[int]] = [[] for _ in self.uids]
-        if len(self.uids) > 1 and not self.drafts.is_cuttable:
-            return none
-        pacer, pending = self.drafts.pacer, self._pending
-        known = none if pending is None else [[token] for token in pending]
-        able: dict[int, NgramIndex] = {}
-        for row, draws in enumerate(self.samplers):
-            if may_guess(draws):
-                index = self._indexes.setdefault(self.uids[row], NgramIndex())
-                for length, is_right in index.follow(self.tokens[row], known[row]):
-                    pacer.learn(length, is_right=is_right)
-                if index.place:
-                    able[row] = index
-        if not able:
-            return none
-        shares = [pacer.share(index.length) for index in able.values()]
-        most = pacer.choose(shares, len(self.uids), is_pending_known=pending is not None)
-        most = min(most, self.drafts.context_length - max(map(len, self.tokens)) - 1)
-        if most <= 0:
-            return none
-        guesses = list(none)
-        before = 1 if pending is None else 0  # the first that should come is the pending one
-        for row, index in able.items():
-            left = self.max_tokens[row] - self._num_tokens[row] - 1  # behind the pending token
-            count = before + min(most, left)
-            guesses[row] = index.guess(self.tokens[row], known[row], count)[before:]
-        return guesses
+    def _guess(self) -> tuple[Pacer, list[list[int]], float]:
+        """Guess, if that pays.
 
-    def _read(self, guesses: list[list[int]]) -> tuple[list[DrawnToken], float]:
+        Returns:
+            The pacer that has decided, the guesses of each row, tokens behind its pending one, and
+            for how many seconds a draft model was asked for them.
+        """
+        drafts, rows = self.drafts, len(self.uids)
+        none: list[list[int]] = [[] for _ in self.uids]
+        if rows > 1 and not drafts.is_cuttable:
+            return drafts.pacer, none, 0.0
+        able = [row for row, draws in enumerate(self.samplers) if may_guess(draws)]
+        indexes = self._look_up(able)
+        most, token_s = NO_GUESS
+        if indexes:
+            shares = [drafts.pacer.share(index.length) for index in indexes.values()]
+            is_known = self._pending is not None
+            most, token_s = drafts.pacer.choose(shares, rows, is_pending_known=is_known)
+        longest = max(map(len, self.tokens))
+        if drafts.model is not None and able:
+            asked, asked_token_s = drafts.model_pacer.choose_for(len(able), rows)
+            asked = min(asked, drafts.context_length - longest - 1)
+            if asked > 0 and asked_token_s < token_s:
+                return drafts.model_pacer, *self._ask(drafts.model, able, asked)
+        most = min(most, drafts.context_length - longest - 1)
+        if most <= 0:
+            return drafts.pacer, none, 0.0
+        guesses = list(none)
+        before = 1 if self._pending is None else 0  # the first that should come is the pending one
+        for row, index in indexes.items():
+            count = before + min(most, self._left(row))
+            guesses[row] = index.guess(self.tokens[row], self._known(row), count)[before:]
+        return drafts.pacer, guesses, 0.0
+
+    def _left(self, row: int) -> int:
+        """Return how many tokens a row may have behind its pending one."""
+        left: int = self.max_tokens[row] - self._num_tokens[row] - 1
+        return left
+
+    def _known(self, row: int) -> list[int]:
+        """Return the pending token of a row, if it is known already."""
+        return [] if self._pending is None else [self._pending[row]]
+
+    def _look_up(self, able: Sequence[int]) -> dict[int, NgramIndex]:
+        """Return the indexes that know what should come next, of these rows."""
+        found = {}
+        for row in able:
+            index = self._indexes.setdefault(self.uids[row], NgramIndex())
+            for length, is_right in index.follow(self.tokens[row], self._known(row)):
+                self.drafts.pacer.learn(length, is_right=is_right)
+            if index.place:
+                found[row] = index
+        return found
+
+    def _ask(
+        self, model: DraftModel, able: Sequence[int], most: int
+    ) -> tuple[list[list[int]], float]:
+        """Return what a draft model guesses, so many tokens of each of these rows, and how long it
+        took; nothing of rows that it has not read yet."""
+        if self._pending is None:
+            self._pending = self._next_tokens.tolist()
+        began_at = time.perf_counter()
+        if self._asked is None:
+            width, draw = self.model.width, self.fallback_sampler
+            self._asked = DraftRows(model, width, draw, pads=self.drafts.pads)
+        guesses: list[list[int]] = [[] for _ in self.uids]
+        rows = {
+            self.uids[row]: DraftRow(self.tokens[row], self._pending[row], self.samplers[row])
+            for row in able
+        }
+        try:
+            said = self._asked.guess(rows, most)
+        except MODEL_FAULTS as error:
+            raise_if_passing(error)
+            # Answers do not need it: only their speed is lost.
+            logger.warning("draft model failed, and is not asked again error=%s", shorten(error))
+            self.drafts.model = self._asked = None
+        else:
+            for row in able:
+                guesses[row] = said.get(self.uids[row], [])[: max(self._left(row), 0)]
+        return guesses, time.perf_counter() - began_at
+
+    def _read(self, guesses: list[list[int]]) -> tuple[list[DrawnToken], list[Guessed], float]:
         """Run a pass over the pending tokens and these guesses.
 
         Returns:
-            The next tokens, see `next`, and for how many seconds the pending ones were waited for.
+            The next tokens, see `next`, what has become of the guesses of each row that had some,
+            and for how many seconds the pending tokens were waited for.
         """
         width = 1 + max(map(len, guesses))
         if self.drafts.pads:
@@ -452,6 +626,7 @@ class DraftingBatch(DrawingBatch):
         at_guesses: Any = others.tolist()
         rest = iter(at_guesses)
         said = []
+        outcomes = []
         for row, guess in enumerate(guesses):
             drawn = [at_pending[row], *islice(rest, len(guess))]
             accepted = 0
@@ -466,16 +641,17 @@ class DraftingBatch(DrawingBatch):
             if self.samplers[row] is not PLAIN:
                 self.samplers[row].number += accepted
             if guess:
-                counts = Guessed(read=len(guess), accepted=len(said[row]) - 1)
-                self.drafts.count(self.uids[row], counts)
+                outcomes.append(Guessed(read=len(guess), accepted=len(said[row]) - 1))
+                self.drafts.count(self.uids[row], outcomes[-1])
             pending[row], self._next_logprobs[row] = drawn[accepted], tables[row][accepted]
         self._next_tokens, self._pending = mx.array(pending, dtype=mx.uint32), pending
         if copies:
             self._go_back(copies, ids, len(said[0]))
         else:
-            self._cut_back([width - len(tokens) for tokens in said])
+            longest = max(map(len, self.tokens))
+            cut_back(self.prompt_cache, [width - len(tokens) for tokens in said], longest)
         self._let_ended_go(said)
-        return [token for tokens in said for token in tokens], waited_s
+        return [token for tokens in said for token in tokens], outcomes, waited_s
 
     def _pad(self, width: int) -> int:
         """Pad the keys and the places of a pass; return how many places it has."""
@@ -501,17 +677,17 @@ class DraftingBatch(DrawingBatch):
             drawn from.
         """
         sampler = self._sampler_for(logits.shape[-1])
-        first = _normalise(sampler.shape(logits[:, 0], self._next_tokens))
+        first = normalise(sampler.shape(logits[:, 0], self._next_tokens))
         at_pending = sampler.draw(first)
         tables = [[TableRow(first, row)] for row in range(len(guesses))]
         behind = [
             (row, place) for row, own in enumerate(guesses) for place in range(1, len(own) + 1)
         ]
         rows, places = (mx.array(list(each)) for each in zip(*behind, strict=True))
-        draws = [_later(self.samplers[row], place - 1) for row, place in behind]
+        draws = [self.samplers[row].later(place - 1) for row, place in behind]
         others = BatchSampler(draws, [[]] * len(draws), logits.shape[-1], self.fallback_sampler)
         latest = mx.array([guesses[row][place - 1] for row, place in behind])
-        table = _normalise(others.shape(logits[rows, places], latest))
+        table = normalise(others.shape(logits[rows, places], latest))
         at_guesses = others.draw(table)
         mx.async_eval(at_pending, at_guesses, first, table)  # type: ignore[no-untyped-call]
         for nth, (row, _) in enumerate(behind):
@@ -542,24 +718,6 @@ class DraftingBatch(DrawingBatch):
             if finish is not None:
                 break
         return said
-
-    def _cut_back(self, extra: list[int]) -> None:
-        """Cut the last tokens off the caches, so many of each row."""
-        least = min(extra)
-        padding = [count - least for count in extra]
-        for layer in self.prompt_cache:
-            layer.trim(least)
-            if any(padding):
-                layer.prepare(right_padding=padding)
-                layer.finalize()
-        if any(padding):
-            mx.eval([layer.state for layer in self.prompt_cache])
-        # A row that is cut back more than others has more padding before it: all have too much, if
-        # the longest one is such a row again and again.
-        longest = max(map(len, self.tokens))
-        if any(padding) and self.prompt_cache[0].size() - longest >= MOST_PADDING:
-            for layer in self.prompt_cache:
-                layer.filter(list(range(len(extra))))
 
     def _go_back(self, copies: list[Any], ids: mx.array, count: int) -> None:
         """Have the caches of the only row hold the first tokens of a pass, and no others.
@@ -594,16 +752,6 @@ def _copy(layer: Any) -> Any:
     if it can be cut back instead."""
     can_cut = isinstance(layer, KVCache | BatchKVCache | RopePositions)
     return None if can_cut else copy.deepcopy(layer)
-
-
-def _normalise(logits: mx.array) -> mx.array:
-    """Return log-probabilities, as `DrawingBatch` makes them."""
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
-
-def _later(draws: RowDraws, tokens: int) -> RowDraws:
-    """Return how a row's token is drawn, so many tokens later."""
-    return draws if draws is PLAIN else replace(draws, number=draws.number + tokens)
 
 
 class LoneDraftingRow(DraftingBatch):

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from .batch import MlxBatch
     from .capability_probe import Finding
+    from .draft_model import DraftModel
     from .drafts import Drafts
     from .limits import MemoryLimits
     from .prefix_cache import PrefixCache
@@ -218,6 +219,7 @@ class MlxEngine:
         self.prefixes: PrefixCache | None = None
         self._text: MlxText | None = None
         self._vision: VisionModel | None = None
+        self._draft: DraftModel | None = None
         self._picture_warnings: tuple[str, ...] = ()
         self._facts: EngineFacts | None = None
         self._limits: MemoryLimits | None = None
@@ -283,8 +285,10 @@ class MlxEngine:
                     parallel=self._spec.parallel,
                     backend=self._rank.backend,
                 )
+            self._draft = self._open_draft(folder)
             # Not the files' sizes: mlx-lm leaves parts out (vision), and may widen others.
-            weight_bytes = sum(array.nbytes for array in iterate_arrays(model))
+            both = (model, None if self._draft is None else self._draft.model)
+            weight_bytes = sum(array.nbytes for one in both for array in iterate_arrays(one))
             check_weights(folder.path, weight_bytes, self._spec.memory_limit_bytes)
             report(LoadPhase.WEIGHTS, WEIGHTS_FOUND)
             width = MATERIALISED - WEIGHTS_FOUND
@@ -294,6 +298,8 @@ class MlxEngine:
                 lambda share: report(LoadPhase.MATERIALISE, WEIGHTS_FOUND + width * share),
                 is_share=self._group is not None,
             )
+            if self._draft is not None:
+                materialise(self._draft.model, self._draft.folder, lambda share: None)
             if adapters:
                 model = adapt(model, adapters)
         self.model = FloatLogits(model)
@@ -328,6 +334,16 @@ class MlxEngine:
         self._text = self._open_text(folder, config)
         self._text.picture_hint = hint or self._text.picture_hint
         return model
+
+    def _open_draft(self, folder: ModelFolder) -> DraftModel | None:
+        """Return the draft model, if there is to be one; its arrays are still to be read."""
+        from .draft_model import open_draft_model
+
+        if not self._spec.draft_folder or self._spec.deterministic:
+            return None
+        assert self._text is not None
+        vocabulary = self._text.inner_tokenizer.get_vocab()
+        return open_draft_model(Path(self._spec.draft_folder), folder, vocabulary)
 
     def _open_text(self, folder: ModelFolder, config: Mapping[str, Any]) -> MlxText:
         from .text import load_text
@@ -461,6 +477,7 @@ class MlxEngine:
             self._spec.draft_tokens,
             self.facts.context_length,
             is_cuttable=is_cuttable(self.model, self.facts.batching),
+            model=self._draft,
         )
 
     def _find_facts(
@@ -516,6 +533,11 @@ class MlxEngine:
             room = find_room(self.model, layers, self._spec, self.facts)
         if self.facts.draft_tokens:
             layers = with_guesses(layers, self.facts.draft_tokens)
+            if self._draft is not None:
+                with mx.stream(self.stream):
+                    layers += with_guesses(
+                        measure_layers(self._draft.model), self._spec.draft_tokens
+                    )
         self.prefixes.room = room
         self._text.wants_checkpoints = room.max_bytes > 0 and room.cuttable_tokens is not None
         self._facts = replace(
@@ -643,7 +665,7 @@ class MlxEngine:
         limits.restore()
         # The batch runs the model: while it is held, so are the weights.
         del batch
-        self.model = self._vision = None
+        self.model = self._vision = self._draft = None
         import mlx.core as mx
 
         mx.clear_cache()

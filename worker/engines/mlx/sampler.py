@@ -26,7 +26,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -97,6 +97,10 @@ class RowDraws:
         """Whether no token that ends the answer may be drawn yet."""
         return bool(self.ending) and self.number < self.min_tokens
 
+    def later(self, tokens: int) -> RowDraws:
+        """Return how the row's token is drawn, so many tokens later."""
+        return self if self is PLAIN else replace(self, number=self.number + tokens)
+
 
 PLAIN = RowDraws()
 """Takes the likeliest token of unchanged logits: shared by all rows that ask for nothing else."""
@@ -126,6 +130,11 @@ def make_draws(
     )
     changes_logits = draws.logit_bias or draws.has_penalties or draws.ending or draws.processors
     return draws if changes_logits or adapter or not draws.is_greedy else PLAIN
+
+
+def normalise(logits: mx.array) -> mx.array:
+    """Return the log-probabilities that these logits stand for."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def derive_key(seed: int, number: int) -> int:
@@ -528,7 +537,7 @@ class DrawingBatch(GenerationBatch):  # type: ignore[misc]
         logits = self.model(latest[:, None], cache=self.prompt_cache, **adapters)[:, -1, :]
         sampler = self._sampler_for(logits.shape[-1])
         logits = sampler.shape(logits.astype(mx.float32), latest)
-        coming = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        coming = normalise(logits)
         self._next_tokens = sampler.draw(coming)
         if (group := getattr(self.model, "group", None)) is not None:
             self._next_tokens = first_rank_tokens(self._next_tokens, group)
