@@ -461,16 +461,15 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Raises:
         RemoteError: `invalid_request`: the arguments of one could not be an object.
     """
-    functions = [tool["function"] for tool in tools]
-    for one in functions:
-        if (one.get("parameters") or NO_ARGUMENTS).get("type", "object") != "object":
-            raise unfit("tools", f"the parameters of {one['name'][:64]!r} must be of type object")
-    return {
-        "type": CALL,
-        "tools": [
-            [one["name"], closed(one.get("parameters") or NO_ARGUMENTS)] for one in functions
-        ],
-    }
+    called: list[list[Any]] = []
+    for tool in tools:
+        name = tool["function"]["name"]
+        schema = tool["function"].get("parameters") or NO_ARGUMENTS
+        given = schema.get("type", "object")
+        if given != "object" and not (isinstance(given, list) and "object" in given):
+            raise unfit("tools", f"the parameters of {name[:64]!r} must be of type object")
+        called.append([name, closed(schema | {"type": "object"})])
+    return {"type": CALL, "tools": called}
 
 
 def closed(schema: Any) -> Any:
@@ -517,7 +516,7 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
         begin = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
-        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES}
+        arguments = schema | {"x-guidance": AS_TEMPLATES}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)
