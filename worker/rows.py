@@ -11,7 +11,7 @@ from mlxsup.protocol.body import TEXT_FORMAT, RequestBody
 from mlxsup.protocol.errors import ErrorCode, RemoteError, invalid, unfit
 from mlxsup.protocol.ids import RequestKey, pack_token, pack_tokens
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.protocol.states import AnswerForm, FinishReason, Priority
+from mlxsup.protocol.states import FinishReason, Priority
 from mlxsup.protocol.worker_messages import (
     Acceptance,
     Dispatch,
@@ -36,9 +36,6 @@ REPLAY_REPORT_TOKENS = 1024
 NO_CALLS_KNOWN = "the tool call format of this model is unknown, so its calls are left in the text"
 NO_STRICT = "strict has no effect: it needs llguidance, and a tokenizer that llguidance knows"
 NO_FORMAT_OF_CALLS = "tool_choice forces a call, so response_format has no effect"
-NO_ROOM_FOR_CALLS = (
-    "this model's calls begin with no mark, so an answer with a response_format cannot be one"
-)
 
 
 def check_resume(resume: Resume, facts: EngineFacts, adapter: str = "") -> RemoteError | None:
@@ -166,11 +163,7 @@ def tools_warnings(body: RequestBody, prompt: Prompt, codec: TextCodec) -> tuple
         return () if (body.response_format or TEXT_FORMAT) == TEXT_FORMAT else (NO_FORMAT_OF_CALLS,)
     if body.strict_tools and prompt.strict is None:
         return (NO_STRICT,)
-    if rules.parse_tool_call is None:
-        return (NO_CALLS_KNOWN,)
-    # Headers or marks tell a call from the content, and only content must have the format.
-    has_room = body.form is AnswerForm.TEXT or rules.header is not None or rules.call_marks
-    return () if has_room else (NO_ROOM_FOR_CALLS,)
+    return () if rules.parse_tool_call else (NO_CALLS_KNOWN,)
 
 
 def acceptance(row: Row, body: RequestBody, prompt: Prompt, facts: EngineFacts) -> Acceptance:

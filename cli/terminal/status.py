@@ -246,7 +246,7 @@ def _gateway_lines(value: Mapping[str, Any]) -> Iterator[str]:
         line = f"http: {gateway['url']} (pid {gateway['pid']})"
         if gateway["restarts"]:
             line += (
-                f", started {gateway['restarts'] + 1} times; it last ended with {gateway['cause']}"
+                f", started {gateway['restarts'] + 1} times, the last because {gateway['cause']}"
             )
         yield line
         return

@@ -20,7 +20,7 @@ from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
 from mlxsup.worker.engines.mlx.sampler import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
-from mlxsup.worker.rows import NO_CALLS_KNOWN, NO_ROOM_FOR_CALLS
+from mlxsup.worker.rows import NO_CALLS_KNOWN
 from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
 from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
@@ -211,23 +211,6 @@ def check_told_once(worker: LoopDriver, form: Any, expected: list[str]) -> None:
     assert not [delta.warning for delta in plain.deltas if delta.warning]
 
 
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [(None, []), (FORM, [NO_ROOM_FOR_CALLS]), ({"type": "text"}, [])],
-    ids=["free", "regex", "text"],
-)
-def test_calls_that_a_form_leaves_no_room_for_are_told_once(
-    text: MlxText,
-    worker: LoopDriver,
-    monkeypatch: pytest.MonkeyPatch,
-    form: Any,
-    expected: list[str],
-) -> None:
-    rules = replace(text.channel_rules, transitions={}, has_bare_calls=True)
-    monkeypatch.setattr(text, "_format", replace(text._format, rules=rules))
-    check_told_once(worker, form, expected)
-
-
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 OF_JSON = {"type": "json_schema", "json_schema": {"schema": {
     "type": "object", "properties": {"a": {"type": "string", "maxLength": 60}}, "required": ["a"],
@@ -236,19 +219,22 @@ OF_JSON = {"type": "json_schema", "json_schema": {"schema": {
 
 @pytest.mark.parametrize("form", [FORM, OF_JSON])
 @pytest.mark.parametrize("thought", ["", "hm</think>"])
+@pytest.mark.parametrize("calls", [[CALL, CALL], ['{"name": "weather", "parameters": {}}']])
 def test_the_model_chooses_between_a_call_and_the_form(
-    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch, form: Any, thought: str
+    worker: LoopDriver, monkeypatch: pytest.MonkeyPatch, form: Any, thought: str, calls: list[str]
 ) -> None:
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "x"}],
         "chat_template_kwargs": {"enable_thinking": bool(thought)},
         "response_format": form,
     }
-    count = script(monkeypatch, worker, thought + CALL + CALL)
+    count = script(monkeypatch, worker, thought + "".join(calls))
     called = worker.answer(None, **asked, tools=TOOLS, max_tokens=count)
     names = [json.loads(line) for line in called.text_of(Channel.TOOL_CALL).splitlines()]
-    assert [one["function"]["name"] for one in names] == ["weather", "weather"]
+    assert [one["function"]["name"] for one in names] == ["weather"] * len(calls)
     assert called.text_of(Channel.CONTENT) == ""
+    is_whole = calls[0] != CALL  # behind a marked one others may follow
+    assert called.finish is (FinishReason.TOOL_CALLS if is_whole else FinishReason.LENGTH)
     check_resumes(worker, called, range(0, count, 5))
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         formed = worker.answer(None, **asked, **more, max_tokens=count + 80)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,6 +212,47 @@ def follows(text: MlxText, grammar: Any, *said: str) -> bool:
                 return False
             grammar.accept(token)
     return True
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> MlxText:
+    family = next(one for one in FAMILIES if one.name == "llama3.1")
+    return load(tmp_path_factory.mktemp("models") / family.name, family)
+
+
+@pytest.mark.parametrize(
+    ("said", "allowed"),
+    [
+        ('{"sum":3}', True),
+        ('{"name": "weather", "parameters": {"city": "Rome", "day": 1}}', True),
+        ('{\n  "name": "loose",\n  "arguments": {"any": [1]}\n}', True),
+        ('{"type": "function", "name": "free", "parameters": {}}', True),
+        ('{"name": "other"', False),
+        ('{"sum": 3}', False),
+        ('{"sum":3,"name"', False),
+        ('{"name": "loose", "parameters": []', False),
+        ('{"name": "weather", "parameters": {"day"', False),
+        ("So", False),
+    ],
+)
+@pytest.mark.parametrize("form", ["json_schema", "regex"])
+def test_an_answer_of_a_form_may_be_a_bare_call_instead(
+    llama: MlxText, form: str, said: str, allowed: bool
+) -> None:
+    schema = {"properties": {"sum": {"$ref": "#/$defs/n"}}, "required": ["sum"],
+              "$defs": {"n": {"type": "integer"}}}  # fmt: skip
+    forms: dict[str, Any] = {
+        "json_schema": {"type": form, form: {"schema": schema, "strict": True}},
+        "regex": {"type": form, form: r'\{"sum":[0-9]\}'},
+    }
+    tools = [tool("weather", WEATHER), tool("free", None), tool("loose", None, strict=False)]
+    body = RequestBody(prompt="x", tools=tools, response_format=forms[form])
+    grammar = llama.constrain(body, Prompt(tokens=[5])).grammar
+    assert follows(llama, grammar, said) is allowed
+    assert grammar is not None
+    assert grammar.is_over is allowed, "nothing may follow"
+    alone = llama.constrain(replace(body, tool_choice="none"), Prompt(tokens=[5])).grammar
+    assert follows(llama, alone, said) is (allowed and "sum" in said)
 
 
 NOTE = {

@@ -269,7 +269,7 @@ def test_what_stands_below_the_table_of_models(snapshot: SnapshotAssertion) -> N
         "warm_pool": {"workers": [worker, worker], "wanted": 2, "retry_in_s": 4.0},
         "gateway": {
             "state": "listening", "url": "http://127.0.0.1:8484", "pid": 7, "restarts": 1,
-            "cause": "SIGKILL",
+            "cause": "it ended with signal SIGKILL",
         },
     }  # fmt: skip
     down = {"state": "backoff", "ends_in_a_row": 2, "cause": "exit 1", "retry_in_s": 3.0}

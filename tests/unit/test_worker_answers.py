@@ -27,7 +27,6 @@ from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import (
     NO_CALLS_KNOWN,
     NO_FORMAT_OF_CALLS,
-    NO_ROOM_FOR_CALLS,
     NO_STRICT,
     RunningRow,
     acceptance,
@@ -57,11 +56,6 @@ RULES = ChannelRules(
         TOOL: [("</t>", NORMAL)],
     },
     parse_tool_call=lambda text, tools, is_lenient: [{"name": text, "arguments": {}}],
-)
-BARE = ChannelRules(parse_tool_call=RULES.parse_tool_call, has_bare_calls=True)
-HEADED = ChannelRules(
-    header=Header(end=">", read=lambda header, has_form: None),
-    parse_tool_call=RULES.parse_tool_call,
 )
 
 
@@ -245,10 +239,8 @@ def test_call_that_does_not_match_its_strict_schema_comes_with_a_warning() -> No
         ({"tools": STRICT, "tool_choice": "none"}, RULES, ()),
         ({"tools": TOOLS, "tool_choice": "none"}, ChannelRules(), ()),
         ({"tools": TOOLS, "response_format": JSON}, RULES, ()),
-        ({"tools": TOOLS, "response_format": JSON}, BARE, (NO_ROOM_FOR_CALLS,)),
         ({"tools": TOOLS, "response_format": JSON}, ChannelRules(), (NO_CALLS_KNOWN,)),
         ({"tools": TOOLS, "response_format": {"type": "text"}}, RULES, ()),
-        ({"tools": TOOLS, "response_format": JSON}, HEADED, ()),
         ({"tools": TOOLS, "tool_choice": "required"}, RULES, ()),
         (
             {"tools": TOOLS, "tool_choice": "required", "response_format": JSON},

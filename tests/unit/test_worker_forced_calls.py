@@ -15,7 +15,7 @@ from mlxsup.worker.engine import EngineFacts, Prompt, RowToken
 from mlxsup.worker.engines.fake.text import FakeTextCodec, encode_text
 from mlxsup.worker.rows import plan_row, running_row
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelRules
-from mlxsup.worker.text.grammar import closed
+from mlxsup.worker.text.grammar import call_form, closed
 from mlxsup.worker.text.tool_formats import parse_json_calls
 
 FACTS = EngineFacts(context_length=1000, vocabulary_size=300, fingerprint="f", backend="fake")
@@ -130,3 +130,11 @@ def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:
 )
 def test_what_says_more_or_is_no_object_stays(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+@pytest.mark.parametrize("kind", [None, "object", ["object", "null"], ["null", "object"]])
+def test_arguments_are_an_object_although_they_may_be_null(kind: Any) -> None:
+    """Generators write the type of optional arguments as a list."""
+    parameters = {} if kind is None else {"type": kind}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert [one["type"] for _, one in call_form([tool])["tools"]] == ["object"]

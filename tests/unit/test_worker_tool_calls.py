@@ -566,7 +566,8 @@ def test_calls_side_by_side_in_a_thought_count_together(thought: str, count: int
 
 @pytest.mark.parametrize("form", [AnswerForm.JSON, AnswerForm.CALL])
 def test_the_thought_before_a_format_has_no_calls(form: AnswerForm) -> None:
-    thought, answer = said(JSON, in_json("f", A)), in_json("a", A)
+    thought, call = said(JSON, in_json("f", A)), in_json("a", A)
+    answer = call if form is AnswerForm.CALL else f'{{"a": {call}}}'
     parts = [f"{thought}</think>{answer}"]
     seen = seen_of(pieces_of(rules_of(JSON), parts, opening="<think>", form=form))
     calls, content = ([("a", A)], "") if form is AnswerForm.CALL else ([], answer)
@@ -849,17 +850,37 @@ def test_json_that_is_no_call_is_content_without_delay(text: str) -> None:
     ("text", "how", "warnings"),
     [
         (BARE_CALL, {"tools": None}, []),
-        (BARE_CALL, {"form": AnswerForm.REGEX}, []),
         (f'{BARE_CALL}; {{"name": "unknown", "parameters": {{}}}}', {}, []),
         ('{"type": "function", "name": "unknown", "parameters": {}}', {}, [UNREADABLE_CALL]),
         ('{"name": "weather", "param', {}, [UNREADABLE_CALL]),
     ],
-    ids=["no tools", "a form", "one unknown tool", "an unknown tool", "half"],
+    ids=["no tools", "one unknown tool", "an unknown tool", "half"],
 )
 def test_bare_json_is_a_call_only_if_it_is_whole_and_was_offered(
     text: str, how: dict[str, Any], warnings: list[str]
 ) -> None:
     assert read(rules_of(LLAMA), text, step=1, **how) == ([], text, "", warnings)
+
+
+@pytest.mark.parametrize("form", [AnswerForm.JSON, AnswerForm.REGEX])
+@pytest.mark.parametrize(
+    ("text", "is_call"),
+    [
+        (BARE_CALL, True),
+        (f'{{"a": {BARE_CALL}}}', False),
+        (f'["", {BARE_CALL}', False),
+        ('{"parameters": 1}', False),
+        ('{"name": "weather", "param', False),
+    ],
+)
+def test_an_answer_of_a_form_is_a_bare_call_or_none(
+    text: str, is_call: bool, form: AnswerForm
+) -> None:
+    calls, content, _, warnings = read(rules_of(LLAMA), text, step=3, form=form)
+    assert (len(calls), content, warnings) == (int(is_call), "" if is_call else text, [])
+    parser = ChannelParser(rules_of(LLAMA), "", ToolCallReader(TOOLS, seed=5), form=form)
+    early = parser.add(text)
+    assert bool(early) is ("{" in text[1:] and not is_call), "text that can be no call waits"
 
 
 def ids_in(text: str) -> list[str]:

@@ -239,8 +239,7 @@ class ChannelParser:
                 self._may_begin_call = True  # but at its beginning
                 beginnings = {mark[0] for mark in marks}
                 self._edges[NORMAL] = (marks, dict.fromkeys(marks, TOOL), beginnings)
-        may_be_call = rules.has_bare_calls and calls.names and form is AnswerForm.TEXT
-        if may_be_call or form is AnswerForm.CALL:
+        if (rules.has_bare_calls and calls.names) or form is AnswerForm.CALL:
             self._bare = BareCallWatch(calls.names, is_call=form is AnswerForm.CALL)
 
     @property
@@ -379,6 +378,8 @@ class ChannelParser:
             del self._edges[NORMAL]  # from here, a marker is a part of a string
         if channel is Channel.CONTENT and self._bare is not None:
             text = self._bare.add(text)
+            if text and self._form is not AnswerForm.TEXT:  # it is no call, so all is the answer
+                text, self._bare = text + self._bare.text, None
         return [Piece(channel=channel, text=text)] if text else []
 
     # ---------------------------------------------------------------- calls
@@ -580,4 +581,6 @@ class ChannelParser:
         lines = self._calls.read(bare.text, parse, self._rules.call_ids)
         if lines is not None:
             return [Piece(channel=Channel.TOOL_CALL, text=line) for line in lines]
+        if self._form in (AnswerForm.REGEX, AnswerForm.JSON):  # it is what was asked for
+            return [Piece(channel=Channel.CONTENT, text=bare.text)]
         return [self._unreadable(bare.text)]

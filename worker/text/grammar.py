@@ -65,6 +65,7 @@ class Grammar:
         parameter: that has asked for it.
         calls: sequences of ids. Where the grammar begins, one of them may begin a call instead: all
             that follows it is free.
+        bare_call: the matcher of a call without marks that the answer may be instead; None: none.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Grammar:
         early_ends: Sequence[int] = (),
         parameter: str = "response_format",
         calls: Sequence[Sequence[int]] = (),
+        bare_call: Any = None,
     ) -> None:
         self._early_ends = list(early_ends)
         self._parameter = parameter
         self._matcher = matcher
+        self._bare_call = bare_call  # while the answer may be either
         self._end_tokens = frozenset(end_tokens)
         self._end_bits = sum(1 << token for token in self._end_tokens)
         self._begins_after = [list(ids) for ids in begins_after]
@@ -94,7 +97,7 @@ class Grammar:
         """True if the answer is complete: nothing more can follow."""
         if self._begins_after or self._mark:
             return False
-        return self._can_only_end or bool(self._matcher.is_stopped())
+        return self._can_only_end or (self._bare_call is None and bool(self._matcher.is_stopped()))
 
     @property
     def has_begun(self) -> bool:
@@ -152,7 +155,7 @@ class Grammar:
             return
         if not self._begins_after:
             if not self._goes_on_with_mark(token) and not self.is_over:
-                self._matcher.consume_token(token)
+                self._goes_on(token)
             return
         wanted = self._begins_after[0]
         self._latest = [*self._latest, token][-len(wanted) :]
@@ -166,6 +169,9 @@ class Grammar:
             return None
         mask = bytes(self._matcher.compute_bitmask())
         allowed = int.from_bytes(mask, "little")
+        if self._bare_call is not None:
+            allowed |= int.from_bytes(self._bare_call.compute_bitmask(), "little")
+            mask = allowed.to_bytes(len(mask), "little")
         # Not every tokenizer has an end-of-text token that could be drawn instead.
         self._can_only_end = not allowed & ~self._end_bits
         if self._can_only_end:
@@ -176,6 +182,17 @@ class Grammar:
             allowed = sum(1 << token for token in marks) | (0 if place else allowed)
             mask = allowed.to_bytes(len(mask), "little")
         return mask
+
+    def _goes_on(self, token: int) -> None:
+        """Take a token of the answer, and find out whether it is a call without marks."""
+        bare_call, self._bare_call = self._bare_call, None
+        if bare_call is not None and bare_call.try_consume_tokens([token]):
+            if not self._matcher.try_consume_tokens([token]):
+                self._matcher = bare_call
+            else:
+                self._bare_call = bare_call
+        else:
+            self._matcher.consume_token(token)
 
     def _open_calls(self) -> list[list[int]]:
         """Return the marks that may begin a call here. One that could also begin what the grammar
@@ -350,12 +367,14 @@ class GrammarCompiler:
         begins_after: Sequence[Sequence[int]] = (),
         early_ends: Sequence[int] = (),
         calls: Sequence[Sequence[int]] = (),
+        bare_call: Any = None,
     ) -> Grammar:
         """Compile the grammar of one answer.
 
         Args:
             form: a `response_format`, or what `call_form` returns.
             begins_after, early_ends, calls: see `Grammar`.
+            bare_call: as there, in its initial state.
 
         Raises:
             RemoteError: `invalid_request`: it is impossible or too complex.
@@ -364,7 +383,8 @@ class GrammarCompiler:
         parameter = "tools" if form["type"] == CALL else "response_format"
         ends = self.tokenizer.eos_tokens
         matcher = self.matcher(form, parameter).deep_copy()
-        return Grammar(matcher, ends, begins_after, early_ends, parameter, calls)
+        bare_call = bare_call and bare_call.deep_copy()
+        return Grammar(matcher, ends, begins_after, early_ends, parameter, calls, bare_call)
 
     def strict_schemas(self, tools: Sequence[dict[str, Any]]) -> StrictSchemas:
         """Return what the calls of these functions must match.
@@ -441,16 +461,15 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Raises:
         RemoteError: `invalid_request`: the arguments of one could not be an object.
     """
-    functions = [tool["function"] for tool in tools]
-    for one in functions:
-        if (one.get("parameters") or NO_ARGUMENTS).get("type", "object") != "object":
-            raise unfit("tools", f"the parameters of {one['name'][:64]!r} must be of type object")
-    return {
-        "type": CALL,
-        "tools": [
-            [one["name"], closed(one.get("parameters") or NO_ARGUMENTS)] for one in functions
-        ],
-    }
+    called: list[list[Any]] = []
+    for tool in tools:
+        name = tool["function"]["name"]
+        schema = tool["function"].get("parameters") or NO_ARGUMENTS
+        given = schema.get("type", "object")
+        if given != "object" and not (isinstance(given, list) and "object" in given):
+            raise unfit("tools", f"the parameters of {name[:64]!r} must be of type object")
+        called.append([name, closed(schema | {"type": "object"})])
+    return {"type": CALL, "tools": called}
 
 
 def closed(schema: Any) -> Any:
@@ -497,7 +516,7 @@ def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
     lines = ["start: " + " | ".join(f"call{number}" for number in range(len(tools)))]
     for number, (name, schema) in enumerate(tools):
         begin = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
-        arguments = {"type": "object", **schema, "x-guidance": AS_TEMPLATES}
+        arguments = schema | {"x-guidance": AS_TEMPLATES}
         lines.append(f'call{number}: {begin} arguments{number} "}}"')
         lines.append(f"arguments{number}: %json {json.dumps(arguments)}")
     return "\n".join(lines)

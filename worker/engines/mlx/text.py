@@ -40,6 +40,7 @@ from ...text.grammar import (
     GrammarCompiler,
     HeldCalls,
     NoGrammarsError,
+    RowGrammar,
     call_form,
 )
 from ...text.grammar_tokenizer import make_grammar_tokenizer
@@ -192,22 +193,21 @@ class MlxText:
 
     def constrain(self, body: RequestBody, prompt: Prompt) -> Prompt:
         """See `TextCodec.constrain`."""
-        is_free = body.form is AnswerForm.TEXT
-        if not is_free:
-            prompt = replace(prompt, grammar=self._grammar(body, prompt.opening))
-        if not body.strict_tools:
-            return prompt
-        try:
-            strict = self.grammars.strict_schemas(body.strict_tools)
-        except NoGrammarsError:
-            return prompt
-        grammar = self._held_calls(body, prompt.opening) if is_free else prompt.grammar
+        strict = None
+        if body.strict_tools:
+            try:
+                strict = self.grammars.strict_schemas(body.strict_tools)
+            except NoGrammarsError:
+                strict = None
+        grammar: RowGrammar | None = None
+        if body.form is not AnswerForm.TEXT:
+            grammar = self._grammar(body, prompt.opening)
+        elif strict is not None:
+            grammar = self._held_calls(body, prompt.opening)
         return replace(prompt, grammar=grammar, strict=strict)
 
-    def _held_calls(self, body: RequestBody, opening: str) -> HeldCalls | None:
-        """Return the grammar of the calls in a free answer; None if the model's family has none."""
-        rules = self._format.rules
-        ends = [mark for mark, _ in rules.transitions.get(TOOL, ())]
+    def _calls(self, body: RequestBody, forms: Sequence[CallForm | TagForm]) -> Any:
+        """Return llguidance's matcher for a call in one of these forms; None if there is none."""
         tokenizer = self.grammars.tokenizer
         special = {
             mark: token
@@ -217,16 +217,21 @@ class MlxText:
         schemas = dict(call_form(body.strict_tools)["tools"])
         names = [one["function"]["name"] for one in body.callable_tools]
         tools = [(name, schemas.get(name, ANY_ARGUMENTS)) for name in names]
+        lark = call_grammar(forms, tools, ends=self._ends_of_calls, special=special)
+        try:
+            return self.grammars.matcher({"type": LARK, LARK: lark}, "tools") if lark else None
+        except RemoteError:  # the schemas are right, but not in this form: they are checked
+            return None
 
-        def matcher(forms: Sequence[CallForm | TagForm]) -> Any:
-            lark = call_grammar(forms, tools, ends=ends, special=special)
-            try:
-                return self.grammars.matcher({"type": LARK, LARK: lark}, "tools") if lark else None
-            except RemoteError:  # the schemas are right, but not in this form: they are checked
-                return None
+    @property
+    def _ends_of_calls(self) -> list[str]:
+        return [mark for mark, _ in self._format.rules.transitions.get(TOOL, ())]
 
-        marked = matcher(rules.call_forms)
-        bare = matcher((BARE,)) if rules.has_bare_calls else None
+    def _held_calls(self, body: RequestBody, opening: str) -> HeldCalls | None:
+        """Return the grammar of the calls in a free answer; None if the model's family has none."""
+        rules = self._format.rules
+        marked = self._calls(body, rules.call_forms)
+        bare = self._calls(body, (BARE,)) if rules.has_bare_calls else None
         if marked is None and bare is None:
             return None
         return HeldCalls(
@@ -234,8 +239,8 @@ class MlxText:
             bare=bare,
             watch=ChannelParser(rules, opening, ToolCallReader(body.callable_tools, 0)),
             detokenizer=self.detokenizer(),
-            tokenizer=tokenizer,
-            is_last=rules.header is not None or not ends,
+            tokenizer=self.grammars.tokenizer,
+            is_last=rules.header is not None or not self._ends_of_calls,
         )
 
     def _grammar(self, body: RequestBody, opening: str) -> Grammar:
@@ -255,7 +260,9 @@ class MlxText:
         calls = {CALL_END} if self._format.is_harmony and body.callable_tools else set()
         ends = set(self.stop_tokens) - set(self.tokenizer.convert_tokens_to_ids(list(calls)))
         marks = self._marks_of_calls() if body.may_call else []
-        return self.grammars.compile(form, begins_after, sorted(ends), marks)
+        has_bare_calls = body.may_call and self._format.rules.has_bare_calls
+        bare_call = self._calls(body, (BARE,)) if has_bare_calls else None
+        return self.grammars.compile(form, begins_after, sorted(ends), marks, bare_call)
 
     def _marks_of_calls(self) -> list[list[int]]:
         """Return the ids of each text that begins a call in the content."""
