@@ -161,7 +161,9 @@ def _load(context: click.Context, name: str, target: Target, output: Output) -> 
     if status_of_daemon(target) is None:
         quoted = shlex.quote(name)
         way = f"`mlxsup run {quoted}` starts one and chats with it"
-        if "/" in name:
+        if name.endswith(".toml"):
+            way = f"`mlxsup start --config {quoted}` starts one with this configuration"
+        elif "/" in name:
             way = f"`mlxsup start --model {quoted}` starts one that serves it; {way}"
         raise CliError(
             f"no daemon runs that could load {name}", hint=way, status=ExitStatus.NO_DAEMON

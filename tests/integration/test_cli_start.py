@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 from mlxsup.cli.command_table import COMMANDS
+from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.cli.main import root
 from mlxsup.protocol.folders import DEFAULT_LISTEN
 
@@ -232,6 +233,22 @@ def test_a_wrong_address_is_refused_before_a_first_configuration_is_written(home
 
 
 # ---------------------------------------------------------------- start with a file
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qwen3:4b", "`mlxsup run qwen3:4b` starts one and chats with it"),
+        ("./m", "`mlxsup start --model ./m` starts one that serves it"),
+        ("my.toml", "`mlxsup start --config my.toml` starts one with this configuration"),
+    ],
+)
+def test_start_of_a_name_without_a_daemon_says_how_to_start_one(
+    home: Path, name: str, hint: str
+) -> None:
+    done = run_cli("start", name)
+    assert done.returncode == ExitStatus.NO_DAEMON
+    assert f"hint: {hint}" in done.stderr
 
 
 def test_start_warns_of_a_wrong_folder_and_serves_the_other_models(home: Path) -> None:
