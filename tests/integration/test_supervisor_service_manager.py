@@ -181,22 +181,20 @@ IDLE = Outline(states=(), is_busy=False, is_ending=False)
 class Held:
     """A guard and the processes that it has."""
 
-    def __init__(self, folder: Path, mode: str = "busy") -> None:
-        self.mark = str(folder)
+    def __init__(self, mode: str = "busy") -> None:
         self.log = Log()
-        argv = ["/bin/sh", "-c", "exec sleep 600", self.mark]
-        self.guard = SleepGuard(mode, self.log, argv)
+        self.guard = SleepGuard(mode, self.log, ["sleep", "600"])
+        self._others = psutil.Process().children()
 
     def processes(self) -> list[psutil.Process]:
         """Its living processes."""
-        children = psutil.Process(os.getpid()).children()
-        return [one for one in children if one.status() != psutil.STATUS_ZOMBIE
-                and {self.mark, "600"} & set(one.cmdline())]  # fmt: skip
+        own = set(psutil.Process().children()) - set(self._others)
+        return [one for one in own if one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Held]:
-    held = Held(tmp_path)
+def held() -> Iterator[Held]:
+    held = Held()
     yield held
     held.guard.close()
     assert held.processes() == []
@@ -226,8 +224,8 @@ def test_an_ended_guard_process_is_replaced(held: Held) -> None:
     assert held.log.lines == []
 
 
-def test_without_the_key_the_machine_may_sleep(tmp_path: Path) -> None:
-    held = Held(tmp_path, "off")
+def test_without_the_key_the_machine_may_sleep() -> None:
+    held = Held("off")
     held.guard.pulse(BUSY)
     assert (held.processes(), held.log.lines) == ([], [])
 
