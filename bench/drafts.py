@@ -39,7 +39,7 @@ TASKS: dict[str, dict[str, Any]] = {"edit": {}, "free text": {"temperature": 100
 
 
 class Run(NamedTuple):
-    """What a side took from the end of the prompts, and how many guesses were read and accepted."""
+    """The time of a side from the end of the prompts, and its guesses read and accepted."""
 
     wall_s: float
     cpu_s: float

@@ -14,7 +14,7 @@ class Task(StrEnum):
 
 
 NOUNS = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.RERANK: "rankings"}
-"""What a model makes, as people are told."""
+"""The noun by which people are told of each purpose."""
 
 
 def capabilities(task: Task, *, takes_pictures: bool) -> list[str]:

@@ -328,7 +328,7 @@ ClientEvent = (
     | ReloadRefused
     | SettingsRead
 )
-"""What clients say and do, and what the shell has read for them."""
+"""Events of clients, and of the shell that reads for them."""
 
 WorkerEvent = (
     Spawned
@@ -340,7 +340,7 @@ WorkerEvent = (
     | WorkerUnlinked
     | Exited
 )
-"""What happens to the processes of models."""
+"""Events of the processes of models."""
 
 Event = (
     ClientEvent

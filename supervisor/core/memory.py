@@ -108,7 +108,7 @@ class Strain(Enum):
     EASY = auto()
     """It is not short, even if little seems to be available (macOS)."""
     UNSAID = auto()
-    """What is available decides."""
+    """The platform says nothing, so the bytes that are available decide."""
     STALLED = auto()
     """Processes wait for memory."""
 
@@ -515,8 +515,8 @@ def loaded_problem(need: Need | None, ready: Ready) -> str:
 
 
 def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
-    """Return the same before a load, as far as it is known: estimates refuse nothing, because they
-    may be too high, but a hint allows for them.
+    """Return the same before a load, by measured needs alone: an estimate may be too high, so it
+    refuses nothing, but a hint allows for it.
 
     Args:
         is_measured_again: leaves out what was measured of its process, which differs a little from

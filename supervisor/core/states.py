@@ -322,10 +322,10 @@ LEAVES_TO: dict[State, frozenset[State]] = {
     State.BACKOFF: frozenset({State.PENDING, State.STOPPED}),
     State.FAILED: frozenset({State.PENDING, State.STOPPED}),
 }
-"""Where each state may lead without an exit; STOPPING only to `Abandoned`."""
+"""The states that may follow each state without an exit; STOPPING only leads to `Abandoned`."""
 
 AFTER_EXIT = frozenset({State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED})
-"""Where the exit of a process may lead, from every state that has one."""
+"""The states that may follow the exit of a process, from every state that has one."""
 
 # ---------------------------------------------------------------- triggers
 

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,10 +196,8 @@ class MlxText:
         """See `TextCodec.constrain`."""
         strict = None
         if body.strict_tools:
-            try:
+            with suppress(NoGrammarsError):  # the answer has a warning then
                 strict = self.grammars.strict_schemas(body.strict_tools)
-            except NoGrammarsError:
-                strict = None
         grammar: RowGrammar | None = None
         if body.form is not AnswerForm.TEXT:
             grammar = self._grammar(body, prompt.opening)
