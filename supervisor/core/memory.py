@@ -515,8 +515,8 @@ def loaded_problem(need: Need | None, ready: Ready) -> str:
 
 
 def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
-    """Return the same before a load, by measured needs alone: an estimate may be too high, so it
-    refuses nothing, but a hint allows for it.
+    """Return the same before a load. An estimate of the process may be too high, so it refuses
+    nothing, but a hint allows for it.
 
     Args:
         is_measured_again: leaves out what was measured of its process, which differs a little from
