@@ -475,7 +475,9 @@ def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_pro
     note(PromptBatch, "prompt", "prompts")
     note(PromptBatch, "wait", "wait")
     note(BatchDecode, "next", "decode")
-    with loaded_engine(folder, known_batching=known_as(folder, TOGETHER), drafts=drafts) as engine:
+    with loaded_engine(
+        folder, known_batching=known_as(folder, TOGETHER), drafts=drafts, decode_share=0.0
+    ) as engine:
         engine.insert(make_row(1, [20, 21, 22], max_tokens=40, ignore_eos=True))
         while not engine.has_decoding():
             engine.step()

@@ -103,6 +103,19 @@ def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine:
     check_no_row_is_left(engine)
 
 
+def test_tails_behind_what_is_shared_are_read_in_one_pass(engine: MlxEngine) -> None:
+    if engine.facts.batching is not Batching.TOGETHER:
+        pytest.skip("each prompt has its own pass")
+    for row in rows_of([900] * 4):
+        engine.insert(row)
+    passes = []
+    while engine.has_rows():
+        read = {int(one.key) for one in engine.step().prefill if one.computed > 1}
+        passes += [read] if 4 in read else []
+        engine.settle()
+    assert passes == [{1, 2, 3, 4}], "that of the first one, too, which has read for the others"
+
+
 def test_rows_that_fork_at_different_places_wait_for_one_another(engine: MlxEngine) -> None:
     rows = rows_of([600, 900, 900, 300, 605, 100])
     _, computed, cached, _ = run(engine, rows)

@@ -287,8 +287,13 @@ def test_padded_passes_have_few_shapes() -> None:
     for uid in range(7):
         turns.add(uid, total=34 + uid, known=0)  # all are padded to 48
     turns.add(7, total=9000, known=0)
-    assert len(turns.plan(decode_rows=0)) == 4, "a power of two"
+    assert len(turns.plan(decode_rows=0)) == 4, "a power of two, as the warm-up has run"
     for uid in range(7):
+        turns.drop(uid)
+    for uid in range(10, 16):
+        turns.add(uid, total=934, known=900)
+    assert len(turns.plan(decode_rows=0)) == 6, "behind known tokens every shape is new"
+    for uid in range(10, 16):
         turns.drop(uid)
     [size] = turns.plan(decode_rows=0).values()
     assert (padded_tokens(size), size > 1000) == (size, True), "it needs no padding"

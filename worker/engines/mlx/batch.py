@@ -285,7 +285,9 @@ class MlxBatch:
                 yield RowPrefill(key=one.row.key, done=min(done, one.fork), total=total)
 
     def _let_followers_go(self) -> None:
-        """Let prompts be read that wait for one that has read what they share, or has left."""
+        """Let prompts be read that wait for one that has read what they share, or has left; the
+        rest of that one is then read in the same pass."""
+        leaders = set()
         for uid, one in list(self._followers.items()):
             if one.leader in self._ids and not self._has_read(one.leader, one.fork):
                 continue
@@ -299,8 +301,14 @@ class MlxBatch:
                 self._lent[uid] = min(known, len(one.row.tokens))
                 tokens = one.row.tokens + one.row.delivered
                 self.mode.restart(uid, tokens[:known], found.cache)
+                leaders.add(one.leader)
             self._scheduler.lead(uid, known)
             self._follow(uid, one.row)
+        for uid in leaders:
+            if self._scheduler.regroup(uid):
+                with mx.stream(self._stream):
+                    cache, held = self.mode.copy(uid)
+                self.mode.restart(uid, held, cache)
 
     def _ending_of(self, row: Row) -> list[int]:
         """The ids that end this row's answer."""

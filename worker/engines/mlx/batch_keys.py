@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
 
+from .decode_attention import hides
 from .shapes import padded_keys
 
 
@@ -153,6 +154,8 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
             if len(self.padding) == 1:  # several rows decode no faster without one
                 return None
         mask: mx.array = super().make_mask(N, return_array, **kwargs)
+        if is_plain and N == 1:
+            hides(mask, self.left_padding)
         if room > keys:
             mask = mx.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, room - keys)])
         if is_plain and self.pads and N > 1 and self.keys is not None:

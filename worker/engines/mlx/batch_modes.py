@@ -17,6 +17,7 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -89,7 +90,8 @@ class BatchMode(ABC):
         return self.waiting[uid].stop_at(count)
 
     def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
-        """Let a prompt of which nothing was read begin after these tokens, which `cache` holds."""
+        """Let a prompt begin after these tokens, which `cache` holds, with those that begin next;
+        what was read of it is forgotten."""
         with mx.stream(self._stream):
             self.waiting[uid] = self._begin(self.waiting[uid].row.after(known, cache))
 
@@ -191,6 +193,14 @@ class TogetherMode(BatchMode):
             if uid in self.waiting:
                 return self.waiting[uid].copy()
             return self.decode.copy(uid)
+
+    def restart(self, uid: int, known: list[int], cache: list[Any]) -> None:
+        """See `BatchMode.restart`."""
+        with mx.stream(self._stream):
+            for batch in self.batches:
+                batch.take_out([uid])
+            self._forget_empty()
+            super().restart(uid, known, cache)
 
     def step(self, sizes: Mapping[int, int]) -> tuple[list[PromptRead], list[Any]]:
         """See `BatchMode.step`; prompts that begin in the same step share their passes from then,
@@ -329,14 +339,12 @@ class PromptPlace:
         self.cache: list[Any] = make_prompt_cache(model) if row.cache is None else row.cache
         if getattr(model, "has_rope_positions", False):
             self.cache[-1].deltas = [0]  # its beginning may be kept from a prompt with pictures
-        # Where a pass must end, in tokens that were read; the last one is not read here.
-        self._ends = [place - len(row.known) for place in row.checkpoints]
-        self._last = len(row.tokens) - 1
+        self._last = len(row.tokens) - 1  # that one is not read here
 
     @property
     def is_at_checkpoint(self) -> bool:
         """True if the cache is worth a copy now."""
-        return self.done in self._ends
+        return len(self.row.known) + self.done in self.row.checkpoints
 
     @property
     def is_read(self) -> bool:
@@ -354,17 +362,19 @@ class PromptPlace:
 
     def stop_at(self, count: int) -> int:
         """See `BatchMode.stop_at`."""
-        known = len(self.row.known)
-        place = count - known
-        near = [end for end in self._ends if max(place - LEAST_GAIN, self.done) < end <= place]
+        held = len(self.row.known) + self.done
+        least = max(count - LEAST_GAIN, held)
+        near = [place for place in self.row.checkpoints if least < place <= count]
         if near:
-            return known + max(near)
-        self._ends.append(place)
+            return max(near)
+        self.row = replace(self.row, checkpoints=(*self.row.checkpoints, count))
         return count
 
     def take(self, size: int) -> list[int]:
         """Return the tokens of the next pass, at most that many, which is as good as over."""
-        end = min(end for end in (*self._ends, self._last) if end > self.done or end == self._last)
+        known = len(self.row.known)
+        places = (place - known for place in self.row.checkpoints if place - known > self.done)
+        end = min((*places, self._last))
         chunk = self.row.tokens[self.done : min(self.done + size, end)]
         self.done += len(chunk)
         return chunk

@@ -162,6 +162,7 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
         NoDeviceError: MLX is not installed, or not for this machine.
     """
     try:
+        from .decode_attention import use_decode_attention
         from .limits import MemoryLimits
         from .loader import keep_kernels, open_stream
     except ImportError as error:
@@ -169,6 +170,8 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     keep_kernels(spec)
     # Made before any work, and kept for all of it (A2).
     backend, stream = open_stream()
+    if backend == "cuda":
+        use_decode_attention()
     limits = MemoryLimits(spec, backend)
     limits.set()
     return backend, stream, limits

@@ -450,6 +450,11 @@ class PrefillScheduler(ABC):
         prompt.known = prompt.done = known
         self._costs.begins_deep(known)
 
+    def regroup(self, uid: int) -> bool:
+        """Let a prompt that has been read in part go on in one pass with those that begin next;
+        return whether passes are shared so."""
+        return False
+
     def drop(self, uid: int) -> bool:
         """Removes a row; returns whether it holds anything that is kept nowhere else."""
         self._due.discard(uid)
@@ -632,6 +637,14 @@ class TogetherScheduler(PrefillScheduler):
         """See `Engine.shared_pass_s`."""
         return self._costs.shared_pass_s(tokens)
 
+    def regroup(self, uid: int) -> bool:
+        """See `PrefillScheduler.regroup`."""
+        prompt = self._prompts.get(uid)
+        if prompt is None or prompt.is_alone or not prompt.rest:
+            return False
+        prompt.known, prompt.own, prompt.batch = prompt.done, 0, None
+        return True
+
     def _next_turn(self, *, decode_rows: int) -> dict[int, int]:
         """Take the prompts whose turn it is, unless first tokens are due and a long prompt would
         delay them.
@@ -696,8 +709,9 @@ class TogetherScheduler(PrefillScheduler):
                 break
             turn.append(uid)
         turn = turn[: self._most_prompts]
-        if self.pads:
-            turn = turn[: 1 << len(turn).bit_length() - 1]  # each count is a shape of its own
+        if self.pads and not any(self._prompts[uid].done for uid in turn):
+            # Each count is a shape of its own, and only these have run in the warm-up.
+            turn = turn[: 1 << len(turn).bit_length() - 1]
         return turn
 
     def _pass_s(self, rows: int, tokens: int) -> float:

@@ -45,7 +45,7 @@ class NewRow:
         max_tokens: at least 1.
         draws: how its tokens are drawn.
         stops: what ends its answer.
-        checkpoints: numbers of tokens in its cache at which a copy is taken; ascending.
+        checkpoints: numbers of tokens in its cache at which a pass ends and a copy is taken.
         prompt: collects how likely the tokens are, if that is asked for.
         pictures: see `Prompt.pictures`; their places count from the first of `known`.
     """
