@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from mlxsup.protocol.states import Batching
 from mlxsup.worker.engines.mlx import decode_attention
 from mlxsup.worker.engines.mlx.batch_keys import BatchKeys
-from mlxsup.worker.engines.mlx.decode_attention import LEAST_KEYS, DecodeAttention, hides
+from mlxsup.worker.engines.mlx.decode_attention import (
+    LEAST_KEYS,
+    CompileError,
+    DecodeAttention,
+    fetched,
+    hides,
+)
 
+from support.cuda.played import PlayedKernels
 from support.models.tiny_model import make_tiny_model
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows, token_ids
 
@@ -24,17 +31,37 @@ attend = mx.fast.scaled_dot_product_attention
 
 
 def arrays(
-    rows: int, heads: int, key_heads: int, width: int, keys: int, dtype: mx.Dtype
+    rows: int,
+    heads: int,
+    key_heads: int,
+    width: int,
+    keys: int,
+    dtype: mx.Dtype = mx.float32,
+    tell: Callable[..., object] = fetched,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Return queries, and keys and values as parts of larger arrays."""
+    """Return queries, keys and values as a cache has fetched them: parts of larger arrays."""
     mx.random.seed(rows + keys)
-    both = [mx.random.normal((rows, key_heads, keys + 37, width)) for _ in "kv"]
-    k, v = (one.astype(dtype)[..., :keys, :] for one in both)
+    both = [mx.random.normal((rows, key_heads, keys + 37, width)).astype(dtype) for _ in "kv"]
+    k, v = (one[..., :keys, :] for one in both)
+    tell(k, v, *both)
     return mx.random.normal((rows, heads, 1, width)).astype(dtype), k, v
 
 
 def mask_of(padding: list[int], keys: int) -> mx.array:
     return (mx.arange(keys)[None] >= mx.array(padding)[:, None])[:, None, None]
+
+
+def check_like_mlx(
+    own: DecodeAttention, dtype: mx.Dtype, sizes: tuple[int, int, int, int, int]
+) -> None:
+    """Check that attention is as near to the exact numbers as MLX's own."""
+    q, k, v = arrays(*sizes, dtype, own.fetched)
+    padding = [min(sizes[-1] - 1, 41 * row) for row in range(sizes[0])]
+    mask = mask_of(padding, sizes[-1])
+    exact = attend(*(x.astype(mx.float32) for x in (q, k, v)), scale=0.1, mask=mask)
+    own.hides(mask, mx.array(padding))
+    error = mx.abs(own(q, k, v, scale=0.1, mask=mask) - exact).max()
+    assert error <= mx.abs(attend(q, k, v, scale=0.1, mask=mask) - exact).max() + 1e-5
 
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs MLX's CUDA build and a GPU")
@@ -47,63 +74,38 @@ def mask_of(padding: list[int], keys: int) -> mx.array:
 def test_kernels_compute_what_mlx_does_with_a_mask(
     dtype: mx.Dtype, sizes: tuple[int, int, int, int, int]
 ) -> None:
-    own = DecodeAttention()
-    q, k, v = arrays(*sizes, dtype)
-    padding = [min(sizes[-1] - 1, 41 * row) for row in range(sizes[0])]
-    mask = mask_of(padding, sizes[-1])
-    exact = attend(*(x.astype(mx.float32) for x in (q, k, v)), scale=0.1, mask=mask)
-    own.hides(mask, mx.array(padding))
-    error = mx.abs(own(q, k, v, scale=0.1, mask=mask) - exact).max()
-    assert error <= mx.abs(attend(q, k, v, scale=0.1, mask=mask) - exact).max() + 1e-5
+    check_like_mlx(DecodeAttention(), dtype, sizes)
 
 
-# ---------------------------------------------------------------- kernels played on a CPU
-class PlayedKernels:
-    """What the kernels are told to compute, computed by numpy."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def make(self, *, name: str, **_: Any) -> Callable[..., list[mx.array]]:
-        return self._read if name.endswith("_read") else self._join
-
-    def _read(
-        self, *, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any
-    ) -> list[mx.array]:
-        self.runs += 1
-        arrays: list[Any] = [np.array(each) for each in inputs]
-        q, k, v, padding, scale = arrays
-        rows, heads, parts, width = output_shapes[0]
-        shared = heads // k.shape[1]
-        means, sums = np.zeros((rows, heads, parts, width)), np.zeros((rows, heads, parts))
-        tops = np.full((rows, heads, parts), -3e38)
-        for row, head in np.ndindex(rows, heads):
-            places = np.array_split(np.arange(padding[row], k.shape[2]), parts)
-            for part, own in enumerate(places):
-                if len(own):
-                    scores = scale * (k[row, head // shared, own] @ q[row, head, 0])
-                    tops[row, head, part] = top = scores.max()
-                    sums[row, head, part] = np.exp(scores - top).sum()
-                    means[row, head, part] = np.exp(scores - top) @ v[row, head // shared, own]
-        return [mx.array(each.astype(np.float32)) for each in (means, sums, tops)]
-
-    def _join(
-        self, *, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any
-    ) -> list[mx.array]:
-        means, sums, tops = inputs
-        weights = mx.exp(tops - tops.max(axis=-1, keepdims=True))
-        total = (weights * sums).sum(axis=-1)[..., None]
-        return [((weights[..., None] * means).sum(axis=-2) / total).reshape(output_shapes[0])]
+# ---------------------------------------------------------------- kernels played on a processor
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> PlayedKernels:
-    kernels = PlayedKernels()
-    monkeypatch.setattr(mx.fast, "cuda_kernel", kernels.make)
+def played(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedKernels:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    kernels = PlayedKernels(libraries)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", kernels.run)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)  # restored afterwards
+    monkeypatch.setattr(decode_attention, "compile_source", kernels.compile)
     monkeypatch.setattr(decode_attention, "_in_use", None)
     decode_attention.use_decode_attention()
     return kernels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(mx.bfloat16, (3, 4, 2, 128, 77)), (mx.float32, (2, 3, 1, 64, 150)),
+     (mx.bfloat16, (2, 2, 1, 256, 70))],
+)  # fmt: skip
+def test_played_kernels_compute_what_mlx_does_with_a_mask(
+    played: PlayedKernels, dtype: mx.Dtype, sizes: tuple[int, int, int, int, int]
+) -> None:
+    check_like_mlx(DecodeAttention(), dtype, sizes)
+    assert played.runs == 4, "two tried them out"
 
 
 def test_rows_of_a_batch_decode_with_the_kernels_and_answer_alike(
@@ -112,7 +114,7 @@ def test_rows_of_a_batch_decode_with_the_kernels_and_answer_alike(
     folder = make_tiny_model(
         tmp_path / "m", config={"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
     )
-    rows = [make_row(n, list(range(20, 30 + 40 * n)), 8, ignore_eos=True) for n in range(1, 4)]
+    rows = [make_row(n, list(range(20, 30 + 40 * n)), 4, ignore_eos=True) for n in range(1, 4)]
     answers = []
     for is_used in (True, False):
         if not is_used:
@@ -130,28 +132,78 @@ def test_rows_of_a_batch_decode_with_the_kernels_and_answer_alike(
 
 @pytest.mark.parametrize("keys", [2, LEAST_KEYS, 3 * LEAST_KEYS + 5])
 def test_only_the_mask_of_the_pass_takes_the_kernels(played: PlayedKernels, keys: int) -> None:
-    attention = mx.fast.scaled_dot_product_attention
-    q, k, v = arrays(3, 4, 2, 64, keys, mx.float32)
     padding = [0, keys // 2, keys - 1]
     mask = mask_of(padding, keys)
 
     def runs(q: mx.array, k: mx.array, v: mx.array, mask: Any, **more: Any) -> int:
         played.runs = 0
-        found = attention(q, k, v, scale=0.1, mask=mask, **more)
+        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask, **more)
         assert mx.allclose(found, attend(q, k, v, scale=0.1, mask=mask, **more), atol=1e-5)
         return played.runs
 
+    q, k, v = arrays(3, 4, 2, 64, keys)
     assert runs(q, k, v, mask) == 0, "it stands for nothing yet"
     hides(mask, mx.array(padding))
-    assert runs(q, k, v, mask) == 1
+    assert runs(q, k, v, mask) == 4, "they are tried out"
+    assert runs(q, k, v, mask) == 2
     assert runs(q, k, v, mask & True) == 0, "a model has changed it"
+    assert runs(q, k + 1, v, mask) == runs(q, k, v + 1, mask) == 0, "or what was fetched"
     assert runs(q, k, v, None) == 0
     assert runs(q, k, v, mask, sinks=mx.zeros(4)) == 0
-    wide = arrays(3, 4, 2, 96, keys, mx.float32)
-    assert runs(*wide, mask) == 0, "no warp can share out such keys"
-    assert runs(*arrays(3, 18, 2, 64, keys, mx.float32), mask) == 0, "too many heads share keys"
     assert runs(mx.concatenate([q, q], axis=2), k, v, mask) == 0, "several tokens"
-    batch = BatchKeys(padding)
+    assert runs(*arrays(3, 4, 2, 96, keys), mask) == 0, "no warp can share out such keys"
+    assert runs(*arrays(3, 18, 2, 64, keys), mask) == 0, "too many heads share keys"
+
+
+@pytest.mark.parametrize(("options", "is_used"), [({}, True), ({"window_size": 8}, False)])
+def test_a_cache_says_what_its_mask_hides(
+    played: PlayedKernels, options: dict[str, Any], is_used: bool
+) -> None:
+    q, k, v = arrays(3, 4, 2, 64, 20)
+    batch = BatchKeys([0, 3, 19])
     batch.update_and_fetch(k[..., :-1, :], v[..., :-1, :])
-    assert runs(q, k, v, batch.make_mask(1, window_size=8)) == 0, "a window hides more"
-    assert runs(q, k, v, batch.make_mask(1)) == 1
+    mask = batch.make_mask(1, **options)
+    k, v = batch.update_and_fetch(k[..., -1:, :], v[..., -1:, :])
+    found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
+    assert mx.allclose(found, attend(q, k, v, scale=0.1, mask=mask), atol=1e-5)
+    assert (played.runs > 0) is is_used, "a window hides more than padding"
+
+
+def fail(source: str) -> bytes:
+    raise CompileError("libnvrtc.so was not found")
+
+
+def refuse(**_: Any) -> list[mx.array]:
+    raise RuntimeError("Failed to load compiled kernel")
+
+
+def compute_wrongly(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
+    return [mx.ones(shape) for shape in output_shapes]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "played_by", "reason"),
+    [
+        (decode_attention, "compile_source", fail, "libnvrtc.so was not found"),
+        (mx.fast, "precompiled_cuda_kernel", refuse, "Failed to load compiled kernel"),
+        (mx.fast, "precompiled_cuda_kernel", compute_wrongly, "compute something else"),
+    ],
+)
+def test_kernels_that_cannot_be_used_leave_attention_to_mlx(
+    played: PlayedKernels,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: Any,
+    name: str,
+    played_by: Any,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(owner, name, played_by)
+    q, k, v = arrays(3, 4, 2, 64, 20)
+    mask = mask_of([0, 3, 19], 20)
+    hides(mask, mx.array([0, 3, 19]))
+    for _ in range(2):
+        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
+        assert mx.array_equal(found, attend(q, k, v, scale=0.1, mask=mask))
+    [said] = caplog.messages
+    assert reason in said

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
 
-from .decode_attention import hides
+from .decode_attention import fetched, hides
 from .shapes import padded_keys
 
 
@@ -140,7 +140,8 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
         self.keys[..., begin:end, :] = keys
         self.values[..., begin:end, :] = values
         self._idx = end
-        return self.keys[..., :seen, :], self.values[..., :seen, :]
+        parts = (self.keys[..., :seen, :], self.values[..., :seen, :])
+        return fetched(*parts, self.keys, self.values)
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> Any:
         """Return the mask of a pass of that many tokens: (rows, 1, tokens, keys), "causal" or
