@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.mlx
 attend = mx.fast.scaled_dot_product_attention
 
 
+CACHE: list[mx.array] = []
+"""Holds what `arrays` was given last, as a cache does."""
+
+
 def arrays(
     rows: int,
     heads: int,
@@ -44,6 +49,7 @@ def arrays(
     both = [mx.random.normal((rows, key_heads, keys + 37, width)).astype(dtype) for _ in "kv"]
     k, v = (one[..., :keys, :] for one in both)
     tell(k, v, *both)
+    CACHE[:] = both
     return mx.random.normal((rows, heads, 1, width)).astype(dtype), k, v
 
 
@@ -167,6 +173,17 @@ def test_a_cache_says_what_its_mask_hides(
     found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
     assert mx.allclose(found, attend(q, k, v, scale=0.1, mask=mask), atol=1e-5)
     assert (played.runs > 0) is is_used, "a window hides more than padding"
+
+
+def test_nothing_of_a_batch_that_has_left_is_kept(played: PlayedKernels) -> None:
+    q, k, v = arrays(3, 4, 2, 64, 20)
+    batch = BatchKeys([0, 3, 19])
+    mask = batch.make_mask(1)
+    batch.update_and_fetch(k, v)
+    mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
+    kept = [weakref.ref(each) for each in (batch.keys, batch.values, mask)]
+    del batch, mask
+    assert all(each() is None for each in kept)
 
 
 def fail(source: str) -> bytes:

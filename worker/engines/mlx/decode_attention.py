@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -246,6 +248,10 @@ def _check(result: int) -> None:
         raise CompileError(f"nvrtc failed with error {result}")
 
 
+def _nothing() -> None:
+    """Stand for an array that is not there."""
+
+
 class DecodeAttention:
     """Attention as `mx.fast.scaled_dot_product_attention` computes it, whose place it takes, so
     that models need not know of it.
@@ -257,8 +263,10 @@ class DecodeAttention:
 
     def __init__(self) -> None:
         self._otherwise = mx.fast.scaled_dot_product_attention
-        self._hidden: tuple[Any, Any] = (None, None)  # a mask, and the padding that it hides
-        self._fetched: tuple[Any, Any, Any, Any] = (None, None, None, None)
+        # Weak: what a batch has left behind must not stay in memory until the next one decodes.
+        self._mask: Callable[[], mx.array | None] = _nothing
+        self._padding: mx.array | None = None
+        self._fetched: tuple[Callable[[], mx.array | None], ...] = (_nothing,) * 4
         self._kernels: dict[tuple[mx.Dtype, int, int], Kernels | None] = {}  # None: not compiled
 
     def hides(self, mask: mx.array, padding: mx.array) -> None:
@@ -268,7 +276,7 @@ class DecodeAttention:
             mask: (rows, 1, 1, keys).
             padding: (rows,), of 32 bits.
         """
-        self._hidden = (mask, padding)
+        self._mask, self._padding = weakref.ref(mask), padding
 
     def fetched(
         self, seen_keys: mx.array, seen_values: mx.array, keys: mx.array, values: mx.array
@@ -279,7 +287,7 @@ class DecodeAttention:
             seen_keys, seen_values: (rows, heads, seen, width).
             keys, values: (rows, heads, places, width).
         """
-        self._fetched = (seen_keys, seen_values, keys, values)
+        self._fetched = tuple(map(weakref.ref, (seen_keys, seen_values, keys, values)))
 
     def __call__(
         self,
@@ -293,13 +301,12 @@ class DecodeAttention:
         **options: Any,
     ) -> mx.array:
         """Return what each query sees, (rows, heads, tokens, width), as MLX's own function does."""
-        hidden, padding = self._hidden
-        seen_keys, seen_values, keys, values = self._fetched
-        is_known = mask is not None and mask is hidden and k is seen_keys and v is seen_values
+        seen_keys, seen_values, keys, values = (each() for each in self._fetched)
+        is_known = mask is not None and mask is self._mask() and k is seen_keys and v is seen_values
         kernels = self._kernels_for(q, k, v) if is_known and sinks is None else None
-        if kernels is None:
+        if kernels is None or keys is None or values is None or self._padding is None:
             return self._otherwise(q, k, v, scale=scale, mask=mask, sinks=sinks, **options)
-        return _run(kernels, q, keys, values, padding, seen=k.shape[2], scale=scale)
+        return _run(kernels, q, keys, values, self._padding, seen=k.shape[2], scale=scale)
 
     def _kernels_for(self, q: mx.array, k: mx.array, v: mx.array) -> Kernels | None:
         """Return the kernels that read these queries, keys and values; None: there are none."""
