@@ -15,13 +15,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .folders import DEFAULT_CONFIG
-from .regular_file import replace_file, write_draft
+from .regular_file import replace_file, room_hint, write_draft
 
 KEYS_SUFFIX = ".keys.json"
 """Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
@@ -44,7 +44,15 @@ NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first 
 
 
 class KeyFileError(Exception):
-    """The file cannot be used; the message names it, and says why."""
+    """The file cannot be used; the message names it, and says why.
+
+    Attributes:
+        hint: what to do, unless the message says it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class UnreadKeyFileError(KeyFileError):
@@ -345,13 +353,21 @@ def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
         _set_mark(place.mark, ON)
         new.replace(place.file)
     except OSError as error:
-        raise KeyFileError(f"{place.file} cannot be written: {error.strerror}") from None
+        raise _unwritten(place.file, error) from None
 
 
 def _set_mark(path: Path, value: bytes, *, makes_folder: bool = True) -> None:
+    with suppress(KeyFileError):
+        if read_key_file(path) == value:
+            return  # a key can be revoked although the disk of the mark is full
     try:
         if makes_folder:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, value, is_durable=True)
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> KeyFileError:
+    hint = room_hint(error, f"make {path.parent} writable")
+    return KeyFileError(f"{path} cannot be written: {error.strerror}", hint)

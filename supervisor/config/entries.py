@@ -10,7 +10,6 @@ import errno
 import fcntl
 import itertools
 import os
-import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from mlxsup.protocol.regular_file import room_hint
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.store.search import short_name
 
@@ -420,8 +420,8 @@ def write_text(path: Path, before: str, after: str) -> bool:
                 partial.unlink(missing_ok=True)
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = f"make it writable, or copy it: `mlxsup start --config` {shlex.quote('FILE')}"
-        raise RefusedModelError("output", message, hint) from None
+        hint = "make it writable, or copy it and run `mlxsup start --config FILE`"
+        raise RefusedModelError("output", message, room_hint(error, hint)) from None
     return True
 
 

@@ -15,6 +15,8 @@ from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
 from mlxsup.supervisor.config.load import DaemonConfig
 
+from support.daemon.full_disk import full_disk
+
 WRITTEN = """\
 # mine
 [defaults]
@@ -194,6 +196,15 @@ def test_read_only_file_is_refused_and_named(tmp_path: Path) -> None:
     file.chmod(0o400)
     with pytest.raises(RefusedModelError, match=r"cannot write .*read-only"):
         change_file(file, with_one)
+    assert (file.read_text(), os.listdir(tmp_path)) == (WRITTEN, ["c.toml"])
+
+
+def test_full_disk_leaves_the_file_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    with full_disk(0), pytest.raises(RefusedModelError, match="cannot write") as caught:
+        change_file(file, with_one)
+    assert caught.value.hint.startswith("free some space, or ")
     assert (file.read_text(), os.listdir(tmp_path)) == (WRITTEN, ["c.toml"])
 
 
