@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG, DEFAULT_LISTEN
+from mlxsup.protocol.regular_file import room_hint
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
@@ -154,7 +155,7 @@ def make_configuration(path: Path) -> bool:
         return False  # two commands at once
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = "choose another file with --config FILE"
+        hint = room_hint(error, "choose another file with --config FILE")
         raise CliError(message, code="output", hint=hint) from None
     return True
 

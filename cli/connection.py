@@ -50,7 +50,7 @@ REQUEST_HINTS = {
     "overloaded": "try again later; `mlxsup status` shows what is running",
     "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
     "insufficient_memory": "`mlxsup status` shows which models use the memory",
-    "shutting_down": "start a daemon with `mlxsup start`",
+    "shutting_down": "`mlxsup stop` returns when it has ended; then run `mlxsup start`",
     "unsupported_version": "mlxsup was upgraded; run `mlxsup stop`, then `mlxsup start`",
 }
 """The hint for each error of a daemon, by its code."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 from mlxsup.protocol.discovery import endpoint_in, socket_at
 from mlxsup.protocol.gateway import Address
+from mlxsup.protocol.regular_file import room_hint
 
 from .configuration import read_configuration
 from .connection import Target, status_of_daemon
@@ -203,11 +203,9 @@ def _open_output(path: Path) -> int:
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    where = "set log_dir to a writable folder"
     return CliError(
         f"cannot write to the log folder {path.parent}: {error.strerror}",
-        hint=f"free some space, or {where}" if is_full else where,
+        hint=room_hint(error, "set log_dir to a writable folder"),
         status=ExitStatus.RUNTIME_FOLDER,
     )
 

@@ -62,7 +62,8 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
     try:
         yield find_keys(target)
     except KeyFileError as error:
-        raise CliError(str(error), code="keys", status=ExitStatus.RUNTIME_FOLDER) from None
+        status = ExitStatus.RUNTIME_FOLDER
+        raise CliError(str(error), code="keys", hint=error.hint, status=status) from None
 
 
 def read_key(given: str | None) -> str | None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
+
+NO_THREAD = "can't start new thread"
+"""What CPython says of it, in an error of no class of its own."""
 PROGRAM = "mlxsup"
 COMPLETE_VARIABLE = "_MLXSUP_COMPLETE"
 """Set by click's scripts when a shell asks for completions."""
@@ -171,7 +174,7 @@ def _run(arguments: list[str], output: Output) -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        output.error(_internal_error(error))
+        output.error(_lack(error) or _internal_error(error))
         return ExitStatus.FAILED
     return result if isinstance(result, int) else ExitStatus.OK
 
@@ -240,6 +243,18 @@ def _system_error(error: OSError) -> CliError:
         code="system",
         hint="fix the cause and run the command again",
     )
+
+
+def _lack(error: Exception) -> CliError | None:
+    """Return what the system does not give to a command; None: the error is a bug."""
+    if isinstance(error, MemoryError):
+        message, limit = "there is not enough memory for this command", "memory (`ulimit -v`)"
+    elif isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+        message, limit = "no further thread can be started", "processes (`ulimit -u`)"
+    else:
+        return None
+    hint = f"end other programs, or raise the limit of {limit} or that of the container"
+    return CliError(message, code="system", hint=hint)
 
 
 def _internal_error(error: Exception) -> CliError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import re
 from typing import Any
 
@@ -21,9 +20,9 @@ from huggingface_hub.errors import (
 )
 
 from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository, Search
+from mlxsup.protocol.regular_file import FULL_DISK
 from mlxsup.store.hub_cache import REPOSITORY_EXPECTED, is_owned_repository
 
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NETWORK_HINT = "check the network"
 SEARCH_HINT = f"{NETWORK_HINT}; `mlxsup models` lists what is on this machine"
 DAMAGED_HINT = (

@@ -129,13 +129,14 @@ async def read_json(request: Request) -> dict[str, Any]:
         Failure: the body is too long, too slow, of another type, or not an object in JSON.
         Disconnected: its sender has left.
     """
-    return parse_object(await read_body(request, limits.MAX_SMALL_BODY_BYTES))
+    return parse_object(b"".join(await read_pieces(request, limits.MAX_SMALL_BODY_BYTES)))
 
 
-async def read_body(
+async def read_pieces(
     request: Request, most_bytes: int, take: Callable[[int], None] = lambda length: None
-) -> bytes:
-    """Return a request's body.
+) -> list[bytes]:
+    """Return a request's body in the pieces that have come: to join those of a long one would hold
+    up the event loop.
 
     Args:
         request: its request.
@@ -191,14 +192,14 @@ class Bodies:
         """
         caller: Caller = request.scope[CALLER]
         with self._room() as take:
-            data = await read_body(request, limits.MAX_BODY_BYTES, take)
-            if len(data) > limits.MAX_SMALL_BODY_BYTES:
-                work = self._convert(api, data, caller, take)
+            pieces = await read_pieces(request, limits.MAX_BODY_BYTES, take)
+            if sum(map(len, pieces)) > limits.MAX_SMALL_BODY_BYTES:
+                work = self._convert(api, pieces, caller, take)
                 return await unless_gone(request.receive, work)
-            ask = read_ask(api, data)
+            ask = read_ask(api, data := b"".join(pieces))
             if (recalled := self._recall(ask, caller, take)) is not None:
                 if sum(map(len, recalled)) > limits.MAX_SMALL_BODY_BYTES:
-                    work = self._convert(api, data, caller, take, recalled)
+                    work = self._convert(api, pieces, caller, take, recalled)
                     return await unless_gone(request.receive, work)
                 ask = read_ask(api, data, recalled)
         ask = await self._resolved(ask.in_name_of(caller.account), caller)
@@ -216,7 +217,7 @@ class Bodies:
     async def _convert(
         self,
         api: Api,
-        data: bytes,
+        pieces: Sequence[bytes],
         caller: Caller,
         take: Callable[[int], None],
         recalled: Recalled | None = None,
@@ -226,10 +227,10 @@ class Bodies:
             try:
                 async with asyncio.timeout(limits.CONVERT_LIMIT_S):
                     asked = {"api": api.value, "account": caller.account}
-                    head, _ = _checked(await converter.ask(asked, data, *(recalled or ())))
+                    head, _ = _checked(await converter.ask(asked, pieces, *_whole(recalled)))
                     ask = ask_of(api, head)
                     if recalled is None and (recalled := self._recall(ask, caller, take)):
-                        head, _ = _checked(await converter.ask(asked, data, *recalled))
+                        head, _ = _checked(await converter.ask(asked, pieces, *_whole(recalled)))
                         ask = ask_of(api, head)
                     ask = await self._resolved(ask, caller)
                     meant = {"target": ask.target, "preset": ask.preset}
@@ -297,6 +298,11 @@ def _check_keep_alive(parameters: Mapping[str, Any], caller: Caller) -> None:
         raise operator_needed(what, param="keep_alive")
 
 
+def _whole(recalled: Recalled | None) -> list[list[bytes]]:
+    """Return what a response refers to as a converter gets it: each list of items in one piece."""
+    return [[items] for items in recalled or ()]
+
+
 def _counted(length: int) -> int:
     return length if length > limits.MAX_SMALL_BODY_BYTES else 0
 
@@ -331,8 +337,8 @@ def _check_headers(request: Request, most_bytes: int) -> None:
         raise _too_long(most_bytes)
 
 
-async def _read(receive: Receive, most_bytes: int, take: Callable[[int], None]) -> bytes:
-    pieces, length, is_complete = [], 0, False
+async def _read(receive: Receive, most_bytes: int, take: Callable[[int], None]) -> list[bytes]:
+    pieces, length, is_complete = list[bytes](), 0, False
     while not is_complete:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -344,7 +350,7 @@ async def _read(receive: Receive, most_bytes: int, take: Callable[[int], None]) 
         take(len(piece))
         pieces.append(piece)
         is_complete = not message.get("more_body", False)
-    return b"".join(pieces)
+    return pieces
 
 
 def _too_long(most_bytes: int) -> Failure:

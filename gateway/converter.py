@@ -252,10 +252,15 @@ def _nested_too_deeply() -> Failure:
 # ---------------------------------------------------------------- the process
 
 
+def frame_head(values: dict[str, Any], sizes: Sequence[int]) -> bytes:
+    """Return the beginning of a frame, which blobs of these sizes follow."""
+    head = pack({**values, "sizes": sizes})
+    return LENGTH.pack(len(head)) + head
+
+
 def frame_of(values: dict[str, Any], blobs: Sequence[bytes] = ()) -> Iterable[bytes]:
     """Return the pieces of a frame."""
-    head = pack({**values, "sizes": [len(blob) for blob in blobs]})
-    return [LENGTH.pack(len(head)), head, *blobs]
+    return [frame_head(values, [len(blob) for blob in blobs]), *blobs]
 
 
 def main() -> int:

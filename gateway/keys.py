@@ -7,6 +7,7 @@ read a snapshot. Without an answer of the disk for four seconds every request is
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from mlxsup.protocol.key_file import (
     Key,
     KeyFileError,
     KeyPlace,
+    UnreadKeyFileError,
     digest_of,
     parse_keys,
     read_key_file,
@@ -135,7 +137,7 @@ class Keys:
         """
         seen = self._seen
         if self._place is not None and (seen.problem or self._unanswered > STALE_PULSES):
-            raise _unusable(are_lost=self.are_in_force)
+            raise _unusable(has_none=self._are_required and not self.are_in_force)
         if seen.keys is None:
             return Caller()
         given = list(_given(headers))
@@ -167,22 +169,23 @@ class Keys:
             time.sleep(LOOK_S)
 
     def _read(self, place: KeyPlace) -> Seen:
-        is_marked = read_mark(place.mark)
+        is_marked, unread = _read_mark(place)
         try:
             data, problem = read_key_file(place.file), ""
         except KeyFileError as error:
             data, problem = None, str(error)
-        is_there = data is not None or bool(problem)
+        is_there = data is not None or os.path.lexists(place.file)
         if is_marked and not is_there:
-            is_marked = read_mark(place.mark)  # `key off` may have come between the two
+            is_marked, unread = _read_mark(place)  # `key off` may have come between the two
         if is_there or is_marked:
             self.are_in_force = True
         elif is_marked is False:
             self.are_in_force = False
-        if self.are_in_force and not is_marked:
+        if self.are_in_force and not is_marked and not unread:
             self._mark(place)
         if data is not None:
             return self._parsed(place, data)
+        problem = problem or unread
         if not problem and self.are_in_force:
             problem = f"{place.file} is gone, and keys were in force"
         if not problem and self._are_required:
@@ -207,6 +210,14 @@ class Keys:
             self._unmarked = str(error)
 
 
+def _read_mark(place: KeyPlace) -> tuple[bool | None, str]:
+    """Return what the mark says, and why it cannot be read."""
+    try:
+        return read_mark(place.mark), ""
+    except UnreadKeyFileError as error:
+        return None, str(error)
+
+
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
     """Return the keys that a request has: as OpenAI's clients send them, and as Anthropic's do."""
     for name, value in headers:
@@ -218,14 +229,16 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
             yield value.decode("latin-1").strip()
 
 
-def _unusable(*, are_lost: bool) -> Failure:
+def _unusable(*, has_none: bool) -> Failure:
     """Return the refusal of every request."""
-    message = "this gateway requires API keys but has none yet; `mlxsup key new NAME` creates one"
-    if are_lost:
+    message = (
+        "the gateway cannot read its API keys, so it refuses every request; see `mlxsup "
+        "logs mlxsup-gateway`, create a key with `mlxsup key new NAME`, or allow HTTP "
+        "without keys with `mlxsup key off`"
+    )
+    if has_none:
         message = (
-            "the gateway cannot read its API keys, so it refuses every request; see `mlxsup "
-            "logs mlxsup-gateway`, create a key with `mlxsup key new NAME`, or allow HTTP "
-            "without keys with `mlxsup key off`"
+            "this gateway requires API keys but has none yet; `mlxsup key new NAME` creates one"
         )
     return Failure(
         HTTPStatus.SERVICE_UNAVAILABLE, message, code="keys_unusable", is_retryable=False

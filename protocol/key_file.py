@@ -15,13 +15,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .folders import DEFAULT_CONFIG
-from .regular_file import replace_file, write_draft
+from .regular_file import replace_file, room_hint, write_draft
 
 KEYS_SUFFIX = ".keys.json"
 """Replaces `.toml` in the name of the configuration: no two of a folder share their keys."""
@@ -44,7 +44,19 @@ NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ @ : / + -, the first 
 
 
 class KeyFileError(Exception):
-    """The file cannot be used; the message names it, and says why."""
+    """The file cannot be used; the message names it, and says why.
+
+    Attributes:
+        hint: what to do, unless the message says it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UnreadKeyFileError(KeyFileError):
+    """The system does not open or read the file now: nothing is known of what is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +154,8 @@ def read_key_file(path: Path) -> bytes | None:
     is no file.
 
     Raises:
-        KeyFileError: it cannot be read, or is no file of this user alone.
+        UnreadKeyFileError: it cannot be read.
+        KeyFileError: it is no file of this user alone.
     """
     try:
         # A pipe in its place must not make the reader wait.
@@ -152,12 +165,12 @@ def read_key_file(path: Path) -> bytes | None:
             raise KeyFileError(f"{path} is a link to a missing file") from None
         return None
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise UnreadKeyFileError(f"{path} cannot be read: {error.strerror}") from None
     try:
         _check_owner(path, os.fstat(descriptor))
         return os.read(descriptor, MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise UnreadKeyFileError(f"{path} cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
 
@@ -185,17 +198,28 @@ def parse_keys(path: Path, data: bytes) -> tuple[Key, ...]:
 
 def read_mark(path: Path) -> bool | None:
     """Return whether keys were in force: True unless `mlxsup key off` was the last to say so; None
-    if there were never any. What cannot be read counts as True."""
+    if there were never any. A mark that is damaged counts as True.
+
+    Raises:
+        UnreadKeyFileError: it cannot be read. That may pass, so it must not become a mark: a
+            process that is out of files for a moment would lock a gateway that never had keys.
+    """
     try:
         data = read_key_file(path)
+    except UnreadKeyFileError:
+        raise
     except KeyFileError:
         return True
     return None if data is None else data != OFF
 
 
 def have_been_made(place: KeyPlace) -> bool:
-    """Return whether there is a key, or was one, since `mlxsup key off` at the latest."""
-    return os.path.lexists(place.file) or bool(read_mark(place.mark))
+    """Return whether there is a key, or was one, since `mlxsup key off` at the latest; True if that
+    cannot be read."""
+    try:
+        return os.path.lexists(place.file) or bool(read_mark(place.mark))
+    except UnreadKeyFileError:
+        return True
 
 
 def find_trouble(place: KeyPlace) -> str:
@@ -203,10 +227,10 @@ def find_trouble(place: KeyPlace) -> str:
     were never in force."""
     try:
         keys = read_keys(place.file)
+        if keys is None:
+            return f"{place.file} is gone, and keys were in force" if read_mark(place.mark) else ""
     except KeyFileError as error:
         return str(error)
-    if keys is None:
-        return f"{place.file} is gone, and keys were in force" if read_mark(place.mark) else ""
     return "" if keys else f"{place.file} has no key: the last one was revoked"
 
 
@@ -329,13 +353,21 @@ def _write(place: KeyPlace, keys: Sequence[Key]) -> None:
         _set_mark(place.mark, ON)
         new.replace(place.file)
     except OSError as error:
-        raise KeyFileError(f"{place.file} cannot be written: {error.strerror}") from None
+        raise _unwritten(place.file, error) from None
 
 
 def _set_mark(path: Path, value: bytes, *, makes_folder: bool = True) -> None:
+    with suppress(KeyFileError):
+        if read_key_file(path) == value:
+            return  # a key can be revoked although the disk of the mark is full
     try:
         if makes_folder:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, value, is_durable=True)
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> KeyFileError:
+    hint = room_hint(error, f"make {path.parent} writable")
+    return KeyFileError(f"{path} cannot be written: {error.strerror}", hint)

@@ -19,6 +19,20 @@ KINDS = (
 )
 
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Also a limit for the size of a file."""
+
+
+def room_hint(error: OSError, otherwise: str) -> str:
+    """Return what to do about a file that cannot be written: make room for it, if that is why.
+
+    Args:
+        error: the reason why.
+        otherwise: what helps, whatever the reason is.
+    """
+    return f"free some space, or {otherwise}" if error.errno in FULL_DISK else otherwise
+
+
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file; a pipe or a device is refused, and never waited for.
 
@@ -90,9 +104,13 @@ def write_draft(path: Path, data: bytes, *, is_durable: bool) -> Path:
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)  # of a writer that was killed
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     return draft

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlxsup.protocol.model_files import is_pointer, is_weight_file, pointer_problem
 from mlxsup.protocol.regular_file import kind_of
 
-from .description import CONFIG, TOKENIZERS, missing_files, regular_files
+from .description import CONFIG, INDEX, TOKENIZERS, missing_files, regular_files, shards_of
 from .hub_cache import PREFIX, SNAPSHOTS, find_cache, repository_of
 
 GGUF_SUFFIX = ".gguf"
@@ -69,6 +69,9 @@ def damage(path: Path) -> FolderProblem | None:
     try:
         for name in filter(is_weight_file, regular_files(path)):
             array_bytes(path / name, *read_header(path / name, MAX_HEADERS_BYTES))
+        index = path / INDEX
+        if index.is_file() and not shards_of(index):
+            return FolderProblem(text=f"{index} is no list of weight files in JSON", hint=hint)
         tokenizer = path / TOKENIZERS[0]
         if tokenizer.is_file() and not _is_tokenizer(tokenizer):
             return FolderProblem(text=f"{tokenizer} is not a tokenizer in JSON", hint=hint)

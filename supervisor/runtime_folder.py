@@ -24,7 +24,7 @@ from mlxsup.protocol.folders import (
 )
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KEY_RECORD_NAME, MARK_NAME
-from mlxsup.protocol.regular_file import replace_file
+from mlxsup.protocol.regular_file import replace_file, room_hint
 
 from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
@@ -283,7 +283,7 @@ def _prepare(path: Path) -> None:
     except OSError as error:
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be created: {error.strerror}",
-            hint="set runtime_dir to a writable folder",
+            hint=room_hint(error, "set runtime_dir to a writable folder"),
         ) from None
     _check_private(path, status)
 
@@ -338,7 +338,7 @@ def _take_lock(path: Path, gate_lock: int = fcntl.LOCK_EX) -> int:
         where = f" ({error.filename})" if error.filename else ""
         raise RuntimeFolderError(
             f"the runtime folder {path} cannot be used: {error.strerror}{where}",
-            hint="set runtime_dir to a writable folder",
+            hint=room_hint(error, "set runtime_dir to a writable folder"),
         ) from None
 
 
@@ -375,7 +375,7 @@ def held_log_folder(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RuntimeFolderError(
             f"the log folder {path} cannot be created: {error.strerror}",
-            hint="set log_dir to a writable folder",
+            hint=room_hint(error, "set log_dir to a writable folder"),
         ) from None
     try:
         _lock_log_folder(folder, path)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
 FULL_BYTES = 256 * 2**20
+RUNTIME_BYTES = 2**20
+"""The runtime folder has small files only, often on a small disk in memory."""
 NEARLY_FULL_BYTES = 5 * 2**30
 """Less than most models take."""
 
@@ -333,27 +335,58 @@ def check_folders(setting: Setting) -> Iterator[Finding]:
     from mlxsup.store.hub_cache import find_cache
     from mlxsup.supervisor.runtime_folder import RuntimeFolderError, check_folder
 
+    runtime_dir, log_dir, refused = (
+        setting.runtime_dir,
+        setting.log_dir,
+        "`mlxsup start` exits with 73",
+    )
     try:
-        check_folder(setting.runtime_dir)
-        yield ok("runtime folder", str(setting.runtime_dir))
+        check_folder(runtime_dir)
+        yield _read_only("runtime folder", runtime_dir, "runtime_dir") or _room(
+            "runtime folder", runtime_dir, refused, few_bytes=RUNTIME_BYTES, low_bytes=0
+        )
     except RuntimeFolderError as error:
         fix, _, command = error.hint.partition("run: ")
-        why = "`mlxsup start` exits with 73"
-        yield problem("runtime folder", str(error), why=why, fix=fix, command=command)
-    yield _room("log folder", setting.log_dir, "lines are lost when the disk is full")
+        yield problem("runtime folder", str(error), why=refused, fix=fix, command=command)
+    yield _read_only("log folder", log_dir, "log_dir") or _room(
+        "log folder", log_dir, "lines are lost when the disk is full"
+    )
     yield _room("model cache", find_cache(), "models are downloaded there")
 
 
-def _room(subject: str, folder: Path, why: str) -> Finding:
+def _there(folder: Path) -> Path:
+    """Return a folder, or the nearest above it that exists."""
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+def _read_only(subject: str, folder: Path, key: str) -> Finding | None:
+    """Return that nothing can be written into a folder, or that it cannot be made."""
+    if os.access(_there(folder), os.W_OK | os.X_OK):
+        return None
+    why, fix = "`mlxsup start` exits with 73", f"make it writable, or set {key} to another folder"
+    return problem(subject, f"{_there(folder)} cannot be written", why=why, fix=fix)
+
+
+def _room(
+    subject: str,
+    folder: Path,
+    why: str,
+    *,
+    few_bytes: int = FULL_BYTES,
+    low_bytes: int = NEARLY_FULL_BYTES,
+) -> Finding:
     """Return how much room there is on the disk of a folder, which need not exist."""
     from mlxsup.protocol.text import size_text
 
-    free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+    free, inodes = shutil.disk_usage(_there(folder)).free, os.statvfs(_there(folder))
     what = f"the disk of {folder} has {size_text(free)} left"
     fix = "free some space; `mlxsup models` shows the size of each model, `mlxsup rm` removes one"
-    if free < FULL_BYTES:
+    if inodes.f_files and not inodes.f_favail:  # some file systems do not count them
+        what = f"the disk of {folder} has no room for one more file (`df -i`)"
+        return problem(subject, what, why=why, fix="remove files that are not needed")
+    if free < few_bytes:
         return problem(subject, what, why=why, fix=fix)
-    if free < NEARLY_FULL_BYTES:
+    if free < low_bytes:
         return note(subject, what, why=why, fix=fix)
     return ok(subject, f"{folder}, {size_text(free)} free")
 

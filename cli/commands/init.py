@@ -14,6 +14,7 @@ import click
 from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.ids import DEFAULT_REVISION
+from mlxsup.protocol.regular_file import room_hint
 from mlxsup.protocol.tasks import NOUNS, Task
 
 from ..connection import output_options
@@ -73,7 +74,7 @@ def init(file: Path, output: Output) -> None:
         if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise exists from None
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = "choose another file: `mlxsup init FILE`"
+        hint = room_hint(error, "choose another file: `mlxsup init FILE`")
         raise CliError(message, code="output", hint=hint) from None
     if output.is_json:
         keys = ("name", "title", "repo", "path", "size_bytes", "needed_bytes", "fits")

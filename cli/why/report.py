@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.log_files import tail
+from mlxsup.protocol.regular_file import room_hint
 from mlxsup.protocol.version import VERSION
 
 from ..connection import read_toml
@@ -115,7 +116,7 @@ def write_report(
         raise CliError(message, code="file_exists", hint=hint, status=ExitStatus.USAGE) from None
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"
-        hint = "choose a file in a writable folder"
+        hint = room_hint(error, "choose a file in a writable folder")
         raise CliError(message, code="file", hint=hint) from None
     return list(parts)
 

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import itertools
 import os
-import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from mlxsup.protocol.regular_file import room_hint
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.store.search import short_name
 
@@ -95,14 +95,21 @@ def adding(
     source = ready(source)
     taken = {called.lower() for called in _names_in(config)} | RESERVED_NAMES
     called = name or short_name(source.title, taken)
-    entry = source.entry()
+    entry: dict[str, Any] = {**source.entry()}
     [new] = config_of_folders({called: source.repo or cast(Path, source.folder)})[0].models
     if source.repo:
         new = replace(new, revision=source.revision)
+
+    def enter(tables: Tables) -> None:
+        # Who adds a model loads it, or leaves that to the first request.
+        is_preloaded = tables.get("defaults", {}).get("preload", True)
+        later = {"preload": False} if is_preloaded else {}
+        inner(tables, "models").update({called: entry | later})
+
     return Edit(
         name=called,
-        change=lambda tables: inner(tables, "models").update({called: entry}),
-        models=(*config.models, new),
+        change=enter,
+        models=(*config.models, replace(new, preload=False)),
         answer={"model": called, "files": source.repo or str(source.folder)},
     )
 
@@ -270,26 +277,40 @@ def put(table: Tables, name: str, value: Any) -> None:
 
 def pop(name: str, models: Tables) -> None:
     """Remove a table; comments that follow its last line are about the next one, and stay."""
-    from tomlkit.items import Table
+    from tomlkit.items import Table, Whitespace
 
     others = list(models)
     place = others.index(name)
     others.remove(name)
-    last = models.pop(name)
+    last = _last_within(models.pop(name))
     after, before = others[place : place + 1], others[-1:]
-    while isinstance(last, Table) and last.value.body and isinstance(last.value.body[-1][1], Table):
-        last = last.value.body[-1][1]
     neighbour = (after or before)[:1]
     if not isinstance(last, Table) or not all(isinstance(models[one], Table) for one in neighbour):
         return
     tail = itertools.takewhile(lambda pair: pair[0] is None, reversed(last.value.body))
     items = [item for _, item in reversed(list(tail))]
+    if place and (not after or any(isinstance(item, Whitespace) for item in items)):
+        # The empty line above it goes with it, or each coming and going would leave one more.
+        above = _last_within(models[others[place - 1]])
+        if isinstance(above, Table) and isinstance(above.value.body[-1][1], Whitespace):
+            above.value.body.pop()
     if after:
         trivia = models[after[0]].trivia
         trivia.indent = "".join(item.as_string() for item in items) + trivia.indent
     elif before:
         for item in items:
             models[before[0]].add(item)
+
+
+def _last_within(table: Any) -> Any:
+    """Return the table at the end of a table, or that itself, whose body has its last lines."""
+    from tomlkit.items import Table
+
+    while (
+        isinstance(table, Table) and table.value.body and isinstance(table.value.body[-1][1], Table)
+    ):
+        table = table.value.body[-1][1]
+    return table
 
 
 # ---------------------------------------------------------------- the file
@@ -399,8 +420,8 @@ def write_text(path: Path, before: str, after: str) -> bool:
                 partial.unlink(missing_ok=True)
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
-        hint = f"make it writable, or copy it: `mlxsup start --config` {shlex.quote('FILE')}"
-        raise RefusedModelError("output", message, hint) from None
+        hint = "make it writable, or copy it and run `mlxsup start --config FILE`"
+        raise RefusedModelError("output", message, room_hint(error, hint)) from None
     return True
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mlxsup.gateway import converters as converters_module
 from mlxsup.gateway import limits
-from mlxsup.gateway.converters import ARGV, Converter
+from mlxsup.gateway.converters import ARGV, WRITE_BYTES, Converter
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
@@ -145,12 +145,29 @@ def asks(monkeypatch: pytest.MonkeyPatch) -> list[Converter]:
     noted: list[Converter] = []
     ask = Converter.ask
 
-    async def note(self: Converter, values: dict[str, Any], *blobs: bytes) -> Any:
+    async def note(self: Converter, values: dict[str, Any], *blobs: Any) -> Any:
         noted.append(self)
         return await ask(self, values, *blobs)
 
     monkeypatch.setattr(Converter, "ask", note)
     return noted
+
+
+def test_long_body_waits_for_its_converter_and_not_in_a_buffer() -> None:
+    async def fill() -> int:
+        converter = await Converter.start()
+        stdin = converter._process.stdin
+        assert stdin is not None
+        psutil.Process(converter._process.pid).suspend()
+        asking = asyncio.create_task(converter.ask({}, [bytes(2**20)] * 8))
+        await eventually_async(stdin.transport.get_write_buffer_size)
+        filled = stdin.transport.get_write_buffer_size()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await converter.end()
+        return filled
+
+    assert asyncio.run(fill()) <= 4 * WRITE_BYTES
 
 
 class Held:

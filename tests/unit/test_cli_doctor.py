@@ -151,6 +151,15 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
     "no room": (
         lambda m: m.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 8)),
         "problem", " MiB left", ""),
+    "no room in the runtime folder": (
+        lambda m: m.patch(shutil, "disk_usage", lambda path: SimpleNamespace(
+            free=2**19 if path == m.home / "run" else 100 * GIB)),
+        "problem", "/run has ", ""),
+    "no room for a file": (
+        lambda m: m.patch(os, "statvfs", lambda _: SimpleNamespace(f_files=9, f_favail=0)),
+        "problem", "has no room for one more file", ""),
+    "a disk that is read-only": (
+        lambda m: m.patch(os, "access", lambda *_: False), "problem", "cannot be written", ""),
     "a disk that does not answer": (
         lambda m: m.patch(shutil, "disk_usage", raises(OSError(5, "Input/output error"))),
         "note", "could not be checked", ""),

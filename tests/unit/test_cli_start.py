@@ -101,6 +101,9 @@ def test_start_prints_the_endpoint_each_change_and_warnings_once(
             "the folder is not",
         ),
         (ZeroDivisionError("oh"), 1, "internal error: ZeroDivisionError: oh"),
+        (RuntimeError("oh"), 1, "internal error: RuntimeError: oh"),
+        (RuntimeError("can't start new thread"), 1, "no further thread can be started"),
+        (MemoryError(), 1, "there is not enough memory for this command"),
     ],
 )
 def test_errors_of_start_have_their_exit_codes_and_no_traceback_P19(

@@ -128,7 +128,7 @@ def test_long_conversation_goes_on_in_a_converter(
     apart: list[int] = []
     ask = Converter.ask
 
-    async def note(self: Converter, values: dict[str, Any], *blobs: bytes) -> Any:
+    async def note(self: Converter, values: dict[str, Any], *blobs: Any) -> Any:
         apart.append(len(blobs))
         return await ask(self, values, *blobs)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,39 @@ def test_damaged_mark_closes_the_gateway(place: KeyPlace, damage: str) -> None:
     assert statuses(Keys(place), key) == CLOSED
 
 
+@contextmanager
+def unread(number: int) -> Iterator[None]:
+    """Let the system open no file of keys and no mark."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(path: Path, *_: object) -> int:
+            raise OSError(number, os.strerror(number), str(path))
+
+        patch.setattr("mlxsup.protocol.key_file.os.open", fail)
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOTDIR])
+def test_failure_that_passes_locks_no_gateway_without_keys(place: KeyPlace, number: int) -> None:
+    place.file.parent.mkdir()
+    place.mark.parent.mkdir()
+    keys = Keys(place)
+    assert is_open(keys)
+    with unread(number):
+        assert not is_open(keys)
+        with pytest.raises(Failure, match="cannot read its API keys"):
+            keys.caller([])
+    assert is_open(keys)
+    assert is_open(Keys(place)), "nor the next process"
+
+
+def is_open(keys: Keys) -> bool:
+    keys.look()
+    with suppress(Failure):
+        return keys.caller([]) == Caller()
+    return False
+
+
 @pytest.mark.parametrize("reader", ["between its steps", "over it"])
 def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
     place: KeyPlace, monkeypatch: pytest.MonkeyPatch, reader: str
@@ -321,14 +355,14 @@ class Life(RuleBasedStateMachine):
     def restart_the_daemon(self) -> None:
         self._keys = Keys(self._place)
 
+    @rule()
+    def look_without_a_free_file(self) -> None:
+        with unread(errno.EMFILE):
+            assert not is_open(self._keys)
+
     @invariant()
     def is_never_open(self) -> None:
-        self._keys.look()
-        try:
-            is_open = self._keys.caller([]) == Caller()
-        except Failure:
-            is_open = False
-        assert is_open == (not self._is_closed)
+        assert is_open(self._keys) == (not self._is_closed)
 
     @invariant()
     def lets_in_valid_keys_only(self) -> None:

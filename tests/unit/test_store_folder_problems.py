@@ -110,13 +110,22 @@ def test_model_folder_has_no_problem(tmp_path: Path) -> None:
         ("model.safetensors", lambda content: content[:40], "cannot read the header"),
         ("model.safetensors", lambda content: content[:8] + b"x" * len(content), "header"),
         ("tokenizer.json", lambda content: b"{", "is not a tokenizer in JSON"),
+        ("model.safetensors.index.json", lambda content: b"[[", "is no list of weight files"),
     ],
-    ids=["a byte is missing", "a byte too long", "half a header", "no header", "no tokenizer"],
+    ids=[
+        "a byte is missing",
+        "a byte too long",
+        "half a header",
+        "no header",
+        "no tokenizer",
+        "no index",
+    ],
 )
 def test_damaged_file_is_named(
     tmp_path: Path, name: str, change: Callable[[bytes], bytes], text: str
 ) -> None:
-    folder, whole = write_folder(tmp_path, {**MODEL, "tokenizer.json": TOKENIZER}), MODEL[name]
+    folder = write_folder(tmp_path, {**MODEL, "tokenizer.json": TOKENIZER})
+    whole = MODEL.get(name, b"")
     assert damage(folder) is None
     (folder / name).write_bytes(change(whole))
     found = damage(folder)

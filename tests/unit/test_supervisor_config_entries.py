@@ -15,6 +15,8 @@ from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
 from mlxsup.supervisor.config.load import DaemonConfig
 
+from support.daemon.full_disk import full_disk
+
 WRITTEN = """\
 # mine
 [defaults]
@@ -33,6 +35,10 @@ aliases = [
 [clients.x]
 weight = 2
 """
+
+
+NEW = {"repo": "o/n", "preload": False}
+"""What is added to a file whose models are loaded at the start unless they say otherwise."""
 
 
 def with_one(config: DaemonConfig, name: str | None = "n.w", model: str = "o/n") -> Edit:
@@ -89,7 +95,7 @@ def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> Non
     assert change_file(file, partial(removing, name="a")).answer["files"] == "/a"
     assert tomllib.loads(file.read_text()) == {}
     assert change_file(file, partial(with_one, name=None)).name == "n"
-    assert tomllib.loads(file.read_text()) == {"models": {"n": {"repo": "o/n"}}}
+    assert tomllib.loads(file.read_text()) == {"models": {"n": NEW}}
     assert file.read_bytes().startswith(b"# mine\r\n")
     assert file.read_bytes().count(b"\n") == file.read_bytes().count(b"\r\n"), "Windows' ends stay"
 
@@ -110,12 +116,23 @@ def test_each_form_of_a_file_gets_the_change_and_nothing_else(tmp_path: Path, te
     before = tomllib.loads(text)
     change_file(file, with_one)
     after = tomllib.loads(file.read_text())
-    assert after == {**before, "models": {**before["models"], "n.w": {"repo": "o/n"}}}
+    assert after == {**before, "models": {**before["models"], "n.w": NEW}}
     change_file(file, partial(removing, name="n.w"))
     assert tomllib.loads(file.read_text()) == before
     change_file(file, partial(removing, name="a"))
     del before["models"]["a"]
     assert tomllib.loads(file.read_text()) == before
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_table_that_goes_takes_its_empty_line_with_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text := f"[gateway]\n\n{A}\n{B}\n")
+    change_file(file, with_one)
+    change_file(file, partial(removing, name="n.w"))
+    assert file.read_text() == text
+    change_file(file, partial(removing, name=name))
+    assert file.read_text().count("\n\n") == 1
 
 
 def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
@@ -179,6 +196,15 @@ def test_read_only_file_is_refused_and_named(tmp_path: Path) -> None:
     file.chmod(0o400)
     with pytest.raises(RefusedModelError, match=r"cannot write .*read-only"):
         change_file(file, with_one)
+    assert (file.read_text(), os.listdir(tmp_path)) == (WRITTEN, ["c.toml"])
+
+
+def test_full_disk_leaves_the_file_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    with full_disk(0), pytest.raises(RefusedModelError, match="cannot write") as caught:
+        change_file(file, with_one)
+    assert caught.value.hint.startswith("free some space, or ")
     assert (file.read_text(), os.listdir(tmp_path)) == (WRITTEN, ["c.toml"])
 
 

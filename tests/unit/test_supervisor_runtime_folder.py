@@ -126,7 +126,7 @@ def test_a_lock_that_fails_is_refused_and_nothing_stays_open(
     said = refusal_of(folder)
     assert said == (
         f"the runtime folder {folder} cannot be used: No space left on device",
-        "set runtime_dir to a writable folder",
+        "free some space, or set runtime_dir to a writable folder",
     )
     assert len(os.listdir("/dev/fd")) == files
     monkeypatch.undo()
