@@ -229,8 +229,7 @@ FORMAT_FIELDS = (
     used("schema"),
     used("json_schema"),
     used("regex"),
-    used("strict"),
-    *ignored("name", "description"),
+    *ignored("name", "description", "strict"),
 )
 
 _EXPECTED = "must be of type text, json_object, json_schema (with a schema) or regex"
@@ -249,7 +248,7 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
         read |= check_fields(inner, FORMAT_FIELDS, unread, within=f"{path}.json_schema")
     match read:
         case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
-            return schema_format(schema, is_strict=read.get("strict") is True)
+            return schema_format(schema)
         case {"type": "json_object" | "text" as kind} if "schema" not in read:
             return {"type": kind}
         case {"type": "regex", "regex": str(regex)}:
@@ -257,10 +256,9 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
     raise bad_field(path, f"{path} {_EXPECTED}")
 
 
-def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
-    """Return the format of JSON that matches a schema; strict: no properties but those it names."""
-    strict = {"strict": True} if is_strict else {}
-    return {"type": "json_schema", "json_schema": {"schema": schema, **strict}}
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of JSON that matches a schema."""
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 # ---------------------------------------------------------------- reasoning

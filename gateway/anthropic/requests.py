@@ -142,10 +142,7 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
     if "effort" in read:
         template |= effort_arguments(read["effort"], "output_config.effort")
     if "format" in read:
-        form = read_format(read["format"], "output_config.format", unread)
-        if "json_schema" in form:
-            form["json_schema"]["strict"] = True
-        given["response_format"] = form
+        given["response_format"] = read_format(read["format"], "output_config.format", unread)
 
 
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
