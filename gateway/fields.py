@@ -18,14 +18,13 @@ from typing import Any
 
 from mlxsup.client.parameters import MAX_LIMIT_S
 from mlxsup.client.thinking import thinking_arguments
-from mlxsup.protocol.errors import invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
 from mlxsup.protocol.text import parse_duration
 
 from . import limits
 from .ask import TEMPLATE
-from .failure import bad_field
+from .failure import bad_field, bad_value
 
 WHOLE = frozenset(
     {
@@ -151,7 +150,7 @@ def check_fields(
             add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             if field.takes is not None and type(value) is not field.takes:
-                raise bad_field(path, invalid(path, TYPES[field.takes], value).message)
+                raise bad_value(path, TYPES[field.takes], value)
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
@@ -199,7 +198,7 @@ def read_model(given: dict[str, Any]) -> str:
 def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
     """Return a list, after a check that it is one and not too long."""
     if not isinstance(given, list):
-        raise bad_field(path, f"{path} must be a list of {things}")
+        raise bad_value(path, f"a list of {things}", given)
     check_count(given, path, things, most)
     return given
 
@@ -276,7 +275,7 @@ def think_arguments(think: Any, path: str) -> dict[str, Any]:
     if isinstance(think, bool):
         return thinking_arguments(thinks=think)
     if not isinstance(think, str):
-        raise bad_field(path, f"{path} must be true, false or an effort")
+        raise bad_value(path, "true, false or an effort", think)
     return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
 
 
@@ -287,7 +286,7 @@ def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
         Failure: it is no text.
     """
     if not isinstance(effort, str):
-        raise bad_field(path, f"{path} must be text")
+        raise bad_value(path, "text", effort)
     return {
         "reasoning_effort": effort,
         **(thinking_arguments(thinks=False) if effort == "none" else {}),

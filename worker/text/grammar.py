@@ -519,7 +519,7 @@ def _grammar_text(form: dict[str, Any]) -> str:
         return _call_grammar(form["tools"])
     is_any = form["type"] == "json_object"
     schema: Any = {"type": "object"} if is_any else closed(form["json_schema"]["schema"])
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=DENSE))
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=DENSE))  # type: ignore[arg-type]
 
 
 def _call_grammar(tools: Sequence[Sequence[Any]]) -> str:
