@@ -228,6 +228,7 @@ FORMAT_FIELDS = (
     used("schema"),
     used("json_schema"),
     used("regex"),
+    used("value"),
     *ignored("name", "description", "strict"),
 )
 
@@ -238,7 +239,8 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
     """Return a format as `generate` takes it.
 
     Chats have the schema within `json_schema`, responses and messages have it beside the type, and
-    llama.cpp and LM Studio have one in a `json_object`, too.
+    llama.cpp and LM Studio have one in a `json_object`, too. Hugging Face's client and TGI have
+    schema and expression as `value`.
     """
     if not isinstance(form, dict):
         raise bad_field(path, f"{path} {_EXPECTED}")
@@ -246,11 +248,14 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
     if isinstance(inner := read.get("json_schema"), dict):
         read |= check_fields(inner, FORMAT_FIELDS, unread, within=f"{path}.json_schema")
     match read:
-        case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)} | {
+            "type": "json_object" | "json",
+            "value": dict(schema),
+        }:
             return schema_format(schema)
-        case {"type": "json_object" | "text" as kind} if "schema" not in read:
+        case {"type": "json_object" | "text" as kind} if not {"schema", "value"} & read.keys():
             return {"type": kind}
-        case {"type": "regex", "regex": str(regex)}:
+        case {"type": "regex", "regex": str(regex)} | {"type": "regex", "value": str(regex)}:
             return {"type": "regex", "regex": regex}
     raise bad_field(path, f"{path} {_EXPECTED}")
 
