@@ -124,6 +124,12 @@ def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:
         X | {"patternProperties": {"^y": {}}},
         X | {"required": ["x", "y"]},
         {"allOf": [X, {"properties": {"y": {}}}]},
+        *(
+            X | {kind: [{"properties": {"y": {}}, "required": ["y"]}, X]}
+            for kind in ("anyOf", "oneOf")
+        ),
+        X | {"$ref": "#/$defs/y"},
+        X | {"if": X, "then": {"properties": {"y": {}}}},
         {"type": "object"},
         {"enum": [X]},
         {"const": X},

@@ -51,6 +51,7 @@ _LISTING = re.compile(r"\n\s*1 \| ")
 
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+_PARTS = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
 
 
 class Grammar:
@@ -494,8 +495,8 @@ def _closed(schema: Any) -> Any:
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    if "allOf" in schema:  # each of its parts knows some properties only
-        return schema
+    if "allOf" in schema or ("properties" in schema and _PARTS & schema.keys()):
+        return schema  # each of its parts knows some properties only
     inner = {
         name: {key: _closed(one) for key, one in value.items()}
         if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
