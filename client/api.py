@@ -187,7 +187,8 @@ class ClientBase(ABC, Generic[StreamType, Answer]):
                 or `allowed_tools`, in OpenAI's form, for an answer that is a call.
             chat_template_kwargs: further arguments for the template, such as `enable_thinking`.
             continue_final_message: whether the answer continues the last message, if that is a text
-                of the assistant, as it does by default; False: it begins a new turn.
+                of the assistant, as it does by default unless it must have a form; False: it begins
+                a new turn.
             response_format: a JSON schema, any JSON object, or a regular expression that the
                 answer must match.
             timeout_s: time limit for the last token; None or 0 for none.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .failure import bad_field
+from .failure import bad_value
 from .fields import check_count
 from .pictures import is_picture, read_picture
 
@@ -32,7 +32,7 @@ def read_text(values: Mapping[str, Any], name: str, path: str) -> str:
     """
     value = values.get(name)
     if not isinstance(value, str):
-        raise bad_field(f"{path}.{name}", f"{path}.{name} must be text")
+        raise bad_value(f"{path}.{name}", "text", value)
     return value
 
 
@@ -52,7 +52,7 @@ def read_parts(
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} must be text or a list of {things}")
+        raise bad_value(path, f"text or a list of {things}", content)
     check_count(content, path, things)
     return [one for place, part in enumerate(content) for one in read(part, f"{path}[{place}]")]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
+
+from mlxsup.protocol.errors import invalid
 
 
 class Failure(Exception):
@@ -51,3 +54,17 @@ class Failure(Exception):
 def bad_field(param: str, message: str) -> Failure:
     """Return the failure of a field of the body that cannot be used."""
     return Failure(HTTPStatus.BAD_REQUEST, message, code="invalid_request", param=param)
+
+
+def bad_value(param: str, expected: str, got: object, *, shown: str = "") -> Failure:
+    """Return the failure of a field with a value of another type, or none; arguments as for
+    `invalid`."""
+    if got is None:
+        return bad_field(param, f"{param} must be {expected}, and is missing")
+    return bad_field(param, invalid(param, expected, got, shown=shown).message)
+
+
+def bad_choice(param: str, choices: Iterable[str], got: object) -> Failure:
+    """Return the failure of a field whose value is none of these texts."""
+    shown = repr(got)[:40] if isinstance(got, str) else ""
+    return bad_value(param, f"one of {', '.join(choices)}", got, shown=shown)

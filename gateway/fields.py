@@ -18,14 +18,13 @@ from typing import Any
 
 from mlxsup.client.parameters import MAX_LIMIT_S
 from mlxsup.client.thinking import thinking_arguments
-from mlxsup.protocol.errors import invalid
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
 from mlxsup.protocol.parameters import NUMBERS
 from mlxsup.protocol.text import parse_duration
 
 from . import limits
 from .ask import TEMPLATE
-from .failure import bad_field
+from .failure import bad_field, bad_value
 
 WHOLE = frozenset(
     {
@@ -151,7 +150,7 @@ def check_fields(
             add_unread(unread, path)
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             if field.takes is not None and type(value) is not field.takes:
-                raise bad_field(path, invalid(path, TYPES[field.takes], value).message)
+                raise bad_value(path, TYPES[field.takes], value)
             given[name] = value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
@@ -199,7 +198,7 @@ def read_model(given: dict[str, Any]) -> str:
 def check_list(given: Any, path: str, things: str, most: int = limits.MAX_ITEMS) -> list[Any]:
     """Return a list, after a check that it is one and not too long."""
     if not isinstance(given, list):
-        raise bad_field(path, f"{path} must be a list of {things}")
+        raise bad_value(path, f"a list of {things}", given)
     check_count(given, path, things, most)
     return given
 
@@ -229,8 +228,8 @@ FORMAT_FIELDS = (
     used("schema"),
     used("json_schema"),
     used("regex"),
-    used("strict"),
-    *ignored("name", "description"),
+    used("value"),
+    *ignored("name", "description", "strict"),
 )
 
 _EXPECTED = "must be of type text, json_object, json_schema (with a schema) or regex"
@@ -240,7 +239,8 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
     """Return a format as `generate` takes it.
 
     Chats have the schema within `json_schema`, responses and messages have it beside the type, and
-    llama.cpp and LM Studio have one in a `json_object`, too.
+    llama.cpp and LM Studio have one in a `json_object`, too. Hugging Face's client and TGI have
+    schema and expression as `value`.
     """
     if not isinstance(form, dict):
         raise bad_field(path, f"{path} {_EXPECTED}")
@@ -248,19 +248,21 @@ def read_format(form: Any, path: str, unread: list[str]) -> dict[str, Any]:
     if isinstance(inner := read.get("json_schema"), dict):
         read |= check_fields(inner, FORMAT_FIELDS, unread, within=f"{path}.json_schema")
     match read:
-        case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
-            return schema_format(schema, is_strict=read.get("strict") is True)
-        case {"type": "json_object" | "text" as kind} if "schema" not in read:
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)} | {
+            "type": "json_object" | "json",
+            "value": dict(schema),
+        }:
+            return schema_format(schema)
+        case {"type": "json_object" | "text" as kind} if not {"schema", "value"} & read.keys():
             return {"type": kind}
-        case {"type": "regex", "regex": str(regex)}:
+        case {"type": "regex", "regex": str(regex)} | {"type": "regex", "value": str(regex)}:
             return {"type": "regex", "regex": regex}
     raise bad_field(path, f"{path} {_EXPECTED}")
 
 
-def schema_format(schema: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
-    """Return the format of JSON that matches a schema; strict: no properties but those it names."""
-    strict = {"strict": True} if is_strict else {}
-    return {"type": "json_schema", "json_schema": {"schema": schema, **strict}}
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of JSON that matches a schema."""
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 # ---------------------------------------------------------------- reasoning
@@ -278,7 +280,7 @@ def think_arguments(think: Any, path: str) -> dict[str, Any]:
     if isinstance(think, bool):
         return thinking_arguments(thinks=think)
     if not isinstance(think, str):
-        raise bad_field(path, f"{path} must be true, false or an effort")
+        raise bad_value(path, "true, false or an effort", think)
     return {**thinking_arguments(thinks=True), **effort_arguments(think, path)}
 
 
@@ -289,7 +291,7 @@ def effort_arguments(effort: Any, path: str) -> dict[str, Any]:
         Failure: it is no text.
     """
     if not isinstance(effort, str):
-        raise bad_field(path, f"{path} must be text")
+        raise bad_value(path, "text", effort)
     return {
         "reasoning_effort": effort,
         **(thinking_arguments(thinks=False) if effort == "none" else {}),

@@ -12,7 +12,7 @@ from mlxsup.client.pictures import picture_problem
 from mlxsup.protocol.pictures import pictures_of
 
 from .ask import Ask
-from .failure import bad_field
+from .failure import bad_field, bad_value
 from .fields import add_unread
 from .names import row_of
 
@@ -118,7 +118,7 @@ def read_base64(text: Any, field: str, path: str) -> dict[str, Any]:
         Failure: it is no base64, or no picture.
     """
     if not isinstance(text, str):
-        raise bad_field(field, f"{field} must be a picture in base64")
+        raise bad_value(field, "a picture in base64", text)
     digits = text.translate(_SPACES) if re.search(r"\s", text) else text
     try:
         data = binascii.a2b_base64(digits + "=" * (-len(digits) % 4), strict_mode=True)

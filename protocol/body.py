@@ -112,7 +112,7 @@ class RequestBody:
             `allowed_tools`, in OpenAI's form, for an answer that is a call.
         chat_template_kwargs: further arguments for the template, by name.
         continue_final_message: whether the answer continues the last message, if that is a text of
-            the assistant; None: it does. False: it begins a new turn.
+            the assistant; None: it does, unless it must have a form. False: it begins a new turn.
         response_format: what the answer must look like: `{"type": "json_schema", "json_schema":
             {"schema": …}}`, `{"type": "json_object"}`, `{"type": "regex", "regex": …}`, or
             `{"type": "text"}`.
@@ -283,18 +283,18 @@ class RequestBody:
         if called and max(called.values()) > 1:
             [(twice, _)] = called.most_common(1)
             raise unfit("tools", f"tools must have names of their own; two are {twice[:64]!r}")
+        form = self.form  # raises if `tool_choice` cannot be read
+        if form is not AnswerForm.TEXT and self.continue_final_message:
+            name = "tool_choice" if self.choice.is_forced else "response_format"
+            raise unfit(
+                name,
+                f"{name} needs an answer of its own, and continue_final_message asks for the rest"
+                " of another one: send only one of them",
+            )
         if self.continue_final_message and not self.continues:
             raise unfit(
                 "continue_final_message",
                 "continue_final_message needs a chat that ends with a text of the assistant",
-            )
-        form = self.form  # raises if `tool_choice` cannot be read
-        if self.continues and form is not AnswerForm.TEXT:
-            name = "tool_choice" if self.choice.is_forced else "response_format"
-            raise unfit(
-                name,
-                f"{name} needs an answer of its own, but the last message is of the assistant and"
-                " would be continued: send continue_final_message: false, or end with the user",
             )
         if self.messages_as_text and self.messages is None:
             raise unfit("messages_as_text", "messages_as_text needs messages")
@@ -342,9 +342,13 @@ class RequestBody:
 
     @property
     def continues(self) -> bool:
-        """True if the answer continues the last message, a text of the assistant's."""
-        is_new = self.continue_final_message is False or not self.tokenizes("add_generation_prompt")
-        if not self.messages or is_new:
+        """True if the answer continues the last message, a text of the assistant's.
+
+        An answer in a form begins a new turn: agents ask for the outcome of a conversation that
+        the model has ended in words of its own.
+        """
+        can_continue = self.form is AnswerForm.TEXT and self.tokenizes("add_generation_prompt")
+        if not self.messages or not can_continue or self.continue_final_message is False:
             return False
         last = self.messages[-1]
         content = last.get("content")

@@ -118,13 +118,14 @@ def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
         RemoteError: `context_length_exceeded`, with the numbers.
     """
     detail = {"prompt_tokens": length, "context_length": limit}
-    if length + (body.max_tokens != 0) > limit:
+    room = limit - (body.max_tokens != 0)
+    if length > room:
+        # Agents and frameworks compact their history if they find these words, as Anthropic's and
+        # OpenAI's servers write them; few look at the code.
         raise RemoteError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            (
-                f"the prompt has {length} tokens, so the context of {limit} leaves no room for an "
-                "answer"
-            ),
+            f"prompt is too long: {length} tokens > {room}; this model's maximum context length is"
+            f" {limit} tokens, with room for an answer",
             detail=detail,
         )
     max_tokens = limit - length if body.max_tokens is None else body.max_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import limits
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
-from ..failure import Failure, bad_field
+from ..failure import Failure, bad_choice, bad_field, bad_value
 from ..fields import add_unread, check_chat, check_count, check_fields, check_list
 from .client_tools import CLIENT_TOOLS
 from .fields import TOOL_FIELDS
@@ -97,15 +97,15 @@ def _named_tools(value: Any) -> Iterator[str]:
 
 def _message(message: Any, path: str) -> list[Message]:
     if not isinstance(message, dict):
-        raise bad_field(path, f"{path} must be an object with role and content")
+        raise bad_value(path, "an object with role and content", message)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
+        raise bad_choice(f"{path}.role", ROLES, role)
     path = f"{path}.content"
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise bad_field(path, f"{path} must be text or a list of blocks")
+        raise bad_value(path, "text or a list of blocks", content)
     check_count(content, path, "blocks")
     blocks = {f"{path}[{place}]": block for place, block in enumerate(content)}
     read = {where: block for where, block in blocks.items() if _is_read(block, where)}
@@ -120,7 +120,7 @@ def _is_read(block: Any, path: str) -> bool:
             return True
         if OF_SERVERS.fullmatch(kind):
             return False
-    raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(BLOCKS)}")
+    raise bad_choice(f"{path}.type", BLOCKS, kind)
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
@@ -147,7 +147,7 @@ def _result(block: dict[str, Any], path: str) -> Message:
     """Return the result of a tool, marked if it has failed: chat templates know no such field."""
     is_error = block.get("is_error") or False
     if not isinstance(is_error, bool):
-        raise bad_field(f"{path}.is_error", f"{path}.is_error must be true or false")
+        raise bad_value(f"{path}.is_error", "true or false", is_error)
     first, *rest = _parts(block.get("content"), f"{path}.content") or [""]
     if is_error:
         first, rest = (ERROR + first, rest) if isinstance(first, str) else (ERROR, [first, *rest])
@@ -181,7 +181,7 @@ def _assistant(blocks: dict[str, dict[str, Any]]) -> Message:
 def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     given = block.get("input") or {}
     if not isinstance(given, dict):
-        raise bad_field(f"{path}.input", f"{path}.input must be an object")
+        raise bad_value(f"{path}.input", "an object", given)
     function = {
         "name": read_text(block, "name", path),
         "arguments": json.dumps(given, ensure_ascii=False),
@@ -197,7 +197,7 @@ def _text_block(block: Any, path: str) -> list[Part]:
     if not _is_read(block, path):
         return []
     if block["type"] not in (*TEXTS, *MEDIA):
-        raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(TEXTS)}")
+        raise bad_choice(f"{path}.type", TEXTS, block["type"])
     return _shown(block, path)
 
 
@@ -233,7 +233,7 @@ def _misplaced(kind: str, role: str, path: str) -> Failure:
 def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str, Any] | None:
     """Return a tool in OpenAI's form; None if it is not shown to the model."""
     if not isinstance(tool, dict):
-        raise bad_field(path, f"{path} must be an object with name and input_schema")
+        raise bad_value(path, "an object with name and input_schema", tool)
     kind = tool.get("type") or "custom"
     if kind != "custom" and "input_schema" not in tool:
         dated = _DATED.fullmatch(kind) if isinstance(kind, str) else None
@@ -247,7 +247,7 @@ def _tool(tool: Any, path: str, named: set[str], unread: list[str]) -> dict[str,
         read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     parameters = read.get("input_schema")
     if not isinstance(parameters, dict):
-        raise bad_field(f"{path}.input_schema", f"{path}.input_schema must be a JSON schema")
+        raise bad_value(f"{path}.input_schema", "a JSON schema", parameters)
     name = read_text(read, "name", path)
     if tool.get("defer_loading") and name not in named:
         return None

@@ -10,7 +10,7 @@ from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
 
 from ..ask import Ask
-from ..failure import bad_field
+from ..failure import bad_choice, bad_field, bad_value
 from ..fields import (
     Field,
     add_to_template,
@@ -59,12 +59,12 @@ def read_message(body: dict[str, Any]) -> MessageAsk:
     whole_numbers(given)
     max_tokens = given.pop("max_tokens", None)
     if type(max_tokens) is not int or max_tokens < 1:
-        raise bad_field("max_tokens", "max_tokens must be an integer of 1 or more")
+        raise bad_value("max_tokens", "an integer of 1 or more", max_tokens)
     is_streamed = given.pop("stream", False)
     if "stop_sequences" in given:
         given["stop"] = given.pop("stop_sequences")
         if not isinstance(given["stop"], list):
-            raise bad_field("stop_sequences", "stop_sequences must be a list of texts")
+            raise bad_value("stop_sequences", "a list of texts", given["stop"])
     given["max_tokens"] = max_tokens
     return _ask(given, unread, is_streamed=is_streamed, max_tokens=max_tokens)
 
@@ -129,7 +129,7 @@ def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
     read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
     kind = read["type"]
     if kind not in THINKS:
-        raise bad_field("thinking.type", f"thinking.type must be one of {', '.join(THINKS)}")
+        raise bad_choice("thinking.type", THINKS, kind)
     thinks = THINKS[kind]
     is_shown = thinks and read.get("display") != "omitted"
     return thinking_arguments(thinks=thinks), is_shown
@@ -142,10 +142,7 @@ def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[s
     if "effort" in read:
         template |= effort_arguments(read["effort"], "output_config.effort")
     if "format" in read:
-        form = read_format(read["format"], "output_config.format", unread)
-        if "json_schema" in form:
-            form["json_schema"]["strict"] = True
-        given["response_format"] = form
+        given["response_format"] = read_format(read["format"], "output_config.format", unread)
 
 
 def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:

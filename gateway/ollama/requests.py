@@ -181,8 +181,7 @@ def _read_format(given: dict[str, Any]) -> None:
         case "json":
             given["response_format"] = {"type": "json_object"}
         case dict(schema):
-            # Ollama's objects have no properties but those of the schema.
-            given["response_format"] = schema_format(schema, is_strict=True)
+            given["response_format"] = schema_format(schema)
         case _:
             raise bad_field("format", 'format must be "json" or a JSON schema')
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import limits
 from ..content import Part, join_parts, media_part, read_parts
-from ..failure import bad_field
+from ..failure import bad_choice, bad_field, bad_value
 from ..fields import check_chat, check_count
 from .fields import MESSAGE_FIELDS
 
@@ -54,19 +54,19 @@ def read_tools(given: Any) -> Any:
 
 def _message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise bad_field(path, f"{path} must be an object with role and content")
+        raise bad_value(path, "an object with role and content", message)
     given = {one.name: message[one.name] for one in MESSAGE_FIELDS if message.get(one.name)}
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
+        raise bad_choice(f"{path}.role", ROLES, role)
     calls = given.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
-        raise bad_field(f"{path}.tool_calls", f"{path}.tool_calls must be a list of calls")
+        raise bad_value(f"{path}.tool_calls", "a list of calls", calls)
     if calls is None and "function_call" in given:
         calls = [{"id": "call_0", "type": "function", "function": given["function_call"]}]
     content = message.get("content")
     if content is None and role != "assistant":
-        raise bad_field(f"{path}.content", f"{path}.content is missing; it must be text")
+        raise bad_value(f"{path}.content", "text", None)
     text = content
     if content is not None:
         text = join_parts(read_parts(content, f"{path}.content", _part), between="")

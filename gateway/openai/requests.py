@@ -9,7 +9,7 @@ from mlxsup.protocol.errors import invalid
 
 from .. import limits
 from ..ask import Ask
-from ..failure import bad_field
+from ..failure import bad_field, bad_value
 from ..fields import check_fields, read_keep_alive, read_model
 from ..pictures import name_details
 from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
@@ -76,12 +76,12 @@ def read_completion(body: dict[str, Any]) -> Ask:
     given = check_fields(translate(body, unread, is_chat=False), COMPLETION_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
-        raise bad_field("prompt", "prompt is missing; it must be text")
+        raise bad_value("prompt", "text", None)
     inputs = _prompts(given.pop("prompt"))
     listed = given.pop("logprobs", None)
     if listed is not None:
         if type(listed) is not int or not 0 <= listed <= MAX_TOP_LOGPROBS:
-            raise bad_field("logprobs", f"logprobs must be an integer from 0 to {MAX_TOP_LOGPROBS}")
+            raise bad_value("logprobs", f"an integer from 0 to {MAX_TOP_LOGPROBS}", listed)
         given |= {"logprobs": True, "top_logprobs": listed}
     has_echo, has_logprobs = given.get("echo", False), listed is not None
     if has_echo is False:
@@ -110,7 +110,7 @@ def _ask(
     n = given.pop("n", 1)
     most = limits.MAX_CHOICES // len(inputs)
     if type(n) is not int or not 1 <= n <= most:
-        raise bad_field("n", f"n must be an integer from 1 to {most}")
+        raise bad_value("n", f"an integer from 1 to {most}", n)
     is_streamed = given.pop("stream", False)
     options = given.pop("stream_options", {})
     read = check_fields(options, STREAM_FIELDS, unread, within="stream_options")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 
-from ..failure import Failure, bad_field
+from ..failure import Failure, bad_field, bad_value
 from ..fields import (
     Field,
     Use,
@@ -149,7 +149,7 @@ def _reasoning_of(name: str, value: Any) -> dict[str, Any]:
             return effort_arguments(effort, "reasoning.effort")
         case dict() if name == "reasoning" and value.get("enabled") is None:
             return {}
-    raise bad_field(name, f"{name} must be {_EXPECTED[name]}")
+    raise bad_value(name, _EXPECTED[name], value)
 
 
 _EXPECTED = {
@@ -170,7 +170,7 @@ def _translate_formats(given: dict[str, Any], unread: list[str]) -> None:
             forms[name] = read(name, given.pop(name))
     several = given.pop("structured_outputs", {})
     if not isinstance(several, dict):
-        raise bad_field("structured_outputs", "structured_outputs must be an object")
+        raise bad_value("structured_outputs", "an object", several)
     for part, value in several.items():
         path = f"structured_outputs.{part[:64]}"
         if value is None or part in _HINTS:
@@ -221,7 +221,7 @@ def _choice(path: str, value: Any) -> dict[str, Any]:
 
 def _any_json(path: str, value: Any) -> dict[str, Any]:
     if value is not True:
-        raise bad_field(path, f"{path} must be true")
+        raise bad_value(path, "true", value)
     return {"type": "json_object"}
 
 

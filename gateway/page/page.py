@@ -30,7 +30,7 @@ from mlxsup.store.search import find_models
 from .. import limits
 from ..body import read_json
 from ..daemon import Daemon, answered
-from ..failure import Failure, bad_field
+from ..failure import Failure, bad_choice, bad_field
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
 from ..operator import Operator
@@ -263,7 +263,7 @@ class Page:
         if action == "prioritize":
             priority = body["priority"]
             if priority not in list(Priority):
-                raise bad_field("priority", f"priority must be one of {', '.join(Priority)}")
+                raise bad_choice("priority", Priority, priority)
             return JSONResponse(await answered(client.prioritize(named, priority)))
         calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
         return JSONResponse(await answered(calls[action](named)))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
-from ..failure import bad_field
+from ..failure import bad_choice, bad_field, bad_value
 from ..fields import add_unread, check_count
 from .kept import Item
 from .tools import CUSTOM_INPUT, Called, Tools
@@ -45,7 +45,7 @@ def read_items(given: Any) -> list[Any]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if not isinstance(given, list):
-        raise bad_field("input", "input must be text or a list of items")
+        raise bad_value("input", "text or a list of items", given)
     if not given:
         raise bad_field("input", "input must be a list of at least one item, not an empty list")
     check_count(given, "input", "items")
@@ -121,10 +121,10 @@ class _Conversation:
             Failure: it is none that can be used.
         """
         if not isinstance(item, dict):
-            raise bad_field(path, f"{path} must be an object")
+            raise bad_value(path, "an object", item)
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
-            raise bad_field(f"{path}.type", f"{path}.type must be one of {', '.join(ITEMS)}")
+            raise bad_choice(f"{path}.type", ITEMS, kind)
         if kind not in ITEMS:
             return False
         if kind == "message":
@@ -149,9 +149,9 @@ class _Conversation:
     def _add_message(self, read: dict[str, Any], path: str) -> None:
         role = read.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            raise bad_field(f"{path}.role", f"{path}.role must be one of {', '.join(ROLES)}")
+            raise bad_choice(f"{path}.role", ROLES, role)
         if read.get("content") is None:
-            raise bad_field(f"{path}.content", f"{path}.content is missing; it must be text")
+            raise bad_value(f"{path}.content", "text", None)
         parts = read_parts(read["content"], f"{path}.content", _part)
         if role == "assistant":
             joined = join_parts(parts)

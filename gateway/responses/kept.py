@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from .. import limits
-from ..failure import Failure, bad_field
+from ..failure import Failure, bad_choice, bad_field, bad_value
 
 INPUT_ITEMS = 20
 MOST_INPUT_ITEMS = 100
@@ -217,14 +217,16 @@ def list_items(items: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
         case "asc":
             pass
         case _:
-            raise bad_field("order", "order must be asc or desc")
+            raise bad_choice("order", ("asc", "desc"), query["order"])
     if after := query.get("after"):
         if after not in items:
             raise bad_field("after", "after must be the id of an item of this input")
         ids = ids[ids.index(after) + 1 :]
     limit = query.get("limit", str(INPUT_ITEMS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_INPUT_ITEMS):
-        raise bad_field("limit", f"limit must be an integer from 1 to {MOST_INPUT_ITEMS}")
+        raise bad_value(
+            "limit", f"an integer from 1 to {MOST_INPUT_ITEMS}", limit, shown=limit[:40]
+        )
     page = ids[: int(limit)]
     ends: dict[str, Any] = {
         "first_id": page[0] if page else None,

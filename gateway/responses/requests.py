@@ -12,7 +12,7 @@ from mlxsup.protocol.parameters import SAMPLING
 
 from .. import limits
 from ..ask import Ask
-from ..failure import bad_field
+from ..failure import bad_field, bad_value
 from ..fields import (
     add_to_template,
     check_fields,
@@ -83,7 +83,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     tools = _read_tools(given, unread)
     is_stored = given.pop("store", True)
     if "input" not in given:
-        raise bad_field("input", "input is missing; it must be text")
+        raise bad_value("input", "text", None)
     items = read_items(given.pop("input"))
     references = references_in(items)
     history = []
@@ -96,9 +96,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
     most = given.pop("max_output_tokens", None)
     if most is not None:
         if type(most) is not int or most < 1:
-            raise bad_field(
-                "max_output_tokens", "max_output_tokens must be an integer of 1 or more"
-            )
+            raise bad_value("max_output_tokens", "an integer of 1 or more", most)
         given["max_tokens"] = most
     text = check_fields(given.pop("text", {}), TEXT_FIELDS, unread, within="text")
     if "format" in text:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import limits
-from ..failure import bad_field
+from ..failure import bad_field, bad_value
 from ..fields import add_unread, check_count, check_fields, check_list
 from .fields import NAMESPACE_FIELDS, TOOL_FIELDS
 
@@ -101,7 +101,7 @@ def _functions(
         read = check_fields(tool, NAMESPACE_FIELDS, unread, within=path)
         inner = read.get("tools", [])
         if not isinstance(inner, list):
-            raise bad_field(f"{path}.tools", f"{path}.tools must be a list of tools")
+            raise bad_value(f"{path}.tools", "a list of tools", inner)
         for place, one in enumerate(inner):
             yield from _functions(one, f"{path}.tools[{place}]", unread, _name(read, path))
         return
@@ -111,7 +111,7 @@ def _functions(
     read = check_fields(tool, TOOL_FIELDS, unread, within=path)
     description = read.get("description", "")
     if not isinstance(description, str):
-        raise bad_field(f"{path}.description", f"{path}.description must be text")
+        raise bad_value(f"{path}.description", "text", description)
     if kind == "custom":
         parameters: Any = _CUSTOM_PARAMETERS
         form = _form_of(read.get("format"))
@@ -121,7 +121,7 @@ def _functions(
     else:
         parameters = read.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
-        raise bad_field(f"{path}.parameters", f"{path}.parameters must be a JSON schema")
+        raise bad_value(f"{path}.parameters", "a JSON schema", parameters)
     function: dict[str, Any] = {"description": description} if description else {}
     if "strict" in read:
         function["strict"] = read["strict"]

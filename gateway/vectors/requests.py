@@ -9,7 +9,7 @@ from typing import Any
 from mlxsup.protocol.pooling import MAX_TEXTS
 
 from ..ask import Ask
-from ..failure import bad_field
+from ..failure import bad_choice, bad_field, bad_value
 from ..fields import (
     OF_EVERY_REQUEST,
     check_fields,
@@ -100,7 +100,7 @@ def read_embeddings(body: dict[str, Any]) -> VectorAsk:
     model = read_model(given)
     form = given.pop("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise bad_field("encoding_format", "encoding_format must be float or base64")
+        raise bad_choice("encoding_format", ("float", "base64"), form)
     return _ask(model, _texts(given.pop("input", None)), given, unread, form=form)
 
 
@@ -110,9 +110,9 @@ def read_rerank(body: dict[str, Any]) -> VectorAsk:
     given = check_fields(body, RERANK_FIELDS, unread)
     model = read_model(given)
     if "query" not in given:
-        raise bad_field("query", "query must be a text, and is missing")
+        raise bad_value("query", "a text", None)
     if "documents" not in given:
-        raise bad_field("documents", "documents is missing; it must be a list of texts")
+        raise bad_value("documents", "a list of texts", None)
     documents = [
         one["text"] if isinstance(one, dict) and isinstance(one.get("text"), str) else one
         for one in given.pop("documents")
@@ -140,7 +140,7 @@ def read_ollama_embedding(body: dict[str, Any]) -> VectorAsk:
     given = check_fields(body, OLLAMA_EMBEDDING_FIELDS, unread)
     model = read_model(given)
     if "prompt" not in given:
-        raise bad_field("prompt", "prompt must be a text, and is missing")
+        raise bad_value("prompt", "a text", None)
     input = {"texts": [given.pop("prompt")]}
     given["truncate"] = True
     return _ask(model, input, given, unread, form=Form.OLLAMA_ONE)
@@ -149,7 +149,7 @@ def read_ollama_embedding(body: dict[str, Any]) -> VectorAsk:
 def _texts(given: Any) -> dict[str, Any]:
     """Return the texts of an input: one, or a list of several of them."""
     if given is None:
-        raise bad_field("input", "input must be a text or a list of texts, and is missing")
+        raise bad_value("input", "a text or a list of texts", None)
     is_one = isinstance(given, str) or (
         isinstance(given, list) and bool(given) and type(given[0]) is int
     )

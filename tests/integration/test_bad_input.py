@@ -105,7 +105,7 @@ COMMANDS: list[tuple[tuple[str, ...], int, str]] = [
     (("connect", "zed"), 1, "the daemon runs without HTTP"),
     (("key", "revoke", "nobody"), 1, "there is no key named 'nobody'"),
     (("generate", SMALL, "y" * SMALL_CONTEXT), 1,
-     f"the context of {SMALL_CONTEXT} leaves no room"),
+     f"maximum context length is {SMALL_CONTEXT} tokens"),
 ]  # fmt: skip
 """Commands, their exit codes, and words of their errors; test_cli_commands.py has those that need
 no daemon."""

@@ -34,7 +34,7 @@ from support.gateway.pictures import PNG
 NARROW = 40
 """The columns of a terminal in which every line must be folded."""
 
-NO_ROOM = "the prompt has 99 tokens, so the context of 32 leaves no room"
+NO_ROOM = "prompt is too long: 99 tokens > 31; this model's maximum context length is 32 tokens"
 LOADING = {"state": "LOADING", "phase": "weights from a disk that is slow", "fraction": 0.5}
 
 
@@ -270,7 +270,7 @@ def test_narrow_terminal_shows_a_load_in_one_line_and_the_way_out_of_a_full_cont
             other.ping()  # the answer follows
         assert terminal.expect("answer 1") == "…\x1b[0m\r\x1b[K"
         terminal.turn("long", "The context is full: `/clear` starts")
-        terminal.turn("too much", "leaves no room")
+        terminal.turn("too much", "is too long")
         terminal.turn("/clear", "Started a new conversation.")
         terminal.turn("four", "answer 3")
         seen = terminal.leave()

@@ -161,7 +161,7 @@ REQUESTS: dict[str, tuple[bytes, int, str]] = {
     "a model that is not configured": (asked(model="nobody"), 404, "there is no model 'nobody'"),
     "a prompt that does not fit": (
         request(json.dumps(chat("y" * SMALL_CONTEXT, model=SMALL)).encode()),
-        400, f"the context of {SMALL_CONTEXT} leaves no room"),
+        400, f"maximum context length is {SMALL_CONTEXT} tokens"),
 }  # fmt: skip
 
 

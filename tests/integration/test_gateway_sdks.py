@@ -113,10 +113,10 @@ class Gpt:
         given = {"model": KNOWN, "messages": user(text), "temperature": 0.0}
         return client.chat.completions.create(**given | more)
 
-    def parse(self, client: Any) -> Any:
+    def parse(self, client: Any, messages: list[dict[str, Any]]) -> Any:
         """Return an answer in the form of `City`."""
         answer = client.chat.completions.parse(
-            model=KNOWN, messages=user("Where?"), response_format=City, max_tokens=100
+            model=KNOWN, messages=messages, response_format=City, max_tokens=100
         )
         return answer.choices[0].message.parsed
 
@@ -166,9 +166,9 @@ class Claude:
                  "extra_body": {"temperature": more.pop("temperature", 0.0)}}  # fmt: skip
         return client.messages.create(**given | more)
 
-    def parse(self, client: Any) -> Any:
+    def parse(self, client: Any, messages: list[dict[str, Any]]) -> Any:
         return client.messages.parse(
-            model=KNOWN, max_tokens=100, messages=user("Where?"), output_format=City
+            model=KNOWN, max_tokens=100, messages=messages, output_format=City
         ).parsed_output
 
     def text(self, answer: Any) -> str:
@@ -245,9 +245,11 @@ def test_call_is_made_and_its_result_goes_back(sdk: Sdk) -> None:
         assert sdk.text(none) == ANSWER, "no call may be made"
 
 
-def test_answer_has_the_form_of_a_class_of_pydantic(sdk: Sdk) -> None:
+@pytest.mark.parametrize("said", [[], [{"role": "assistant", "content": "In Rome."}]])
+def test_answer_has_the_form_of_a_class_of_pydantic(sdk: Sdk, said: list[dict[str, Any]]) -> None:
+    """Also after the model's last words, as LangGraph's agents ask for their outcome."""
     with sdk.client() as client:
-        assert isinstance(sdk.parse(client), City)
+        assert isinstance(sdk.parse(client, [*user("Where?"), *said]), City)
 
 
 REFUSED_FIELD: dict[str, Any] = {"openai": {"grammar": "x"}, "anthropic": {"container": "x"}}

@@ -106,6 +106,15 @@ def test_any_object_any_text_and_a_budget_that_ends_an_answer_early(worker: Loop
     assert (cut.finish, len(cut.tokens)) == (FinishReason.LENGTH, 5)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_object_has_no_properties_but_those_of_its_schema(worker: LoopDriver, seed: int) -> None:
+    schema = {"properties": {"ok": {"type": "boolean"}}}
+    got = worker.answer(
+        prompt="x", temperature=1.0, seed=seed, max_tokens=60, response_format=of_schema(schema)
+    )
+    assert json.loads(got.text).keys() <= {"ok"}
+
+
 LINK = {"$ref": "#/$defs/n"}
 ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "required": ["c"]}}}
 DEEP: dict[str, Any] = {"type": "string"}

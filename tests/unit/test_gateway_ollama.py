@@ -75,7 +75,7 @@ def turn(**message: Any) -> dict[str, Any]:
         (CHAT, {"format": "json"}, {"response_format": {"type": "json_object"}}),
         (CHAT, {"format": ""}, {"response_format": None}),
         (CHAT, {"format": CITY}, {"response_format": {"type": "json_schema", "json_schema": {
-            "schema": CITY, "strict": True}}}),
+            "schema": CITY}}}),
         (CHAT, {"think": True}, {"chat_template_kwargs": THINKS}),
         (CHAT, {"think": "low"}, {"chat_template_kwargs": {**THINKS, "reasoning_effort": "low"}}),
         (GENERATE, {"think": False}, {"chat_template_kwargs": NO_THOUGHT}),

@@ -178,10 +178,10 @@ WRONG: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
     {"messages": [{"role": "assistant", "content": " "}], "continue_final_message": True},
     {"messages": [{"role": "user", "content": "x"}], "continue_final_message": "no"},
-    {"messages": [{"role": "assistant", "content": "x"}],
+    {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True,
      "response_format": {"type": "json_object"}},
-    {"messages": [{"role": "assistant", "content": "x"}], "tool_choice": "required",
-     "tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True,
+     "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]},
 ]  # fmt: skip
 
 
@@ -218,6 +218,33 @@ def test_accepted_request_keeps_all_but_input_and_seed() -> None:
     assert (again.prompt_tokens, again.seed, again.max_tokens) == ([1, 2], 9, 3)
     assert again.bias_by_token() == {7: 1.0}
     assert body().bias_by_token() == {}
+
+
+# ---------------------------------------------------------------- the end of a chat
+
+ENDS_SAID = {"prompt": None, "messages": [{"role": "assistant", "content": "x"}]}
+FORCED = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "continues"),
+    [
+        ({}, True),
+        ({"continue_final_message": True}, True),
+        ({"continue_final_message": False}, False),
+        ({"response_format": {"type": "text"}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        (FORCED, False),
+        (FORCED | {"tool_choice": "auto"}, True),
+    ],
+)
+def test_answer_in_a_form_begins_a_turn_after_a_text_of_the_assistant(
+    asked: dict[str, Any], continues: bool
+) -> None:
+    assert body(**ENDS_SAID, **asked).continues is continues
 
 
 # ---------------------------------------------------------------- parameters

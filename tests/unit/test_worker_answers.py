@@ -120,7 +120,10 @@ def test_a_drawn_seed_uses_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(seed=0).seed == 0
 
 
-FULL = "the prompt has 10 tokens, so the context of 10 leaves no room for an answer"
+FULL = (
+    "prompt is too long: 10 tokens > 9; this model's maximum context length is 10 tokens, with room"
+    " for an answer"
+)
 TOO_LONG = "4 prompt tokens and {} 7 exceed the context of 10; at most 6 fit"
 
 
@@ -148,6 +151,21 @@ def test_a_request_above_the_context_names_all_numbers_I6(
 
 
 @pytest.mark.parametrize(
+    "looked_for",
+    [
+        r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)",  # Claude Code
+        "prompt is too long:",  # LiteLLM, LangChain, Strands, opencode
+        "this model's maximum context length is",  # LiteLLM
+        r"maximum context length is\s*(\d[\d,]*)\s*tokens?",  # opencode, Qwen Code
+        "maximum context length",  # CrewAI, Strands
+    ],
+)
+def test_programs_that_compact_their_history_find_their_words(looked_for: str) -> None:
+    with pytest.raises(RemoteError, match=looked_for):
+        plan(tokens=10)
+
+
+@pytest.mark.parametrize(
     ("asked", "max_tokens"),
     [
         ({"tokens": 9}, 1),
@@ -168,7 +186,7 @@ def test_a_row_has_no_more_tokens_than_one_frame_carries() -> None:
     accepted = acceptance(row, RequestBody(prompt="x"), Prompt(tokens=list(row.tokens)), facts)
     said = Accepted(key=KEY, acceptance=accepted, tokenize_s=0.0)
     assert sum(map(len, encode(said))) < MAX_FRAME_BYTES
-    with pytest.raises(RemoteError, match="leaves no room for an answer"):
+    with pytest.raises(RemoteError, match="prompt is too long"):
         plan(most, facts=facts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.body import RequestBody
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.protocol.worker_messages import Dispatch
@@ -121,7 +122,14 @@ def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:
         X | {"additionalProperties": True},
         X | {"additionalProperties": {"type": "string"}},
         X | {"patternProperties": {"^y": {}}},
+        X | {"required": ["x", "y"]},
         {"allOf": [X, {"properties": {"y": {}}}]},
+        *(
+            X | {kind: [{"properties": {"y": {}}, "required": ["y"]}, X]}
+            for kind in ("anyOf", "oneOf")
+        ),
+        X | {"$ref": "#/$defs/y"},
+        X | {"if": X, "then": {"properties": {"y": {}}}},
         {"type": "object"},
         {"enum": [X]},
         {"const": X},
@@ -130,6 +138,15 @@ def test_object_is_closed_wherever_it_is(schema: Any, meant: Any) -> None:
 )
 def test_what_says_more_or_is_no_object_stays(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+def test_schema_that_is_nested_too_deeply_is_refused_with_its_function() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(RemoteError, match="the parameters of 'f': the schema is nested") as caught:
+        call_form([{"type": "function", "function": {"name": "f", "parameters": deep}}])
+    assert caught.value.detail["parameter"] == "tools"
 
 
 @pytest.mark.parametrize("kind", [None, "object", ["object", "null"], ["null", "object"]])

@@ -51,6 +51,7 @@ _LISTING = re.compile(r"\n\s*1 \| ")
 
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+_PARTS = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
 
 
 class Grammar:
@@ -468,28 +469,42 @@ def call_form(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         given = schema.get("type", "object")
         if given != "object" and not (isinstance(given, list) and "object" in given):
             raise unfit("tools", f"the parameters of {name[:64]!r} must be of type object")
-        called.append([name, closed(schema | {"type": "object"})])
+        try:
+            called.append([name, closed(schema | {"type": "object"})])
+        except ValueError as error:
+            raise unfit("tools", f"the parameters of {name[:64]!r}: {error}") from None
     return {"type": CALL, "tools": called}
 
 
 def closed(schema: Any) -> Any:
     """Return a schema whose objects have no properties but those that it names, unless it says
     something else: JSON Schema allows any others, and small models add them without end. What has
-    properties is an object: JSON Schema also allows all that is none."""
+    properties is an object: JSON Schema also allows all that is none.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
+    try:
+        return _closed(schema)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+
+
+def _closed(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [closed(one) for one in schema]
+        return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    if "allOf" in schema:  # each of its parts knows some properties only
-        return schema
+    if "allOf" in schema or ("properties" in schema and _PARTS & schema.keys()):
+        return schema  # each of its parts knows some properties only
     inner = {
-        name: {key: closed(one) for key, one in value.items()}
+        name: {key: _closed(one) for key, one in value.items()}
         if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
-        else (value if name in _LITERAL else closed(value))
+        else (value if name in _LITERAL else _closed(value))
         for name, value in schema.items()
     }
-    is_open = "properties" in inner and not _SAYS_MORE & inner.keys()
-    if not is_open:
+    named, required = inner.get("properties"), inner.get("required", ())
+    if not isinstance(named, dict) or _SAYS_MORE & inner.keys() or not named.keys() >= {*required}:
         return inner
     return {"type": "object", **inner, "additionalProperties": False}
 
@@ -503,10 +518,8 @@ def _grammar_text(form: dict[str, Any]) -> str:
         return str(LLMatcher.grammar_from_regex(form["regex"]))
     if form["type"] == CALL:
         return _call_grammar(form["tools"])
-    schema: Any = {"type": "object"}
-    if form["type"] == "json_schema":
-        given = form["json_schema"]
-        schema = closed(given["schema"]) if given.get("strict") is True else given["schema"]
+    is_any = form["type"] == "json_object"
+    schema: Any = {"type": "object"} if is_any else closed(form["json_schema"]["schema"])
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=DENSE))  # type: ignore[arg-type]
 
 

@@ -274,7 +274,7 @@ BODIES = (
           {"prompt": "hello", "min_tokens": SMALL_CONTEXT},
           f"min_tokens {SMALL_CONTEXT} exceed the context of {SMALL_CONTEXT}", SMALL, code=_OVER),
     _body("a prompt longer than the context", {"prompt": "y" * SMALL_CONTEXT},
-          f"the prompt has {SMALL_CONTEXT} tokens, so the context of {SMALL_CONTEXT}", SMALL,
+          f"this model's maximum context length is {SMALL_CONTEXT} tokens", SMALL,
           code=_OVER),
     _body("prompt and `max_tokens` longer than the context",
           {"prompt": "hello", "max_tokens": SMALL_CONTEXT},
