@@ -78,7 +78,8 @@ class Fleet:
         is_strict: raise at an impossible transition.
 
     Attributes:
-        settings: the `[supervisor]` table as it was last read.
+        outbox: the actions of the event being handled.
+        machine_bytes: memory of the machine; 0 before it was measured.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         ledger: the open requests, which `serving` moves.
@@ -92,12 +93,12 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
-        deadlines: Deadlines,
-        outbox: Outbox,
         random: random.Random,
         is_strict: bool,
     ) -> None:
-        self.settings = settings
+        self.deadlines = deadlines = Deadlines()
+        self.outbox = outbox = Outbox()
+        self.machine_bytes = 0
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
@@ -109,8 +110,6 @@ class Fleet:
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
-        self.deadlines = deadlines
-        self.outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
@@ -126,6 +125,12 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self.by_name.values()))
+
+    @property
+    def settings(self) -> CoreSettings:
+        """Return the `[supervisor]` table as it was last read, with what there is of the budget
+        now."""
+        return self.ledger.terms.settings
 
     def find(self, name: ModelName) -> Model:
         """Find a model by its name in the configuration, or by an alias.
@@ -212,8 +217,7 @@ class Fleet:
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """Remove, add and change models: the configuration was read again."""
         budget = self._pressure.after_reload(self.settings.budget, settings.budget)
-        self.settings = replace(settings, budget=budget)
-        self.ledger.terms.settings = settings
+        self.ledger.terms.settings = replace(settings, budget=budget)
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
         for model in self:
@@ -304,7 +308,7 @@ class Fleet:
         held_bytes = sum(model.held_bytes for model in self)
         budget = self._pressure.sampled(before, reading, held_bytes, now)
         if budget != before:
-            self.settings = replace(self.settings, budget=budget)
+            self.ledger.terms.settings = replace(self.settings, budget=budget)
             self.look_at_all()
         if budget.size_bytes != before.size_bytes:
             self.outbox.add(BudgetChanged(budget=budget))
@@ -359,11 +363,13 @@ class Fleet:
 
     def run_policies(self, now: float) -> None:
         """Do what follows for every model that was touched."""
-        self._end_drains(now)
-        if self.ledger.take_freed():  # others of its client may wait for other models
+        if self._touched:
+            self._end_drains(now)
+        if self.ledger.has_freed:  # others of its client may wait for other models
+            self.ledger.has_freed = False
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self._is_division_due or self.prefill_slots.has_news:
+        if self._touched or self._is_division_due or self.prefill_slots.changed:
             self._plan_memory(now)
             for reader in self.prefill_slots.settle(
                 self.by_name, self._touched, self.settings, now
@@ -375,7 +381,8 @@ class Fleet:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
                     self.deadlines.set(model.name, self.prefill_slots.deadline(model))
-                if self.ledger.take_filled():  # whose turn or return it was must wait
+                if self.ledger.has_filled:  # whose turn or return it was must wait
+                    self.ledger.has_filled = False
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
@@ -487,7 +494,8 @@ class Fleet:
         """Add a model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
-        return self.by_name.setdefault(entry.name, Model(life=life, queue=Queue(self.ledger)))
+        model = Model(name=entry.name, life=life, queue=Queue(self.ledger))
+        return self.by_name.setdefault(entry.name, model)
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:

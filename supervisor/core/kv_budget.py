@@ -70,28 +70,31 @@ class RowBudget:
             worker says that it keeps to it.
         could_bytes: what it could be told at most, if every other model kept to its least.
         number: of what it was told last.
+        awaited: that number, until the worker has said that it keeps to it.
     """
 
     size_bytes: int = 0
     most_bytes: int = 0
     could_bytes: int = 0
     number: int = 0
+    awaited: int | None = None
     _stage: _GivingBack = _GivingBack.NOT_ASKED
     _gave_back_at: float | None = None
 
     def tell(self, size_bytes: int, *, gives_back: bool = False) -> SetBudget:
         """Return the message that sets another budget."""
         self.number += 1
+        self.awaited = self.number
         self.size_bytes = size_bytes
         self.most_bytes = max(self.most_bytes, size_bytes)
         if gives_back:
             self._stage = _GivingBack.ASKED
         return SetBudget(number=self.number, rows_bytes=size_bytes, gives_back=gives_back)
 
-    def keeps_to(self, number: int) -> bool:
-        """Note that the worker keeps to this budget; return whether that changes anything."""
-        if number != self.number:
-            return False
+    def is_kept(self) -> bool:
+        """Note that the worker keeps to what it was told last; return whether that changes
+        anything."""
+        self.awaited = None
         is_news = self.most_bytes != self.size_bytes or self._stage is _GivingBack.ASKED
         self.most_bytes = self.size_bytes
         if self._stage is _GivingBack.ASKED:
@@ -289,9 +292,10 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
 # ---------------------------------------------------------------- the division
 
 
-def keeps_to(model: Model, number: int) -> bool:
-    """Note that a worker keeps to this budget; return whether that changes what is reserved."""
-    if model.batch.budget is None or not model.batch.budget.keeps_to(number):
+def keeps_to(model: Model, budget: RowBudget) -> bool:
+    """Note that a worker keeps to what it was told last; return whether that changes what is
+    reserved."""
+    if not budget.is_kept():
         return False
     if has_row_budget(model):
         reserve(model)
