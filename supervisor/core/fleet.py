@@ -32,7 +32,7 @@ from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt
-from .life import Life, Outcome
+from .life import Answer, Changed, Life, Outcome, RowsLeave, RunningLost, Waiters
 from .memory import Need, Pressure, Reading, bounded
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
@@ -42,20 +42,12 @@ from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .states import (
-    Changed,
-    DownWaitersEnd,
     Drained,
     Due,
-    Erased,
     Faulted,
-    QueueEnds,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
     StopCause,
     Trigger,
     Turn,
-    UpWaitersEnd,
     WantDown,
     WantUp,
     words_of,
@@ -432,7 +424,8 @@ class Fleet:
             self.outbox.tell(model, GiveBack())
             if note:
                 self.outbox.announce(change_map(model, note))
-        self.warm_pool.end(found.ended, now)
+        if found.ended:
+            self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
                 self.warm_pool.hand_over(trigger.prewarmed)
@@ -512,20 +505,14 @@ class Fleet:
                         )
                     )
                 self.outbox.announce(change_map(model, note, before))
-            case QueueEnds(error=error):
-                self.serving.fail_queue(model, error, now)
-            case RunningEnds(error=error):
-                self.serving.fail_running(model, error, now)
+            case Answer(waiters=waiters, error=error):
+                self._answer(model, waiters, error, now)
             case RowsLeave():
                 self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
             case RunningLost():
                 self._lose_worker(model, outcome, now)
-            case UpWaitersEnd(error=error_or_none):
-                self._answer(model, model.up_callers, error_or_none, now)
-            case DownWaitersEnd(error=error_or_none):
-                self._answer(model, model.down_callers, error_or_none, now)
-            case Erased():
-                self.outbox.add(ForgetModel(model=model.name))
+            case ForgetModel():
+                self.outbox.add(outcome)
                 del self.by_name[model.name]
                 self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
@@ -548,8 +535,20 @@ class Fleet:
         model.forget_process()
 
     def _answer(
-        self, model: Model, callers: list[Caller], error: RemoteError | None, now: float
+        self, model: Model, waiters: Waiters, error: RemoteError | None, now: float
     ) -> None:
+        callers: list[Caller] = []
+        match waiters:
+            case Waiters.CALLERS_UP:
+                callers = model.up_callers
+            case Waiters.CALLERS_DOWN:
+                callers = model.down_callers
+            case Waiters.QUEUE:
+                assert error is not None
+                self.serving.fail_queue(model, error, now)
+            case Waiters.RUNNING:
+                assert error is not None
+                self.serving.fail_running(model, error, now)
         for caller in callers:
             if error is None:
                 self.outbox.reply(caller, {"model": model_row(model, now)})

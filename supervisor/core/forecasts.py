@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
+from .actions import ForgetModel
 from .errors import does_not_fit, load_failed
 from .life import Life, Outcome
 from .memory import Need, bounded
@@ -25,7 +26,7 @@ from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evic
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
-from .states import Abandoned, Erased, Removed, Shortage, Swapping, Urgency
+from .states import Abandoned, Removed, Shortage, Swapping, Urgency
 from .transitions import apply
 
 # ---------------------------------------------------------------- loads
@@ -219,7 +220,7 @@ def foreseen(
         outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:
             outcomes = apply(life, trigger, now)
-        is_erased = any(isinstance(outcome, Erased) for outcome in outcomes)
+        is_erased = any(isinstance(outcome, ForgetModel) for outcome in outcomes)
         if life.name in known and by_name.get(life.name) != model.life.settings:
             change = {
                 "model": life.name,

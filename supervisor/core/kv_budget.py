@@ -25,6 +25,7 @@ from .memory import equal_shares
 from .requests import Request
 
 if TYPE_CHECKING:
+    from .memory_view import MemoryView
     from .model import Model
 
 GIVES_AGAIN_AFTER_S = 10.0
@@ -401,27 +402,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """The memory that is divided.
-
-    Attributes:
-        others_bytes: what is reserved for all other models.
-        whole_bytes: the memory budget while memory is not short; None: there is none.
-        size_bytes: what models may take now, less what prewarmed workers hold or will; None as
-            before.
-        is_awaited: whether a model waits for memory that a request or a command needs it to have.
-        tried_again: the models that try a request again that has run out of memory alone.
-    """
-
-    members: tuple[Member, ...]
-    others_bytes: int
-    whole_bytes: int | None
-    size_bytes: int | None
-    is_awaited: bool
-    tried_again: frozenset[ModelName]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """The part of one model in the division.
 
@@ -439,7 +419,7 @@ class Part:
     gives_back: bool = False
 
 
-def divide(division: Division, *, is_short: bool) -> list[Part]:
+def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
     """Divide the memory that is free for rows.
 
     Args:
@@ -448,15 +428,15 @@ def divide(division: Division, *, is_short: bool) -> list[Part]:
     Returns:
         A part for each member, in the order in which they are told: lower budgets come first.
     """
-    coulds = {one.name: _could_bytes(one, division) for one in division.members}
-    raises = {one.name: one.raise_bytes for one in division.members}
-    if division.whole_bytes is not None:
+    coulds = {one.name: _could_bytes(one, view) for one in view.members}
+    raises = {one.name: one.raise_bytes for one in view.members}
+    if view.budget is not None:
         # What was raised gives way to a row that could not run otherwise, until the next load.
-        for one in division.members:
+        for one in view.members:
             room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
             raises[one.name] = min(one.raise_bytes, room_bytes)
-    members = [replace(one, raise_bytes=raises[one.name]) for one in division.members]
-    targets = _targets(replace(division, members=tuple(members)), is_short=is_short)
+    members = [replace(one, raise_bytes=raises[one.name]) for one in view.members]
+    targets = _targets(replace(view, members=tuple(members)), is_short=is_short)
     parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
     lowered = {}
     for one in members:
@@ -465,10 +445,9 @@ def divide(division: Division, *, is_short: bool) -> list[Part]:
             lowered[one.name] = replace(
                 parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
             )
-    free_bytes = None
-    if division.size_bytes is not None:
-        reserved_bytes = sum(one.reserved_bytes for one in division.members)
-        free_bytes = division.size_bytes - division.others_bytes - reserved_bytes
+    free_bytes = view.members_bytes
+    if free_bytes is not None:
+        free_bytes -= sum(one.reserved_bytes for one in members)
     raised = []
     for one in members:
         target_bytes = targets[one.name]
@@ -485,12 +464,12 @@ def divide(division: Division, *, is_short: bool) -> list[Part]:
     return [*lowered.values(), *raised, *parts.values()]
 
 
-def _could_bytes(one: Member, division: Division) -> int:
-    if division.whole_bytes is None or one.is_given:
+def _could_bytes(one: Member, view: MemoryView) -> int:
+    if view.budget is None or one.is_given:
         return one.claim.wanted_bytes
-    others = [other for other in division.members if other is not one]
+    others = [other for other in view.members if other is not one]
     taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
-    return division.whole_bytes - taken_bytes - division.others_bytes - one.bare_bytes
+    return view.budget.whole_bytes - taken_bytes - view.others_bytes - one.bare_bytes
 
 
 def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
@@ -504,32 +483,30 @@ def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
     return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
 
 
-def _targets(division: Division, *, is_short: bool) -> dict[ModelName, int]:
+def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
     """Return what the rows of each model should be allowed to take: what they hold if memory is
     short or a request of another model has run out of memory alone, no more than now while a model
     waits for memory, or else also an equal share of what is free."""
-    held = {one.name: one.rows_bytes for one in division.members}
+    held = {one.name: one.rows_bytes for one in view.members}
     if is_short:
         return held
-    shares = _shares(division)
-    tried = division.tried_again
+    shares = _shares(view)
+    tried = view.tried_again
     if not tried:
         return shares
     return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
 
 
-def _shares(division: Division) -> dict[ModelName, int]:
+def _shares(view: MemoryView) -> dict[ModelName, int]:
     """Return what the rows of each model should be allowed to take while memory is not short."""
-    members = division.members
-    if division.size_bytes is None:
+    members, size_bytes = view.members, view.members_bytes
+    if size_bytes is None:
         return {one.name: one.claim.wanted_bytes for one in members}
-    if division.is_awaited:
+    if view.is_awaited:
         return {one.name: one.size_bytes or 0 for one in members}
     least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
-    free_bytes = division.size_bytes - division.others_bytes - least_bytes
-    extras = equal_shares(
-        free_bytes, {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
-    )
+    wanted = {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
+    extras = equal_shares(size_bytes - least_bytes, wanted)
     return {
         one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
     }

@@ -9,6 +9,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import NamedTuple
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
@@ -24,23 +26,20 @@ from mlxsup.protocol.states import (
 )
 from mlxsup.protocol.worker_messages import Exit
 
-from .actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
+from .actions import Abandon, ForgetModel, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from .errors import cut_off, load_failed, superseded, unknown_model
 from .memory import Need
+from .poison import Verdict
 from .settings import ModelSettings, RestartSettings
 from .states import (
     AFTER_EXIT,
     LEAVES_TO,
     Abandoned,
     Backoff,
-    Changed,
-    DownWaitersEnd,
     Draining,
-    Effect,
     Failed,
     Pending,
     Phase,
-    QueueEnds,
     Ready,
     Reconfigured,
     Removed,
@@ -48,7 +47,6 @@ from .states import (
     Stopped,
     Stopping,
     StopStage,
-    UpWaitersEnd,
 )
 
 # ---------------------------------------------------------------- restarts after crashes
@@ -141,8 +139,59 @@ class RestartPolicy:
         return min(delay_s, self.settings.backoff_max_s) * self.random.uniform(0.5, 1.0)
 
 
-Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
-"""Everything that a transition can cause."""
+# ---------------------------------------------------------------- what a transition causes
+
+
+class Waiters(Enum):
+    """Those who wait for something of a model, and get an answer when its life changes."""
+
+    CALLERS_UP = auto()
+    """Of a load or a restart."""
+    CALLERS_DOWN = auto()
+    """Of an unload."""
+    QUEUE = auto()
+    """Requests that wait for it."""
+    RUNNING = auto()
+    """Requests that run in its process."""
+
+
+class Answer(NamedTuple):
+    """Answer all of these: with an error or, if it is None, callers with success."""
+
+    waiters: Waiters
+    error: RemoteError | None = None
+
+
+class RowsLeave(NamedTuple):
+    """All rows are to leave for a swap without an end; what they have computed is dropped."""
+
+
+class RunningLost(NamedTuple):
+    """The process is gone with what ran in it: answer those requests, or let them wait again."""
+
+    text: str
+    verdict: Verdict
+
+
+class Changed(NamedTuple):
+    """The state changed, or a fact of it that watchers are notified of; the note says what."""
+
+    note: str
+
+
+Outcome = (
+    Answer
+    | RowsLeave
+    | RunningLost
+    | Changed
+    | Spawn
+    | SendToWorker
+    | SignalWorker
+    | Abandon
+    | ForgetModel
+)
+"""Everything that a transition can cause: actions for the shell, and what `fleet.py` carries out,
+because a life knows nothing about requests, callers and watchers."""
 
 
 # ---------------------------------------------------------------- what is known of a process
@@ -475,15 +524,20 @@ class Life:
             self.ready_at = None
             self.files = UNSEEN
         self.keep_books()
-        self.do(Changed(note=note))
+        self.do(Changed(note))
         match phase:
             case Ready():
-                self.do(UpWaitersEnd(error=None))
+                self.answer(Waiters.CALLERS_UP)
             case Stopped():
-                self.do(DownWaitersEnd(error=None))
+                self.answer(Waiters.CALLERS_DOWN)
             case Failed(cause=cause) if not self.has_process:
                 error = load_failed(self.name, cause, is_retryable=False)
-                self.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+                self.answer(Waiters.QUEUE, error)
+                self.answer(Waiters.CALLERS_UP, error)
+
+    def answer(self, waiters: Waiters, error: RemoteError | None = None) -> None:
+        """Answer all of these: with an error, or callers with success."""
+        self.do(Answer(waiters, error))
 
     def do(self, *outcomes: Outcome) -> None:
         """Add to what this transition causes."""
@@ -516,10 +570,10 @@ class Life:
                 error = (
                     superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
                 )
-                self.do(UpWaitersEnd(error=error))
-            self.do(QueueEnds(error=self.waiting_error))
+                self.answer(Waiters.CALLERS_UP, error)
+            self.answer(Waiters.QUEUE, self.waiting_error)
         elif not was_up:
-            self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
+            self.answer(Waiters.CALLERS_DOWN, superseded(self.name, "a load"))
 
     def join(self, why: Why) -> None:
         """Want it up, for a reason that does not replace the one that it comes up for."""

@@ -26,21 +26,28 @@ from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Wanted, Wh
 from mlxsup.protocol.worker_messages import Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .actions import Abandon, Spawn
+from .actions import Abandon, ForgetModel, Spawn
 from .errors import cut_off, load_failed, model_failed
 from .events import Spawned
-from .life import GiveUp, LastExit, Life, LoadTimes, Outcome
+from .life import (
+    Changed,
+    GiveUp,
+    LastExit,
+    Life,
+    LoadTimes,
+    Outcome,
+    RowsLeave,
+    RunningLost,
+    Waiters,
+)
 from .poison import Evidence
 from .states import (
     Abandoned,
     Backoff,
-    Changed,
     Died,
-    DownWaitersEnd,
     Drained,
     Draining,
     Due,
-    Erased,
     Failed,
     Faulted,
     Fetching,
@@ -50,13 +57,9 @@ from .states import (
     Loading,
     NoMemory,
     Pending,
-    QueueEnds,
     Ready,
     Reconfigured,
     Removed,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
     Shortage,
     StopCause,
     Stopped,
@@ -67,7 +70,6 @@ from .states import (
     Swapping,
     Trigger,
     Turn,
-    UpWaitersEnd,
     WantDown,
     WantRestart,
     WantUp,
@@ -138,7 +140,7 @@ def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, no
             _start(life, Why.RESTART, now)
         case WantDown(why=why) if isinstance(phase, Stopped):
             life.want(Wanted.DOWN, why)
-            life.do(DownWaitersEnd(error=None))
+            life.answer(Waiters.CALLERS_DOWN)
         case WantDown(why=why):
             _stay_down(life, why, now)
         case Removed(error=error):
@@ -179,7 +181,8 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
         case NoMemory(error=error, reason=reason):
             # All who wait are answered. What came up for the configuration stays wanted, because
             # a reload may make room; what came up for those who are answered does not.
-            life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
+            life.answer(Waiters.QUEUE, error)
+            life.answer(Waiters.CALLERS_UP, error)
             if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
                 since = phase.lack.since if phase.lack else now
                 _wait_for_memory(life, phase, Lack(since=since, reason=reason))
@@ -190,7 +193,7 @@ def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
             cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
             life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
             life.release_memory()
-            life.do(Changed(note=""))
+            life.do(Changed(""))
         case DownloadDone(folder=folder):
             launch = replace(life.settings.launch, path=folder)
             life.settings = replace(life.settings, launch=launch, download=None)
@@ -209,10 +212,12 @@ def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
     has exited."""
     match trigger:
         case WantUp() | WantRestart():
-            life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
+            life.answer(
+                Waiters.CALLERS_UP, load_failed(life.name, life.failure, is_retryable=False)
+            )
         case WantDown(why=why):
             life.want(Wanted.DOWN, why)
-            life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
+            life.answer(Waiters.CALLERS_DOWN, model_failed(life.name, life.failure))
         case Removed(error=error):
             life.remove(error)
         case Reconfigured(settings=settings):
@@ -272,7 +277,7 @@ def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
 def _ready(life: Life, trigger: Trigger, now: float) -> None:
     match trigger:
         case WantUp():
-            life.do(UpWaitersEnd(error=None))
+            life.answer(Waiters.CALLERS_UP)
         case WantDown(why=why, drain_s=drain_s, reason=reason):
             life.want(Wanted.DOWN, why)
             life.drain(drain_s, now, reason or str(why))
@@ -337,7 +342,8 @@ def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None
             is_restart = life.wanted is Wanted.UP
             if not is_restart:  # those of a restart are handled at the exit, as after a crash
                 error = cut_off(life.name, life.why)
-                life.do(RunningEnds(error=error), QueueEnds(error=life.waiting_error))
+                life.answer(Waiters.RUNNING, error)
+                life.answer(Waiters.QUEUE, life.waiting_error)
             life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
         case _:
             _goes_wrong(life, trigger, now)
@@ -463,14 +469,14 @@ def _ended(life: Life, died: Died, now: float) -> None:
         cause=died.cause,
     )
     life.exits[reason, died.cause] += 1
-    life.do(RunningLost(text=text, verdict=died.verdict))
+    life.do(RunningLost(text, died.verdict))
     was_given_up = text if isinstance(phase, Abandoned) else ""
     if life.wanted is not Wanted.UP:
         is_gone = life.wanted is Wanted.GONE
-        life.do(QueueEnds(error=life.waiting_error))
+        life.answer(Waiters.QUEUE, life.waiting_error)
         life.enter(Stopped(since=now), "removed" if is_gone else was_given_up)
         if is_gone:
-            life.do(Erased())
+            life.do(ForgetModel(model=life.name))
     elif reason in FAILING and not is_lost:
         _fail(life, text, now)
     elif died.verdict.failure:
@@ -515,7 +521,7 @@ def _after_crash(life: Life, text: str, now: float) -> None:
         _fail(life, f"{verdict.reason}, the last time: {text}", now)
         return
     if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
-        life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
+        life.answer(Waiters.CALLERS_UP, load_failed(life.name, text, is_retryable=True))
     if verdict > 0.0:
         life.enter(Backoff(since=now, due_at=now + verdict), text)
     else:
@@ -531,13 +537,12 @@ def _given_up(life: Life, trigger: GivenUp, now: float) -> None:
     cause = trigger.text
     failed = load_failed(life.name, cause, is_retryable=False)
     error = failed if life.wanted is Wanted.UP else life.waiting_error
-    life.do(RunningLost(text=cause, verdict=trigger.verdict), QueueEnds(error=error))
+    life.do(RunningLost(cause, trigger.verdict))
+    life.answer(Waiters.QUEUE, error)
     life.enter(Abandoned(since=now, cause=cause), cause)
-    life.do(
-        UpWaitersEnd(error=failed),
-        DownWaitersEnd(error=model_failed(life.name, cause)),
-        Abandon(model=life.name, generation=life.generation),
-    )
+    life.answer(Waiters.CALLERS_UP, failed)
+    life.answer(Waiters.CALLERS_DOWN, model_failed(life.name, cause))
+    life.do(Abandon(model=life.name, generation=life.generation))
 
 
 # ---------------------------------------------------------------- steps of several states
@@ -562,20 +567,21 @@ def _stay_down(life: Life, why: Why, now: float) -> None:
 
 def _erase(life: Life, error: RemoteError) -> None:
     life.remove(error)
-    life.do(DownWaitersEnd(error=None), Changed(note="removed"), Erased())
+    life.answer(Waiters.CALLERS_DOWN)
+    life.do(Changed("removed"), ForgetModel(model=life.name))
 
 
 def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
     life.phase = replace(phase, lack=lack)
     life.release_memory()
     if phase.lack is None:
-        life.do(Changed(note=f"waiting for memory: {lack.reason}"))
+        life.do(Changed(f"waiting for memory: {lack.reason}"))
 
 
 def _has_files(life: Life, phase: Pending, note: str, now: float) -> None:
     """Line up for a load, behind those that could have had their turn meanwhile."""
     life.phase = replace(phase, since=now, fetching=None, download_cause="")
-    life.do(Changed(note=note))
+    life.do(Changed(note))
 
 
 def _not_downloaded(life: Life, failed: DownloadFailed, now: float) -> None:
@@ -592,7 +598,7 @@ def _not_downloaded(life: Life, failed: DownloadFailed, now: float) -> None:
         verdict = life.restarts.after_crash(now)
     if isinstance(verdict, float):
         said = f"it {cause}" if failed.waits_for else cause
-        life.do(UpWaitersEnd(error=load_failed(life.name, said, is_retryable=True)))
+        life.answer(Waiters.CALLERS_UP, load_failed(life.name, said, is_retryable=True))
         due_at = now + max(verdict, failed.retry_after_s)
         life.enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
         return
@@ -634,7 +640,7 @@ def _advance(
     progress = max(phase.progress, progress)
     due_at = now + life.settings.load_stall_timeout_s
     life.phase = replace(phase, load_phase=load_phase, progress=progress, due_at=due_at)
-    life.do(Changed(note=f"{load_phase} {progress:.0%}"))
+    life.do(Changed(f"{load_phase} {progress:.0%}"))
 
 
 def _serve_on(life: Life, note: str = "") -> None:
@@ -651,7 +657,7 @@ def _stay(life: Life, note: str) -> None:
 def _drain_instead(life: Life, drain_s: float, now: float) -> None:
     """Drain for another reason from now on, which people are notified of."""
     life.phase = Draining(since=now, due_at=now + drain_s)
-    life.do(Changed(note=str(life.why)))
+    life.do(Changed(str(life.why)))
 
 
 # ---------------------------------------------------------------- the cause of a death

@@ -10,11 +10,13 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Division, Member, divide
+from mlxsup.supervisor.core.kv_budget import Claim, Member, divide
+from mlxsup.supervisor.core.memory_view import MemoryView
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
 from support.core.memory import limited, sized, states
+from support.core.needs import budget
 from support.core.rows import (
     FIXED,
     ONE_ROW,
@@ -64,15 +66,8 @@ def test_who_gives_back_is_not_told_more_at_the_same_time() -> None:
         has_spare=True,
         is_given=False,
     )
-    division = Division(
-        members=(member,),
-        others_bytes=0,
-        whole_bytes=1000,
-        size_bytes=1000,
-        is_awaited=False,
-        tried_again=frozenset(),
-    )
-    [part] = divide(division, is_short=True)
+    view = MemoryView(budget=budget(1000), now=0.0, loaded={}, members=(member,))
+    [part] = divide(view, is_short=True)
     assert (part.size_bytes, part.gives_back) == (300, True)
 
 
