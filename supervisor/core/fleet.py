@@ -12,7 +12,7 @@ from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
 from mlxsup.protocol.text import LOG_LEVELS
-from mlxsup.protocol.worker_messages import GiveBack, LogLevel
+from mlxsup.protocol.worker_messages import GiveBack, Hello, LoadProgress, LogLevel
 
 from .accounting import Meter, Terms
 from .actions import (
@@ -31,8 +31,9 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
+from .events import Spawned
 from .kv_budget import adopt
-from .life import Answer, Changed, Life, Outcome, RowsLeave, RunningLost, Waiters
+from .life import Life
 from .memory import Need, Pressure, Reading, bounded
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
@@ -53,8 +54,20 @@ from .states import (
     words_of,
 )
 from .status import change_map, model_row
-from .transitions import ImpossibleTransitionError, apply
+from .transitions import (
+    Answer,
+    Changed,
+    ImpossibleTransitionError,
+    Outcome,
+    RowsLeave,
+    RunningLost,
+    Waiters,
+    apply,
+)
 from .warm_pool import WarmPool
+
+PROGRESS = Spawned | Hello | LoadProgress
+"""Triggers that change nothing of what the memory plan depends on."""
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one
@@ -264,7 +277,8 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.memory_changed()
+        if not isinstance(trigger, PROGRESS):
+            self.memory_changed()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)

@@ -20,14 +20,14 @@ from mlxsup.protocol.states import Priority, State, Wanted
 
 from .actions import ForgetModel
 from .errors import does_not_fit, load_failed
-from .life import Life, Outcome
+from .life import Life
 from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
 from .states import Abandoned, Removed, Shortage, Swapping, Urgency
-from .transitions import apply
+from .transitions import Outcome, apply
 
 # ---------------------------------------------------------------- loads
 

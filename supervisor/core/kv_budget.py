@@ -1,4 +1,4 @@
-"""The KV budget of each model: what its rows take and may take, and the division of what is free.
+"""The KV budget of each model: what its rows take and may take.
 
 A worker that loads has one row reserved. What no model needs otherwise is divided among those that
 serve: their rows may take it until it is needed elsewhere. A higher budget is reserved before a
@@ -9,7 +9,7 @@ the memory budget through rows. The core plans with what a worker computes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,9 @@ from mlxsup.protocol.states import SERVES, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
-from .memory import equal_shares
 from .requests import Request
 
 if TYPE_CHECKING:
-    from .memory_view import MemoryView
     from .model import Model
 
 GIVES_AGAIN_AFTER_S = 10.0
@@ -290,7 +288,7 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
     return cache_bytes(model.process.ready.cache_layers, rows=rows, longest=longest)
 
 
-# ---------------------------------------------------------------- the division
+# ---------------------------------------------------------------- the parts of a division
 
 
 def keeps_to(model: Model, budget: RowBudget) -> bool:
@@ -357,10 +355,6 @@ def adopt(model: Model, part: Part) -> SetBudget | None:
     return message
 
 
-LEAST_CHANGE = 8
-"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A model that serves and whose rows have a budget, at one moment.
@@ -417,96 +411,3 @@ class Part:
     raise_bytes: int
     size_bytes: int | None = None
     gives_back: bool = False
-
-
-def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
-    """Divide the memory that is free for rows.
-
-    Args:
-        is_short: whether every model must give back what it does not need now.
-
-    Returns:
-        A part for each member, in the order in which they are told: lower budgets come first.
-    """
-    coulds = {one.name: _could_bytes(one, view) for one in view.members}
-    raises = {one.name: one.raise_bytes for one in view.members}
-    if view.budget is not None:
-        # What was raised gives way to a row that could not run otherwise, until the next load.
-        for one in view.members:
-            room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
-            raises[one.name] = min(one.raise_bytes, room_bytes)
-    members = [replace(one, raise_bytes=raises[one.name]) for one in view.members]
-    targets = _targets(replace(view, members=tuple(members)), is_short=is_short)
-    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
-    lowered = {}
-    for one in members:
-        size_bytes = _lowered(one, targets[one.name], is_short=is_short)
-        if size_bytes is not None:
-            lowered[one.name] = replace(
-                parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
-            )
-    free_bytes = view.members_bytes
-    if free_bytes is not None:
-        free_bytes -= sum(one.reserved_bytes for one in members)
-    raised = []
-    for one in members:
-        target_bytes = targets[one.name]
-        if free_bytes is not None:
-            held_bytes = one.reserved_bytes - one.fixed_bytes
-            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
-        if one.size_bytes is None:  # the first row needs nothing that is free
-            target_bytes = max(target_bytes, one.claim.least_bytes)
-        elif target_bytes <= one.size_bytes or one.name in lowered:
-            continue
-        raised.append(replace(parts.pop(one.name), size_bytes=target_bytes))
-        if free_bytes is not None:
-            free_bytes -= one.reserved_with(target_bytes) - one.reserved_bytes
-    return [*lowered.values(), *raised, *parts.values()]
-
-
-def _could_bytes(one: Member, view: MemoryView) -> int:
-    if view.budget is None or one.is_given:
-        return one.claim.wanted_bytes
-    others = [other for other in view.members if other is not one]
-    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
-    return view.budget.whole_bytes - taken_bytes - view.others_bytes - one.bare_bytes
-
-
-def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
-    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
-    for no news. It is lowered by little only if that is needed elsewhere."""
-    if one.size_bytes is None:
-        return None
-    target_bytes = min(target_bytes, one.size_bytes)
-    if is_short:
-        return target_bytes if target_bytes < one.size_bytes or one.has_spare else None
-    return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
-
-
-def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take: what they hold if memory is
-    short or a request of another model has run out of memory alone, no more than now while a model
-    waits for memory, or else also an equal share of what is free."""
-    held = {one.name: one.rows_bytes for one in view.members}
-    if is_short:
-        return held
-    shares = _shares(view)
-    tried = view.tried_again
-    if not tried:
-        return shares
-    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
-
-
-def _shares(view: MemoryView) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take while memory is not short."""
-    members, size_bytes = view.members, view.members_bytes
-    if size_bytes is None:
-        return {one.name: one.claim.wanted_bytes for one in members}
-    if view.is_awaited:
-        return {one.name: one.size_bytes or 0 for one in members}
-    least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
-    wanted = {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
-    extras = equal_shares(size_bytes - least_bytes, wanted)
-    return {
-        one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
-    }

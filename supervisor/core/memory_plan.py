@@ -27,8 +27,8 @@ from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
-from .kv_budget import Part, divide
-from .memory import Budget, Room, fewest, find_room, listed
+from .kv_budget import Member, Part
+from .memory import Budget, Room, equal_shares, fewest, find_room, listed
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
 from .states import (
     Lack,
@@ -395,6 +395,105 @@ def _by_model(rows: Iterable[tuple[LoadedModel, Row]]) -> dict[ModelName, list[R
     for one, row in rows:
         found.setdefault(one.name, []).append(row)
     return found
+
+
+# ---------------------------------------------------------------- what is free, divided
+
+LEAST_CHANGE = 8
+"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
+
+
+def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
+    """Divide the memory that is free for rows.
+
+    Args:
+        is_short: whether every model must give back what it does not need now.
+
+    Returns:
+        A part for each member, in the order in which they are told: lower budgets come first.
+    """
+    coulds = {one.name: _could_bytes(one, view) for one in view.members}
+    raises = {one.name: one.raise_bytes for one in view.members}
+    if view.budget is not None:
+        # What was raised gives way to a row that could not run otherwise, until the next load.
+        for one in view.members:
+            room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
+            raises[one.name] = min(one.raise_bytes, room_bytes)
+    members = [replace(one, raise_bytes=raises[one.name]) for one in view.members]
+    targets = _targets(replace(view, members=tuple(members)), is_short=is_short)
+    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
+    lowered = {}
+    for one in members:
+        size_bytes = _lowered(one, targets[one.name], is_short=is_short)
+        if size_bytes is not None:
+            lowered[one.name] = replace(
+                parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
+            )
+    free_bytes = view.members_bytes
+    if free_bytes is not None:
+        free_bytes -= sum(one.reserved_bytes for one in members)
+    raised = []
+    for one in members:
+        target_bytes = targets[one.name]
+        if free_bytes is not None:
+            held_bytes = one.reserved_bytes - one.fixed_bytes
+            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
+        if one.size_bytes is None:  # the first row needs nothing that is free
+            target_bytes = max(target_bytes, one.claim.least_bytes)
+        elif target_bytes <= one.size_bytes or one.name in lowered:
+            continue
+        raised.append(replace(parts.pop(one.name), size_bytes=target_bytes))
+        if free_bytes is not None:
+            free_bytes -= one.reserved_with(target_bytes) - one.reserved_bytes
+    return [*lowered.values(), *raised, *parts.values()]
+
+
+def _could_bytes(one: Member, view: MemoryView) -> int:
+    if view.budget is None or one.is_given:
+        return one.claim.wanted_bytes
+    others = [other for other in view.members if other is not one]
+    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
+    return view.budget.whole_bytes - taken_bytes - view.others_bytes - one.bare_bytes
+
+
+def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
+    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
+    for no news. It is lowered by little only if that is needed elsewhere."""
+    if one.size_bytes is None:
+        return None
+    target_bytes = min(target_bytes, one.size_bytes)
+    if is_short:
+        return target_bytes if target_bytes < one.size_bytes or one.has_spare else None
+    return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
+
+
+def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take: what they hold if memory is
+    short or a request of another model has run out of memory alone, no more than now while a model
+    waits for memory, or else also an equal share of what is free."""
+    held = {one.name: one.rows_bytes for one in view.members}
+    if is_short:
+        return held
+    shares = _shares(view)
+    tried = view.tried_again
+    if not tried:
+        return shares
+    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
+
+
+def _shares(view: MemoryView) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take while memory is not short."""
+    members, size_bytes = view.members, view.members_bytes
+    if size_bytes is None:
+        return {one.name: one.claim.wanted_bytes for one in members}
+    if view.is_awaited:
+        return {one.name: one.size_bytes or 0 for one in members}
+    least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
+    wanted = {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
+    extras = equal_shares(size_bytes - least_bytes, wanted)
+    return {
+        one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
+    }
 
 
 # ---------------------------------------------------------------- all models

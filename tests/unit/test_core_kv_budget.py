@@ -10,7 +10,8 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Member, divide
+from mlxsup.supervisor.core.kv_budget import Claim, Member
+from mlxsup.supervisor.core.memory_plan import divide
 from mlxsup.supervisor.core.memory_view import MemoryView
 from mlxsup.supervisor.core.settings import ModelSettings
 
