@@ -276,7 +276,7 @@ class ClientEvents:
             self._outbox.fail(event.caller, error)
             return
         self._outbox.add(AdoptLaunch(model=model.name, launch=event.launch, need=event.need))
-        self._fleet.relaunched(model.name, event.need)
+        self._fleet.needs_now(model.name, event.need)
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)

@@ -11,8 +11,8 @@ from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
-from mlxsup.protocol.text import LOG_LEVELS
-from mlxsup.protocol.worker_messages import GiveBack, Hello, LoadProgress, LogLevel
+from mlxsup.protocol.text import LOG_LEVELS, size_text
+from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .accounting import Meter, Terms
 from .actions import (
@@ -21,6 +21,7 @@ from .actions import (
     ForgetModel,
     LogFault,
     LookAtFiles,
+    NeedRaised,
     Outbox,
     SendToWorker,
     SetLogLevel,
@@ -31,10 +32,9 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .events import Spawned
-from .kv_budget import adopt
+from .kv_budget import adopt, planned_bytes
 from .life import Life
-from .memory import Need, Pressure, Reading, bounded
+from .memory import Need, Pressure, Reading, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
@@ -43,6 +43,7 @@ from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .states import (
+    PROGRESS,
     Drained,
     Due,
     Faulted,
@@ -65,9 +66,6 @@ from .transitions import (
     apply,
 )
 from .warm_pool import WarmPool
-
-PROGRESS = Spawned | Hello | LoadProgress
-"""Triggers that change nothing of what the memory plan depends on."""
 
 MOST_PASSES = 10
 """Over all models that wait for a load, in one event; each pass leaves less to do, and what one
@@ -326,11 +324,31 @@ class Fleet:
         self.needs = needs
         self.appraise()
 
-    def relaunched(self, name: ModelName, need: Need | None) -> None:
-        """Plan with what one model needs with another launch than that of the configuration."""
-        others = {one: known for one, known in self.needs.items() if one != name}
-        self.needs = others if need is None else {**others, name: need}
+    def needs_now(self, name: ModelName, need: Need | None) -> None:
+        """Plan with another need of one model; None: it is not known."""
+        needs = {**self.needs, name: need}  # in the order of the configuration, as before
+        self.needs = {one: known for one, known in needs.items() if known is not None}
         self.appraise()
+
+    def raise_need(self, model: Model, now: float) -> None:
+        """Reserve more for the next process of a model: this one has run out of memory. What it
+        held must still be known, and what stays reserved follows from the need."""
+        need = model.life.need
+        if need is None or model.life.is_outdated or model.name not in self.needs:
+            return  # or its files cannot be read, or a reload has removed it
+        held_bytes = model.measured_bytes - model.process.reusable_bytes
+        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+        if higher.raised_bytes == need.raised_bytes:
+            return
+        self.needs_now(model.name, replace(higher, most_bytes=None))
+        launch, raised_bytes = model.life.launch, higher.raised_bytes
+        self.outbox.add(NeedRaised(model=model.name, launch=launch, raised_bytes=raised_bytes))
+        note = (
+            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+            f"which is {size_text(higher.raise_for(0))} more than estimated"
+        )
+        model.life.story.append(f"{now:.3f} {note}")
+        self.outbox.announce(change_map(model, note))
 
     def appraise(self) -> None:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""

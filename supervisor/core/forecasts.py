@@ -18,7 +18,6 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
-from .actions import ForgetModel
 from .errors import does_not_fit, load_failed
 from .life import Life
 from .memory import Need, bounded
@@ -27,7 +26,7 @@ from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_
 from .model import Model
 from .settings import CoreSettings, ModelSettings
 from .states import Abandoned, Removed, Shortage, Swapping, Urgency
-from .transitions import Outcome, apply
+from .transitions import apply
 
 # ---------------------------------------------------------------- loads
 
@@ -217,10 +216,9 @@ def foreseen(
         life = deepcopy(model.life)
         life.stream_tokens = model.longest_stream
         trigger = life.reload_trigger(by_name, settings.drain_timeout_s)
-        outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:
-            outcomes = apply(life, trigger, now)
-        is_erased = any(isinstance(outcome, ForgetModel) for outcome in outcomes)
+            apply(life, trigger, now)
+        is_erased = life.wanted is Wanted.GONE and not life.has_process
         if life.name in known and by_name.get(life.name) != model.life.settings:
             change = {
                 "model": life.name,

@@ -553,6 +553,9 @@ Trigger = (
 """Everything that may happen to a life: commands, what the memory plan decides, what the shell and
 the worker report, and time."""
 
+PROGRESS = Spawned | Hello | LoadProgress
+"""Triggers that change nothing of what the memory plan depends on."""
+
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 

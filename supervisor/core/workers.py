@@ -20,7 +20,6 @@ from mlxsup.protocol.flight import (
 )
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, ExitReason, State
-from mlxsup.protocol.text import size_text
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -35,7 +34,7 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 
-from .actions import Action, LookAtWorker, NeedRaised
+from .actions import Action, LookAtWorker
 from .deadlines import SignsOf
 from .events import (
     Exited,
@@ -50,9 +49,9 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
-from .kv_budget import keeps_to, planned_bytes, was_measured
+from .kv_budget import keeps_to, was_measured
 from .life import Files
-from .memory import loaded_problem, raised
+from .memory import loaded_problem
 from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .requests import Request, Stage
@@ -305,7 +304,7 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     journal and the watchers get what was decided and why (F10)."""
     model.life.stream_tokens = model.longest_stream
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
-        _raise_need(fleet, model, now)
+        fleet.raise_need(model, now)
     is_over_memory = model.is_over_memory(fleet.machine_bytes)
     evidence = evidence_of(model.life, died, is_over_memory=is_over_memory)
     moments = _last_moments(model, died, fleet.machine_bytes, now)
@@ -322,30 +321,6 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
         fleet.ran_out = model
     if verdict.story and model.name in fleet.by_name:
         fleet.outbox.announce(change_map(model, verdict.story))
-
-
-def _raise_need(fleet: Fleet, model: Model, now: float) -> None:
-    """Reserve more for the next process of a model: this one has run out of memory. What it
-    held must still be known, and what stays reserved follows from the need."""
-    need = model.life.need
-    if need is None or model.life.is_outdated or model.name not in fleet.needs:
-        return  # or its files cannot be read, or a reload has removed it
-    held_bytes = model.measured_bytes - model.process.reusable_bytes
-    higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
-    if higher.raised_bytes == need.raised_bytes:
-        return
-    fleet.needs = {**fleet.needs, model.name: replace(higher, most_bytes=None)}
-    fleet.appraise()
-    remember = NeedRaised(
-        model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
-    )
-    fleet.outbox.add(remember)
-    note = (
-        f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
-        f"which is {size_text(higher.raise_for(0))} more than estimated"
-    )
-    model.life.story.append(f"{now:.3f} {note}")
-    fleet.outbox.announce(change_map(model, note))
 
 
 MOST_ROWS = 32
