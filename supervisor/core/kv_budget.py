@@ -90,7 +90,7 @@ class RowBudget:
             self._stage = _GivingBack.ASKED
         return SetBudget(number=self.number, rows_bytes=size_bytes, gives_back=gives_back)
 
-    def is_kept(self) -> bool:
+    def was_confirmed(self) -> bool:
         """Note that the worker keeps to what it was told last; return whether that changes
         anything."""
         self.awaited = None
@@ -294,7 +294,7 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
 def keeps_to(model: Model, budget: RowBudget) -> bool:
     """Note that a worker keeps to what it was told last; return whether that changes what is
     reserved."""
-    if not budget.is_kept():
+    if not budget.was_confirmed():
         return False
     if has_row_budget(model):
         reserve(model)

@@ -1,4 +1,4 @@
-"""The transitions of a model's life: one function per state with a case per trigger, and the
+"""The transitions of a model's life: one method per state with a case per trigger, and the
 judgement on the end of a process.
 
 `apply` is the only way to change a state. A trigger without a case is a bug, except that a process
@@ -188,7 +188,11 @@ class _Transition:
         self.outcomes: list[Outcome] = []
 
     def run(self, trigger: Trigger) -> None:
-        """Have the function of the state handle the trigger."""
+        """Have the method of the state handle the trigger.
+
+        Raises:
+            ImpossibleTransitionError: it has no case for it; nothing was changed.
+        """
         match self.life.phase:
             case Abandoned():
                 self._abandoned(trigger)
