@@ -365,6 +365,8 @@ def test_another_need_of_a_model_leaves_the_order_of_the_configuration() -> None
     load_longer(driver, 8)
     assert driver.core.fleet.needs[A] == need_gib(8)
     assert "".join(driver.core.fleet.needs) == "abc"
+    driver.do(load(driver, 8192).answered(None, now=driver.now))
+    assert "".join(driver.core.fleet.needs) == "bc", "its files cannot be read"
 
 
 @pytest.mark.parametrize("event", ["removal", "another folder", "shutdown"])
