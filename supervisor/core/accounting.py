@@ -55,7 +55,7 @@ class Terms:
     """The terms of each account, by the configuration.
 
     Attributes:
-        settings: as they were last read.
+        settings: as they were last read, with what there is of the memory budget now.
         gateway_pid: the process through which HTTP requests come; None: there is none. Without
             keys it is one account on behalf of many clients.
     """

@@ -41,7 +41,6 @@ from .actions import (
     AppraiseLaunch,
     ChangeConfiguration,
     FileMessage,
-    Outbox,
     ReadConfiguration,
     RequestRefused,
 )
@@ -80,9 +79,9 @@ from .status import (
 class ClientEvents:
     """Handles every event of a client."""
 
-    def __init__(self, fleet: Fleet, outbox: Outbox, daemon: Daemon) -> None:
+    def __init__(self, fleet: Fleet, daemon: Daemon) -> None:
         self._fleet = fleet
-        self._outbox = outbox
+        self._outbox = fleet.outbox
         self._daemon = daemon
         self._readers: list[Caller] = []  # who waits for files that the shell reads
 
@@ -277,7 +276,7 @@ class ClientEvents:
             self._outbox.fail(event.caller, error)
             return
         self._outbox.add(AdoptLaunch(model=model.name, launch=event.launch, need=event.need))
-        self._fleet.relaunched(model.name, event.need)
+        self._fleet.needs_now(model.name, event.need)
         model.blame.lift()
         entry = model.life.settings
         launch = replace(entry.launch, context_length=event.launch.context_length)

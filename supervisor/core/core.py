@@ -13,9 +13,9 @@ from typing import Any, assert_never
 from mlxsup.protocol.gateway import Address
 
 from . import workers
-from .actions import Action, Finish, Outbox, WakeAt
+from .actions import Action, Finish, WakeAt
 from .client_events import ClientEvents
-from .deadlines import Deadlines, Housekeeping
+from .deadlines import Housekeeping, SignsOf
 from .events import (
     Appraised,
     DownloadSaid,
@@ -75,20 +75,13 @@ class Core:
         is_strict: bool,
         gateway: Address | None = None,
     ) -> None:
-        self.outbox = Outbox()
-        self._deadlines = Deadlines()
+        self.fleet = Fleet(settings, models, random=random, is_strict=is_strict)
+        self.outbox = self.fleet.outbox
+        self.ledger = self.fleet.ledger
+        self._deadlines = self.fleet.deadlines
         self._gateway = Gateway(gateway, self._deadlines, self.outbox)
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
-        self.fleet = Fleet(
-            settings,
-            models,
-            deadlines=self._deadlines,
-            outbox=self.outbox,
-            random=random,
-            is_strict=is_strict,
-        )
-        self.ledger = self.fleet.ledger
-        self._clients = ClientEvents(self.fleet, self.outbox, self._daemon)
+        self._clients = ClientEvents(self.fleet, self._daemon)
         self._has_finished = False
         self._woken_at: float | None = None
 
@@ -170,7 +163,6 @@ class Core:
                     number, cause, event.now, is_crash=is_crash, is_ending=is_ending
                 )
             case Sampled():
-                self._daemon.machine_bytes = event.machine_bytes
                 workers.measured(self.fleet, event)
             case Appraised(needs=needs):
                 self.fleet.appraised(needs)
@@ -186,8 +178,10 @@ class Core:
     def _on_tick(self, now: float) -> None:
         self._woken_at = None
         for subject in self._deadlines.take_due(now):
-            if isinstance(subject, str):
-                workers.due(self.fleet, subject, now)
+            if isinstance(subject, str) and subject in self.fleet.by_name:
+                workers.due(self.fleet, self.fleet.by_name[subject], now)
+            elif isinstance(subject, SignsOf) and subject.model in self.fleet.by_name:
+                workers.look_after(self.fleet, self.fleet.by_name[subject.model], now)
             elif isinstance(subject, int):
                 request = self.ledger.get(subject)
                 if request is not None:
@@ -198,6 +192,9 @@ class Core:
     # ------------------------------------------------------------ after every event
 
     def _wake_in_time(self) -> None:
+        if not self._deadlines.has_changed:
+            return
+        self._deadlines.has_changed = False
         when = self._deadlines.earliest()
         if when is not None and (self._woken_at is None or when < self._woken_at):
             self._woken_at = when

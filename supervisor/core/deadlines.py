@@ -18,8 +18,14 @@ class Housekeeping(Enum):
     """The next attempt to start the gateway, or its next sign of life."""
 
 
-Subject = ModelName | RequestKey | Housekeeping
-"""A model (text), a request (integer), or neither."""
+class SignsOf(NamedTuple):
+    """The signs of life of a model's process. Each beat moves their time, and no other."""
+
+    model: ModelName
+
+
+Subject = ModelName | SignsOf | RequestKey | Housekeeping
+"""A model (text), its process, a request (integer), or none of them."""
 
 
 class _Due(NamedTuple):
@@ -29,12 +35,17 @@ class _Due(NamedTuple):
 
 
 class Deadlines:
-    """Keeps one time per subject: its earliest deadline that still applies."""
+    """Keeps one time per subject: its earliest deadline that still applies.
+
+    Attributes:
+        has_changed: whether the earliest time may be another one since this was last set to false.
+    """
 
     def __init__(self) -> None:
         self._when: dict[Subject, float] = {}
         self._heap: list[_Due] = []
         self._order = 0
+        self.has_changed = False
 
     def __len__(self) -> int:
         return len(self._when)
@@ -51,9 +62,10 @@ class Deadlines:
     def set(self, subject: Subject, when: float | None) -> None:
         """Replace the subject's time; None for none."""
         if when is None:
-            self._when.pop(subject, None)
+            self._when.pop(subject, None)  # a wake too many does no harm
         elif self._when.get(subject) != when:
             self._when[subject] = when
+            self.has_changed = True
             self._order += 1
             heapq.heappush(self._heap, _Due(when, self._order, subject))
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._when):
@@ -69,6 +81,7 @@ class Deadlines:
     def take_due(self, now: float) -> list[Subject]:
         """Remove and return the subjects whose time has come."""
         due = []
+        self.has_changed = True
         while (when := self.earliest()) is not None and when <= now:
             subject = heapq.heappop(self._heap).subject
             del self._when[subject]

@@ -11,7 +11,7 @@ from mlxsup.protocol.errors import RemoteError, invalid
 from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
-from mlxsup.protocol.text import LOG_LEVELS
+from mlxsup.protocol.text import LOG_LEVELS, size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .accounting import Meter, Terms
@@ -21,6 +21,7 @@ from .actions import (
     ForgetModel,
     LogFault,
     LookAtFiles,
+    NeedRaised,
     Outbox,
     SendToWorker,
     SetLogLevel,
@@ -31,9 +32,9 @@ from .attaching import Attaching
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
-from .kv_budget import adopt
-from .life import Life, Outcome
-from .memory import Need, Pressure, Reading, bounded
+from .kv_budget import adopt, planned_bytes
+from .life import Life
+from .memory import Need, Pressure, Reading, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
@@ -42,26 +43,28 @@ from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
 from .states import (
-    Changed,
-    DownWaitersEnd,
+    PROGRESS,
     Drained,
     Due,
-    Erased,
     Faulted,
-    QueueEnds,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
     StopCause,
     Trigger,
     Turn,
-    UpWaitersEnd,
     WantDown,
     WantUp,
     words_of,
 )
 from .status import change_map, model_row
-from .transitions import ImpossibleTransitionError, apply
+from .transitions import (
+    Answer,
+    Changed,
+    ImpossibleTransitionError,
+    Outcome,
+    RowsLeave,
+    RunningLost,
+    Waiters,
+    apply,
+)
 from .warm_pool import WarmPool
 
 MOST_PASSES = 10
@@ -78,7 +81,8 @@ class Fleet:
         is_strict: raise at an impossible transition.
 
     Attributes:
-        settings: the `[supervisor]` table as it was last read.
+        outbox: the actions of the event being handled.
+        machine_bytes: memory of the machine; 0 before it was measured.
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         ledger: the open requests, which `serving` moves.
@@ -92,12 +96,12 @@ class Fleet:
         settings: CoreSettings,
         models: Sequence[ModelSettings],
         *,
-        deadlines: Deadlines,
-        outbox: Outbox,
         random: random.Random,
         is_strict: bool,
     ) -> None:
-        self.settings = settings
+        self.deadlines = deadlines = Deadlines()
+        self.outbox = outbox = Outbox()
+        self.machine_bytes = 0
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
@@ -109,8 +113,6 @@ class Fleet:
         self.prefill_slots = PrefillSlots(outbox, meter)
         self.warm_pool = WarmPool(deadlines, outbox)
         self.downloads = Downloads(outbox)
-        self.deadlines = deadlines
-        self.outbox = outbox
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
         self._is_strict = is_strict
@@ -126,6 +128,12 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self.by_name.values()))
+
+    @property
+    def settings(self) -> CoreSettings:
+        """Return the `[supervisor]` table as it was last read, with what there is of the budget
+        now."""
+        return self.ledger.terms.settings
 
     def find(self, name: ModelName) -> Model:
         """Find a model by its name in the configuration, or by an alias.
@@ -212,8 +220,7 @@ class Fleet:
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """Remove, add and change models: the configuration was read again."""
         budget = self._pressure.after_reload(self.settings.budget, settings.budget)
-        self.settings = replace(settings, budget=budget)
-        self.ledger.terms.settings = settings
+        self.ledger.terms.settings = replace(settings, budget=budget)
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
         for model in self:
@@ -268,7 +275,8 @@ class Fleet:
                 that one life ends as FAILED(internal), and the story is logged.
         """
         self.touch(model)
-        self.memory_changed()
+        if not isinstance(trigger, PROGRESS):
+            self.memory_changed()
         before, story = model.life.state, model.life.story
         try:
             outcomes = apply(model.life, trigger, now)
@@ -304,7 +312,7 @@ class Fleet:
         held_bytes = sum(model.held_bytes for model in self)
         budget = self._pressure.sampled(before, reading, held_bytes, now)
         if budget != before:
-            self.settings = replace(self.settings, budget=budget)
+            self.ledger.terms.settings = replace(self.settings, budget=budget)
             self.look_at_all()
         if budget.size_bytes != before.size_bytes:
             self.outbox.add(BudgetChanged(budget=budget))
@@ -316,11 +324,31 @@ class Fleet:
         self.needs = needs
         self.appraise()
 
-    def relaunched(self, name: ModelName, need: Need | None) -> None:
-        """Plan with what one model needs with another launch than that of the configuration."""
-        others = {one: known for one, known in self.needs.items() if one != name}
-        self.needs = others if need is None else {**others, name: need}
+    def needs_now(self, name: ModelName, need: Need | None) -> None:
+        """Plan with another need of one model; None: it is not known."""
+        needs = {**self.needs, name: need}  # in the order of the configuration, as before
+        self.needs = {one: known for one, known in needs.items() if known is not None}
         self.appraise()
+
+    def raise_need(self, model: Model, now: float) -> None:
+        """Reserve more for the next process of a model: this one has run out of memory. What it
+        held must still be known, and what stays reserved follows from the need."""
+        need = model.life.need
+        if need is None or model.life.is_outdated or model.name not in self.needs:
+            return  # or its files cannot be read, or a reload has removed it
+        held_bytes = model.measured_bytes - model.process.reusable_bytes
+        higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
+        if higher.raised_bytes == need.raised_bytes:
+            return
+        self.needs_now(model.name, replace(higher, most_bytes=None))
+        launch, raised_bytes = model.life.launch, higher.raised_bytes
+        self.outbox.add(NeedRaised(model=model.name, launch=launch, raised_bytes=raised_bytes))
+        note = (
+            f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
+            f"which is {size_text(higher.raise_for(0))} more than estimated"
+        )
+        model.life.story.append(f"{now:.3f} {note}")
+        self.outbox.announce(change_map(model, note))
 
     def appraise(self) -> None:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""
@@ -359,11 +387,13 @@ class Fleet:
 
     def run_policies(self, now: float) -> None:
         """Do what follows for every model that was touched."""
-        self._end_drains(now)
-        if self.ledger.take_freed():  # others of its client may wait for other models
+        if self._touched:
+            self._end_drains(now)
+        if self.ledger.has_freed:  # others of its client may wait for other models
+            self.ledger.has_freed = False
             for any_model in self:
                 self.touch(any_model)
-        if self._touched or self._is_division_due or self.prefill_slots.has_news:
+        if self._touched or self._is_division_due or self.prefill_slots.changed:
             self._plan_memory(now)
             for reader in self.prefill_slots.settle(
                 self.by_name, self._touched, self.settings, now
@@ -375,7 +405,8 @@ class Fleet:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
                     self.deadlines.set(model.name, self.prefill_slots.deadline(model))
-                if self.ledger.take_filled():  # whose turn or return it was must wait
+                if self.ledger.has_filled:  # whose turn or return it was must wait
+                    self.ledger.has_filled = False
                     for one in self:
                         if one.blame.is_anyone_on_probation or one.batch.held_back is not None:
                             self.touch(one)
@@ -425,7 +456,8 @@ class Fleet:
             self.outbox.tell(model, GiveBack())
             if note:
                 self.outbox.announce(change_map(model, note))
-        self.warm_pool.end(found.ended, now)
+        if found.ended:
+            self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
             if isinstance(trigger, Turn) and trigger.prewarmed is not None:
                 self.warm_pool.hand_over(trigger.prewarmed)
@@ -487,7 +519,8 @@ class Fleet:
         """Add a model that was never started."""
         life = Life.new(entry, exit_grace_s=self._exit_grace_s, random=self._random)
         life.appraise(self.needs.get(entry.name))
-        return self.by_name.setdefault(entry.name, Model(life=life, queue=Queue(self.ledger)))
+        model = Model(name=entry.name, life=life, queue=Queue(self.ledger))
+        return self.by_name.setdefault(entry.name, model)
 
     def _carry_out(self, model: Model, outcome: Outcome, before: State, now: float) -> None:
         match outcome:
@@ -504,20 +537,14 @@ class Fleet:
                         )
                     )
                 self.outbox.announce(change_map(model, note, before))
-            case QueueEnds(error=error):
-                self.serving.fail_queue(model, error, now)
-            case RunningEnds(error=error):
-                self.serving.fail_running(model, error, now)
+            case Answer(waiters=waiters, error=error):
+                self._answer(model, waiters, error, now)
             case RowsLeave():
                 self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
             case RunningLost():
                 self._lose_worker(model, outcome, now)
-            case UpWaitersEnd(error=error_or_none):
-                self._answer(model, model.up_callers, error_or_none, now)
-            case DownWaitersEnd(error=error_or_none):
-                self._answer(model, model.down_callers, error_or_none, now)
-            case Erased():
-                self.outbox.add(ForgetModel(model=model.name))
+            case ForgetModel():
+                self.outbox.add(outcome)
                 del self.by_name[model.name]
                 self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
@@ -540,8 +567,20 @@ class Fleet:
         model.forget_process()
 
     def _answer(
-        self, model: Model, callers: list[Caller], error: RemoteError | None, now: float
+        self, model: Model, waiters: Waiters, error: RemoteError | None, now: float
     ) -> None:
+        callers: list[Caller] = []
+        match waiters:
+            case Waiters.CALLERS_UP:
+                callers = model.up_callers
+            case Waiters.CALLERS_DOWN:
+                callers = model.down_callers
+            case Waiters.QUEUE:
+                assert error is not None
+                self.serving.fail_queue(model, error, now)
+            case Waiters.RUNNING:
+                assert error is not None
+                self.serving.fail_running(model, error, now)
         for caller in callers:
             if error is None:
                 self.outbox.reply(caller, {"model": model_row(model, now)})

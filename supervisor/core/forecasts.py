@@ -19,13 +19,13 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
-from .life import Life, Outcome
+from .life import Life
 from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
-from .states import Abandoned, Erased, Removed, Shortage, Swapping, Urgency
+from .states import Abandoned, Removed, Shortage, Swapping, Urgency
 from .transitions import apply
 
 # ---------------------------------------------------------------- loads
@@ -216,10 +216,9 @@ def foreseen(
         life = deepcopy(model.life)
         life.stream_tokens = model.longest_stream
         trigger = life.reload_trigger(by_name, settings.drain_timeout_s)
-        outcomes: list[Outcome] = []
         if life.name in by_name or life.name in known:
-            outcomes = apply(life, trigger, now)
-        is_erased = any(isinstance(outcome, Erased) for outcome in outcomes)
+            apply(life, trigger, now)
+        is_erased = life.wanted is Wanted.GONE and not life.has_process
         if life.name in known and by_name.get(life.name) != model.life.settings:
             change = {
                 "model": life.name,

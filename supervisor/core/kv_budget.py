@@ -1,4 +1,4 @@
-"""The KV budget of each model: what its rows take and may take, and the division of what is free.
+"""The KV budget of each model: what its rows take and may take.
 
 A worker that loads has one row reserved. What no model needs otherwise is divided among those that
 serve: their rows may take it until it is needed elsewhere. A higher budget is reserved before a
@@ -9,7 +9,7 @@ the memory budget through rows. The core plans with what a worker computes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from mlxsup.protocol.states import SERVES, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
-from .memory import equal_shares
 from .requests import Request
 
 if TYPE_CHECKING:
@@ -70,28 +69,31 @@ class RowBudget:
             worker says that it keeps to it.
         could_bytes: what it could be told at most, if every other model kept to its least.
         number: of what it was told last.
+        awaited: that number, until the worker has said that it keeps to it.
     """
 
     size_bytes: int = 0
     most_bytes: int = 0
     could_bytes: int = 0
     number: int = 0
+    awaited: int | None = None
     _stage: _GivingBack = _GivingBack.NOT_ASKED
     _gave_back_at: float | None = None
 
     def tell(self, size_bytes: int, *, gives_back: bool = False) -> SetBudget:
         """Return the message that sets another budget."""
         self.number += 1
+        self.awaited = self.number
         self.size_bytes = size_bytes
         self.most_bytes = max(self.most_bytes, size_bytes)
         if gives_back:
             self._stage = _GivingBack.ASKED
         return SetBudget(number=self.number, rows_bytes=size_bytes, gives_back=gives_back)
 
-    def keeps_to(self, number: int) -> bool:
-        """Note that the worker keeps to this budget; return whether that changes anything."""
-        if number != self.number:
-            return False
+    def was_confirmed(self) -> bool:
+        """Note that the worker keeps to what it was told last; return whether that changes
+        anything."""
+        self.awaited = None
         is_news = self.most_bytes != self.size_bytes or self._stage is _GivingBack.ASKED
         self.most_bytes = self.size_bytes
         if self._stage is _GivingBack.ASKED:
@@ -286,12 +288,13 @@ def _bytes_of(model: Model, *, rows: int, longest: int) -> int:
     return cache_bytes(model.process.ready.cache_layers, rows=rows, longest=longest)
 
 
-# ---------------------------------------------------------------- the division
+# ---------------------------------------------------------------- the parts of a division
 
 
-def keeps_to(model: Model, number: int) -> bool:
-    """Note that a worker keeps to this budget; return whether that changes what is reserved."""
-    if model.batch.budget is None or not model.batch.budget.keeps_to(number):
+def keeps_to(model: Model, budget: RowBudget) -> bool:
+    """Note that a worker keeps to what it was told last; return whether that changes what is
+    reserved."""
+    if not budget.was_confirmed():
         return False
     if has_row_budget(model):
         reserve(model)
@@ -352,10 +355,6 @@ def adopt(model: Model, part: Part) -> SetBudget | None:
     return message
 
 
-LEAST_CHANGE = 8
-"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A model that serves and whose rows have a budget, at one moment.
@@ -397,27 +396,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """The memory that is divided.
-
-    Attributes:
-        others_bytes: what is reserved for all other models.
-        whole_bytes: the memory budget while memory is not short; None: there is none.
-        size_bytes: what models may take now, less what prewarmed workers hold or will; None as
-            before.
-        is_awaited: whether a model waits for memory that a request or a command needs it to have.
-        tried_again: the models that try a request again that has run out of memory alone.
-    """
-
-    members: tuple[Member, ...]
-    others_bytes: int
-    whole_bytes: int | None
-    size_bytes: int | None
-    is_awaited: bool
-    tried_again: frozenset[ModelName]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """The part of one model in the division.
 
@@ -433,99 +411,3 @@ class Part:
     raise_bytes: int
     size_bytes: int | None = None
     gives_back: bool = False
-
-
-def divide(division: Division, *, is_short: bool) -> list[Part]:
-    """Divide the memory that is free for rows.
-
-    Args:
-        is_short: whether every model must give back what it does not need now.
-
-    Returns:
-        A part for each member, in the order in which they are told: lower budgets come first.
-    """
-    coulds = {one.name: _could_bytes(one, division) for one in division.members}
-    raises = {one.name: one.raise_bytes for one in division.members}
-    if division.whole_bytes is not None:
-        # What was raised gives way to a row that could not run otherwise, until the next load.
-        for one in division.members:
-            room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
-            raises[one.name] = min(one.raise_bytes, room_bytes)
-    members = [replace(one, raise_bytes=raises[one.name]) for one in division.members]
-    targets = _targets(replace(division, members=tuple(members)), is_short=is_short)
-    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
-    lowered = {}
-    for one in members:
-        size_bytes = _lowered(one, targets[one.name], is_short=is_short)
-        if size_bytes is not None:
-            lowered[one.name] = replace(
-                parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
-            )
-    free_bytes = None
-    if division.size_bytes is not None:
-        reserved_bytes = sum(one.reserved_bytes for one in division.members)
-        free_bytes = division.size_bytes - division.others_bytes - reserved_bytes
-    raised = []
-    for one in members:
-        target_bytes = targets[one.name]
-        if free_bytes is not None:
-            held_bytes = one.reserved_bytes - one.fixed_bytes
-            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
-        if one.size_bytes is None:  # the first row needs nothing that is free
-            target_bytes = max(target_bytes, one.claim.least_bytes)
-        elif target_bytes <= one.size_bytes or one.name in lowered:
-            continue
-        raised.append(replace(parts.pop(one.name), size_bytes=target_bytes))
-        if free_bytes is not None:
-            free_bytes -= one.reserved_with(target_bytes) - one.reserved_bytes
-    return [*lowered.values(), *raised, *parts.values()]
-
-
-def _could_bytes(one: Member, division: Division) -> int:
-    if division.whole_bytes is None or one.is_given:
-        return one.claim.wanted_bytes
-    others = [other for other in division.members if other is not one]
-    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
-    return division.whole_bytes - taken_bytes - division.others_bytes - one.bare_bytes
-
-
-def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
-    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
-    for no news. It is lowered by little only if that is needed elsewhere."""
-    if one.size_bytes is None:
-        return None
-    target_bytes = min(target_bytes, one.size_bytes)
-    if is_short:
-        return target_bytes if target_bytes < one.size_bytes or one.has_spare else None
-    return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
-
-
-def _targets(division: Division, *, is_short: bool) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take: what they hold if memory is
-    short or a request of another model has run out of memory alone, no more than now while a model
-    waits for memory, or else also an equal share of what is free."""
-    held = {one.name: one.rows_bytes for one in division.members}
-    if is_short:
-        return held
-    shares = _shares(division)
-    tried = division.tried_again
-    if not tried:
-        return shares
-    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
-
-
-def _shares(division: Division) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take while memory is not short."""
-    members = division.members
-    if division.size_bytes is None:
-        return {one.name: one.claim.wanted_bytes for one in members}
-    if division.is_awaited:
-        return {one.name: one.size_bytes or 0 for one in members}
-    least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
-    free_bytes = division.size_bytes - division.others_bytes - least_bytes
-    extras = equal_shares(
-        free_bytes, {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
-    )
-    return {
-        one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
-    }

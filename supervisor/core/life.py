@@ -1,6 +1,6 @@
-"""One model's worker over all its generations: what is true of it, and how that may change.
+"""One model's worker over all its generations: what is true of it.
 
-Only `transitions.py` changes a life.
+Only `transitions.py` changes its state, and what is wanted of it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,20 @@ from mlxsup.protocol.states import (
     Wanted,
     Why,
 )
-from mlxsup.protocol.worker_messages import Exit
 
-from .actions import Abandon, SendToWorker, SignalWorker, Spawn, WorkerSignal
-from .errors import cut_off, load_failed, superseded, unknown_model
+from .errors import cut_off, unknown_model
 from .memory import Need
 from .settings import ModelSettings, RestartSettings
 from .states import (
-    AFTER_EXIT,
-    LEAVES_TO,
     Abandoned,
     Backoff,
-    Changed,
-    DownWaitersEnd,
-    Draining,
-    Effect,
     Failed,
     Pending,
     Phase,
-    QueueEnds,
-    Ready,
     Reconfigured,
     Removed,
-    StopCause,
     Stopped,
     Stopping,
-    StopStage,
-    UpWaitersEnd,
 )
 
 # ---------------------------------------------------------------- restarts after crashes
@@ -141,10 +128,6 @@ class RestartPolicy:
         return min(delay_s, self.settings.backoff_max_s) * self.random.uniform(0.5, 1.0)
 
 
-Outcome = Effect | Spawn | SendToWorker | SignalWorker | Abandon
-"""Everything that a transition can cause."""
-
-
 # ---------------------------------------------------------------- what is known of a process
 
 NEVER_SPAWNED = Generation(0)
@@ -153,15 +136,6 @@ STORY_LENGTH = 200
 KILL_LIMIT_S = 10.0
 KILL_LIMIT_S_PER_GB = 0.5
 """How long after SIGKILL an exit may take: the kernel frees a resident GB in about 0.17 s."""
-
-DUMP_GRACE_S = 0.5
-"""How long a stalled worker has to print its stacks before it is killed."""
-
-SIGNALS = {
-    StopStage.DUMP: WorkerSignal.DUMP,
-    StopStage.TERM: WorkerSignal.TERM,
-    StopStage.KILL: WorkerSignal.KILL,
-}
 
 FILES_COUNT_FOR_S = 5.0
 """What was found of files is believed for so long; no folder is looked at more often than that."""
@@ -342,7 +316,6 @@ class Life:
     files: Files = UNSEEN
     load_times: LoadTimes = NO_LOAD
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
-    _outcomes: list[Outcome] = field(default_factory=list)
 
     @classmethod
     def new(cls, settings: ModelSettings, *, exit_grace_s: float, random: random.Random) -> Life:
@@ -411,11 +384,6 @@ class Life:
         for."""
         return self.phase.download_cause if isinstance(self.phase, Backoff | Pending) else ""
 
-    def take_outcomes(self) -> list[Outcome]:
-        """Return what the last transition caused, and empty the list."""
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
-
     # ------------------------------------------------------------ memory
 
     def needed_for(self, stream_tokens: int) -> int:
@@ -459,36 +427,6 @@ class Life:
             self.keep_books()
         return self.reserved_bytes != before
 
-    # ------------------------------------------------------------ used by the transitions
-
-    def enter(self, phase: Phase, note: str = "") -> None:
-        """Change the state along the edges of `LEAVES_TO` or, with the end of the process, of
-        `AFTER_EXIT`; answer who has waited for this state, or waits in vain from now on."""
-        before, had_process = self.state, self.has_process
-        self.load_times = self.load_times.ended(phase.since)
-        self.phase = phase
-        is_exit = had_process and not self.has_process
-        assert phase.STATE in (AFTER_EXIT if is_exit else LEAVES_TO[before]), f"{before} → {phase}"
-        if is_exit:
-            self.pid = None
-            self.launched = None
-            self.ready_at = None
-            self.files = UNSEEN
-        self.keep_books()
-        self.do(Changed(note=note))
-        match phase:
-            case Ready():
-                self.do(UpWaitersEnd(error=None))
-            case Stopped():
-                self.do(DownWaitersEnd(error=None))
-            case Failed(cause=cause) if not self.has_process:
-                error = load_failed(self.name, cause, is_retryable=False)
-                self.do(QueueEnds(error=error), UpWaitersEnd(error=error))
-
-    def do(self, *outcomes: Outcome) -> None:
-        """Add to what this transition causes."""
-        self._outcomes.extend(outcomes)
-
     def ready_for_s(self, now: float) -> float | None:
         """Return how long its process has been READY, or had been before it was asked to end; None:
         never, or it was given up."""
@@ -496,51 +434,11 @@ class Life:
             return None
         return (self.phase.since if isinstance(self.phase, Stopping) else now) - self.ready_at
 
-    def drain(self, drain_s: float, now: float, note: str) -> None:
-        """Let running requests finish, for that long at most; then the process is ended."""
-        self.enter(Draining(since=now, due_at=now + drain_s), note)
-
     @property
     def waiting_error(self) -> RemoteError:
         """Return what ends requests that wait for a model that is no longer wanted."""
         removal = self.removal if self.wanted is Wanted.GONE else None
         return removal or cut_off(self.name, self.why)
-
-    def want(self, wanted: Wanted, why: Why) -> None:
-        """Record what is wanted, and answer all who want the opposite: commands are superseded, and
-        requests are cut off."""
-        was_up, self.wanted, self.why = self.wanted is Wanted.UP, wanted, why
-        if wanted is not Wanted.UP:
-            if was_up:
-                is_command = why is Why.USER
-                error = (
-                    superseded(self.name, "an unload") if is_command else cut_off(self.name, why)
-                )
-                self.do(UpWaitersEnd(error=error))
-            self.do(QueueEnds(error=self.waiting_error))
-        elif not was_up:
-            self.do(DownWaitersEnd(error=superseded(self.name, "a load")))
-
-    def join(self, why: Why) -> None:
-        """Want it up, for a reason that does not replace the one that it comes up for."""
-        self.want(Wanted.UP, self.why if self.wanted is Wanted.UP else why)
-
-    def remove(self, error: RemoteError) -> None:
-        """Want it gone once its process has ended; the error answers its requests."""
-        self.removal = error
-        self.want(Wanted.GONE, Why.RELOAD)
-
-    def adopt(self, settings: ModelSettings) -> bool:
-        """Adopt an entry, and return whether a live process must be replaced by a new one."""
-        is_other_launch = settings.launch != self.settings.launch
-        if settings != self.settings:
-            self.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
-        if self.settings.pinned and not self.has_process:
-            self.reserved_bytes = 0  # it was reserved for the pin
-        self.settings = settings
-        self.restarts.settings = settings.restart
-        self.keep_books()
-        return is_other_launch or self.wanted is Wanted.GONE
 
     def reload_trigger(
         self, entries: Mapping[ModelName, ModelSettings], drain_s: float
@@ -555,50 +453,3 @@ class Life:
         if entry is None:
             return Removed(drain_s=drain_s, error=unknown_model(self.name, entries))
         return Reconfigured(settings=entry, drain_s=drain_s)
-
-    def release_memory(self) -> None:
-        """Reserve no more than a pinned model always has."""
-        self.reserved_bytes = 0
-        self.keep_books()
-
-    def stop(
-        self,
-        cause: StopCause,
-        now: float,
-        *,
-        stage: StopStage,
-        is_restart: bool = False,
-        detail: str = "",
-    ) -> None:
-        """Enter STOPPING and asks or signals the process."""
-        stopping = Stopping(
-            since=now,
-            cause=cause,
-            stage=stage,
-            due_at=now + self.limit_s(stage),
-            is_restart=is_restart,
-            detail=detail,
-        )
-        self.enter(stopping, detail)
-        self.tell_to_end(stage)
-
-    def limit_s(self, stage: StopStage) -> float:
-        """Return how long the process may take to exit at this stage."""
-        match stage:
-            case StopStage.DUMP:
-                return DUMP_GRACE_S
-            case StopStage.ASK | StopStage.TERM:
-                return self.exit_grace_s
-            case StopStage.KILL:
-                return self.kill_limit_s
-
-    def tell_to_end(self, stage: StopStage) -> None:
-        """Ask or signal; a process whose pid is not known yet is signalled once it is."""
-        if self.pid is None:
-            return
-        if stage is StopStage.ASK:
-            message = Exit()
-            self.do(SendToWorker(model=self.name, generation=self.generation, message=message))
-        else:
-            signal = SIGNALS[stage]
-            self.do(SignalWorker(model=self.name, generation=self.generation, signal=signal))

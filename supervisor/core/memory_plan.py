@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
-from .kv_budget import Part, divide
-from .memory import Budget, Room, fewest, find_room, listed
+from .kv_budget import Member, Part
+from .memory import Budget, Room, equal_shares, fewest, find_room, listed
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
 from .states import (
     Lack,
@@ -398,10 +397,110 @@ def _by_model(rows: Iterable[tuple[LoadedModel, Row]]) -> dict[ModelName, list[R
     return found
 
 
+# ---------------------------------------------------------------- what is free, divided
+
+LEAST_CHANGE = 8
+"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
+
+
+def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
+    """Divide the memory that is free for rows.
+
+    Args:
+        is_short: whether every model must give back what it does not need now.
+
+    Returns:
+        A part for each member, in the order in which they are told: lower budgets come first.
+    """
+    coulds = {one.name: _could_bytes(one, view) for one in view.members}
+    raises = {one.name: one.raise_bytes for one in view.members}
+    if view.budget is not None:
+        # What was raised gives way to a row that could not run otherwise, until the next load.
+        for one in view.members:
+            room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
+            raises[one.name] = min(one.raise_bytes, room_bytes)
+    members = [replace(one, raise_bytes=raises[one.name]) for one in view.members]
+    targets = _targets(replace(view, members=tuple(members)), is_short=is_short)
+    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
+    lowered = {}
+    for one in members:
+        size_bytes = _lowered(one, targets[one.name], is_short=is_short)
+        if size_bytes is not None:
+            lowered[one.name] = replace(
+                parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
+            )
+    free_bytes = view.members_bytes
+    if free_bytes is not None:
+        free_bytes -= sum(one.reserved_bytes for one in members)
+    raised = []
+    for one in members:
+        target_bytes = targets[one.name]
+        if free_bytes is not None:
+            held_bytes = one.reserved_bytes - one.fixed_bytes
+            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
+        if one.size_bytes is None:  # the first row needs nothing that is free
+            target_bytes = max(target_bytes, one.claim.least_bytes)
+        elif target_bytes <= one.size_bytes or one.name in lowered:
+            continue
+        raised.append(replace(parts.pop(one.name), size_bytes=target_bytes))
+        if free_bytes is not None:
+            free_bytes -= one.reserved_with(target_bytes) - one.reserved_bytes
+    return [*lowered.values(), *raised, *parts.values()]
+
+
+def _could_bytes(one: Member, view: MemoryView) -> int:
+    if view.budget is None or one.is_given:
+        return one.claim.wanted_bytes
+    others = [other for other in view.members if other is not one]
+    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
+    return view.budget.whole_bytes - taken_bytes - view.others_bytes - one.bare_bytes
+
+
+def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
+    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
+    for no news. It is lowered by little only if that is needed elsewhere."""
+    if one.size_bytes is None:
+        return None
+    target_bytes = min(target_bytes, one.size_bytes)
+    if is_short:
+        return target_bytes if target_bytes < one.size_bytes or one.has_spare else None
+    return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
+
+
+def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take: what they hold if memory is
+    short or a request of another model has run out of memory alone, no more than now while a model
+    waits for memory, or else also an equal share of what is free."""
+    held = {one.name: one.rows_bytes for one in view.members}
+    if is_short:
+        return held
+    shares = _shares(view)
+    tried = view.tried_again
+    if not tried:
+        return shares
+    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
+
+
+def _shares(view: MemoryView) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take while memory is not short."""
+    members, size_bytes = view.members, view.members_bytes
+    if size_bytes is None:
+        return {one.name: one.claim.wanted_bytes for one in members}
+    if view.is_awaited:
+        return {one.name: one.size_bytes or 0 for one in members}
+    least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
+    wanted = {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
+    extras = equal_shares(size_bytes - least_bytes, wanted)
+    return {
+        one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
+    }
+
+
 # ---------------------------------------------------------------- all models
 
 
-class Plan(NamedTuple):
+@dataclass(slots=True, kw_only=True)
+class Plan:
     """The steps that are due now.
 
     Attributes:
@@ -410,16 +509,17 @@ class Plan(NamedTuple):
         reclaimed: the models whose workers give back what they keep for reuse, with a note for
             those who watch; empty: none.
         shed: the models of which rows leave because memory is short: whose, and a note.
-        doubted: the models whose files are compared with those that they have loaded.
+        doubted: the models whose files are compared with those that they have loaded, before they
+            may be swapped out.
         parts: what the rows of each model may take; none while there is anything else to do.
     """
 
-    steps: list[tuple[ModelName, Trigger]]
-    ended: list[int]
-    reclaimed: list[tuple[ModelName, str]]
-    shed: list[tuple[ModelName, list[RequestKey], str]]
-    doubted: list[ModelName]
-    parts: list[Part]
+    steps: list[tuple[ModelName, Trigger]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    reclaimed: list[tuple[ModelName, str]] = field(default_factory=list)
+    shed: list[tuple[ModelName, list[RequestKey], str]] = field(default_factory=list)
+    doubted: list[ModelName] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
 
 def plan(view: MemoryView) -> Plan:
@@ -429,41 +529,28 @@ def plan(view: MemoryView) -> Plan:
     for one in view.loaded.values():
         if one.swap is not None:
             planner.call_off(one, one.swap)
+    waiting = [request for request in view.waiting if not request.is_unwanted]
     for request in view.waiting:
         if request.is_unwanted:  # like an evicted one, it loads with its next request
-            planner.steps.append((request.name, WantDown(why=Why.EVICT, drain_s=0.0)))
-    waiting = [request for request in view.waiting if not request.is_unwanted]
+            planner.put(request.name, WantDown(why=Why.EVICT, drain_s=0.0))
     for request in sorted(waiting, key=lambda request: request.turn_order):
         planner.decide(request)
     planner.swap(waiting)
     if view.budget is not None:
         planner.keep_within(view.budget)
-    parts: list[Part] = []
-    if view.division is not None and not (planner.steps or planner.shed):
-        reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
-        parts = divide(view.division, is_short=reclaims or view.overshoot_bytes > 0)
-    return Plan(
-        planner.steps, planner.ended, planner.reclaimed, planner.shed, planner.doubted, parts
-    )
+    planner.divide()
+    return planner.plan
 
 
 class _Planner:
     """One pass over a view: what is decided for one model counts for those after it.
 
     Attributes:
-        steps: what has been decided.
-        ended: the prewarmed workers that must go.
-        reclaimed: the models whose workers give back what they keep for reuse, with a note.
-        shed: the rows that leave because memory is short, by model, with a note.
-        doubted: the models whose files must be looked at before they may be swapped out.
+        plan: what has been decided.
     """
 
     def __init__(self, view: MemoryView) -> None:
-        self.steps: list[tuple[ModelName, Trigger]] = []
-        self.ended: list[int] = []
-        self.reclaimed: list[tuple[ModelName, str]] = []
-        self.shed: list[tuple[ModelName, list[RequestKey], str]] = []
-        self.doubted: list[ModelName] = []
+        self.plan = Plan()
         self._view = view
         self._now = view.now
         self._loaded = dict(view.loaded)
@@ -474,12 +561,18 @@ class _Planner:
         self._may_evict = True
         self._promised_bytes = 0
 
+    def put(self, name: ModelName, trigger: Trigger) -> None:
+        """Decide that a trigger is put to a model."""
+        self.plan.steps.append((name, trigger))
+
     def reclaim(self) -> None:
         """Have workers give back what they keep for reuse: all others if one has run out of memory,
         and otherwise those that keep a part worth asking for of what must go."""
         view, budget, missing_bytes = self._view, self._view.budget, self._view.overshoot_bytes
         if view.ran_out is not None:
-            self.reclaimed += [(one.name, "") for one in view.caches if one.name != view.ran_out]
+            self.plan.reclaimed += [
+                (one.name, "") for one in view.caches if one.name != view.ran_out
+            ]
         if budget is None or not (view.is_measured and missing_bytes):
             return
         reserved_bytes = budget.kept_bytes + missing_bytes
@@ -489,7 +582,7 @@ class _Planner:
                     f"asked to give back {size_text(cache.size_bytes)} kept for reuse:"
                     f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
                 )
-                self.reclaimed.append((cache.name, note))
+                self.plan.reclaimed.append((cache.name, note))
 
     def call_off(self, one: LoadedModel, swap: Swapping) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
@@ -503,7 +596,7 @@ class _Planner:
                 and not isinstance(self._verdict(target), Admit)
             )
         if not must_go:
-            self.steps.append((one.name, SwapCalledOff()))
+            self.put(one.name, SwapCalledOff())
             self._loaded[one.name] = replace(one, standing=Standing.BUSY)
 
     def decide(self, request: LoadRequest) -> None:
@@ -527,7 +620,7 @@ class _Planner:
                 self._wait(request, Wait(reason=reason, is_under_way=True))
             case Admit() | Evict():
                 if request.lack is not None:
-                    self.steps.append((request.name, LacksMemory(lack=None)))
+                    self.put(request.name, LacksMemory(lack=None))
             case Swap(models=names, reason=reason) if not self._view.swaps:
                 why = f"{reason}, and busy models do not make room because `swap` is off"
                 self._refuse(request, Refuse(reason=why, blockers=names))
@@ -565,7 +658,7 @@ class _Planner:
         leaving = [one for one in self._loaded.values() if one.is_leaving]
         leaving_bytes = sum(one.reserved_bytes for one in leaving)
         self._end_prewarmed(self._left_of(budget.kept_bytes) + leaving_bytes)
-        if self._view.is_reclaiming or self.reclaimed:
+        if self._view.is_reclaiming or self.plan.reclaimed:
             return
         names = idle_to_evict(replace(self._view, loaded=self._loaded))
         self._evict(names, f", because {_shortage_text(self._loaded, budget)}")
@@ -573,6 +666,14 @@ class _Planner:
             return
         if self._view.swaps:
             self._swap_for_shortage(budget)
+
+    def divide(self) -> None:
+        """Divide what is free among the rows of those that serve, once nothing else is to be
+        done."""
+        view = self._view
+        if view.members and not (self.plan.steps or self.plan.shed):
+            reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
+            self.plan.parts = divide(view, is_short=reclaims or view.overshoot_bytes > 0)
 
     # ------------------------------------------------------------ inside
 
@@ -593,7 +694,7 @@ class _Planner:
     def _admit(self, request: LoadRequest) -> None:
         prewarmed = self._prewarmed_for(request)
         number = None if prewarmed is None else self._prewarmed.pop(prewarmed.number).number
-        self.steps.append((request.name, Turn(prewarmed=number)))
+        self.put(request.name, Turn(prewarmed=number))
         self._free_turns -= 1
         self._free_turns_after_crash -= request.is_after_crash
         self._hold(request)
@@ -615,7 +716,7 @@ class _Planner:
             reclaims=wait.reclaims,
         )
         if lack != before:
-            self.steps.append((request.name, LacksMemory(lack=lack)))
+            self.put(request.name, LacksMemory(lack=lack))
         if wait.is_under_way:  # what is being freed is for this model
             self._may_evict = False
             self._hold(request)
@@ -634,7 +735,7 @@ class _Planner:
             budget_bytes=self._view.budget.whole_bytes,
             blockers=refusal.blockers,
         )
-        self.steps.append((request.name, NoMemory(reason=refusal.reason, error=error)))
+        self.put(request.name, NoMemory(reason=refusal.reason, error=error))
         if request.pinned_bytes is None:
             self._loaded.pop(request.name, None)
 
@@ -653,7 +754,7 @@ class _Planner:
         for name in names:
             one = self._loaded[name]
             reason = f"evicted{why}; it was idle for {self._now - one.used_at:.0f} s"
-            self.steps.append((name, WantDown(why=Why.EVICT, drain_s=0.0, reason=reason)))
+            self.put(name, WantDown(why=Why.EVICT, drain_s=0.0, reason=reason))
             self._loaded[name] = replace(one, standing=Standing.LEAVING)
 
     def _swap(self, request: LoadRequest, swap: Swap) -> None:
@@ -677,7 +778,7 @@ class _Planner:
             leave_s=self._view.leave_s,
             reason=f"swapped out{why}; it had its turn for {ready_s:.0f} s",
         )
-        self.steps.append((name, trigger))
+        self.put(name, trigger)
         self._loaded[name] = replace(one, standing=Standing.LEAVING)
 
     def _may_return(self, names: Iterable[ModelName]) -> bool:
@@ -685,7 +786,7 @@ class _Planner:
         been looked at lately, that is done first."""
         doubted = [self._loaded[name] for name in names if self._loaded[name].are_files_doubted]
         unseen = [one for one in doubted if not one.are_files_being_seen]
-        self.doubted += [one.name for one in unseen]
+        self.plan.doubted += [one.name for one in unseen]
         return not doubted
 
     # ------------------------------------------------------------ a shortage
@@ -698,7 +799,7 @@ class _Planner:
             if len(rows) > 1:
                 count = f"{len(rows)} batch requests leave"
             reason = f"{count} {OTHERS}: {_shortage_text(self._loaded, budget)}"
-            self.shed.append((name, [row.key for row in rows], reason))
+            self.plan.shed.append((name, [row.key for row in rows], reason))
         return bool(leaving)
 
     def _swap_for_shortage(self, budget: Budget) -> None:
@@ -770,7 +871,7 @@ class _Planner:
         for worker in sorted(staying, key=usefulness):
             if held_bytes > left_bytes:
                 held_bytes -= worker.reserved_bytes
-                self.ended.append(worker.number)
+                self.plan.ended.append(worker.number)
                 ending = replace(worker, state=PrewarmedState.ENDING)
                 self._prewarmed[worker.number] = ending
         return False

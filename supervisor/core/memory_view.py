@@ -18,7 +18,7 @@ from mlxsup.protocol.states import Priority, Wanted, Why
 
 from .kv_budget import (
     Claim,
-    Division,
+    Member,
     claim_of,
     fixed_bytes,
     has_row_budget,
@@ -278,7 +278,10 @@ class MemoryView:
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory with one request, which is tried
             again if it is still open; None: there is none.
-        division: what is divided among those that serve; None: nothing has changed for it.
+        members: the models that serve and whose rows share what is free; none if nothing has
+            changed that their parts depend on.
+        claimed_bytes: what prewarmed workers hold, or will once they are started.
+        tried_again: the models that try a request again that has run out of memory alone.
         are_rows_leaving: whether rows have been asked to leave for want of memory, and are there.
     """
 
@@ -295,7 +298,9 @@ class MemoryView:
     is_reclaiming: bool = False
     is_measured: bool = False
     ran_out: ModelName | None = None
-    division: Division | None = None
+    members: tuple[Member, ...] = ()
+    claimed_bytes: int = 0
+    tried_again: frozenset[ModelName] = frozenset()
     are_rows_leaving: bool = False
 
     @property
@@ -305,6 +310,24 @@ class MemoryView:
             return 0
         staying = (one for one in self.loaded.values() if not one.is_leaving)
         return max(0, sum(one.reserved_bytes for one in staying) - self.budget.kept_bytes)
+
+    @property
+    def others_bytes(self) -> int:
+        """Return what is reserved for all models that are no members of the division."""
+        names = {one.name for one in self.members}
+        return sum(one.reserved_bytes for one in self.loaded.values() if one.name not in names)
+
+    @property
+    def members_bytes(self) -> int | None:
+        """Return what the members may hold together now; None: any amount."""
+        if self.budget is None:
+            return None
+        return self.budget.size_bytes - self.claimed_bytes - self.others_bytes
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if a model waits for memory that a request or a command needs it to have."""
+        return any(one.lack and one.urgency is not Urgency.NONE for one in self.waiting)
 
     def beside(self, name: ModelName) -> list[LoadedModel]:
         """Return the other models that hold memory."""
@@ -334,6 +357,11 @@ def view_of(
     everybody = list(models)
     is_tried = ran_out is not None and any(one.crashes.shortages for one in ran_out.open_requests)
     loading = [model.life for model in everybody if model.life.is_loading]
+    has_budget = settings.budget is not None
+    members: tuple[Member, ...] = ()
+    if is_division_due:
+        shared = (model for model in everybody if takes_part(model, has_budget=has_budget))
+        members = tuple(member_of(model, now) for model in shared)
     return MemoryView(
         budget=settings.budget,
         now=now,
@@ -343,7 +371,7 @@ def view_of(
             for model in everybody
             if model.waits_for_load
         ),
-        prewarmed=warm_pool.held,
+        prewarmed=tuple(warm_pool.workers.values()),
         free_turns=settings.parallel_loads - len(loading),
         free_turns_after_crash=settings.parallel_loads
         - sum(life.is_after_crash for life in loading),
@@ -361,29 +389,12 @@ def view_of(
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         is_measured=is_measured,
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
-        division=_division(everybody, warm_pool, settings, now) if is_division_due else None,
+        members=members,
+        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if members else 0,
+        tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),
         are_rows_leaving=any(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()
         ),
-    )
-
-
-def _division(
-    models: list[Model], warm_pool: WarmPool, settings: CoreSettings, now: float
-) -> Division:
-    budget = settings.budget
-    members = [one for one in models if takes_part(one, has_budget=budget is not None)]
-    names = {one.name for one in members}
-    size_bytes = None
-    if budget is not None:
-        size_bytes = budget.size_bytes - warm_pool.claimed_bytes(models, settings)
-    return Division(
-        members=tuple(member_of(one, now) for one in members),
-        others_bytes=sum(one.life.reserved_bytes for one in models if one.name not in names),
-        whole_bytes=budget.whole_bytes if budget else None,
-        size_bytes=size_bytes,
-        is_awaited=any(one.lack and one.is_asked_for for one in models),
-        tried_again=frozenset(one.name for one in models if _is_tried_again(one)),
     )
 
 

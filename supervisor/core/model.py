@@ -146,7 +146,6 @@ class Process:
         residency: its turn, from READY to its end; None while there is none.
         dying: its message before an exit that was not asked for.
         asked_back_at: when it was last asked to give back what it keeps for reuse.
-        machine_bytes: memory of the machine; 0 before it was measured.
         rates: how many tokens there were at which times.
     """
 
@@ -157,7 +156,6 @@ class Process:
     dying: str = ""
     steps: int = 0
     asked_back_at: float = -math.inf
-    machine_bytes: int = 0
     rates: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     @property
@@ -266,6 +264,7 @@ class Model:
     """One model.
 
     Attributes:
+        name: as the configuration has it.
         paused: requests that a person has paused; they wait outside the queue.
         up_callers, down_callers: who waits for READY, and who for STOPPED.
         keep_alive_s: how long it stays loaded while idle, as its latest request or load has it; -1:
@@ -275,6 +274,7 @@ class Model:
         told_waiting: what all who wait were last notified of: the reason, and the load's progress.
     """
 
+    name: ModelName
     life: Life
     queue: Queue
     paused: dict[RequestKey, Request] = field(default_factory=dict)
@@ -288,11 +288,6 @@ class Model:
     idle_since: float = math.inf
     load_s: float = 0.0
     told_waiting: tuple[WaitReason, str, int] | None = None
-
-    @property
-    def name(self) -> ModelName:
-        """Return its name."""
-        return self.life.name
 
     @property
     def has_room(self) -> bool:
@@ -429,21 +424,23 @@ class Model:
         """True if its reservation follows what is measured down, too: its worker gives back."""
         return self.life.state in SERVES and now < self.process.asked_back_at + ASK_AGAIN_S
 
-    @property
-    def is_over_memory(self) -> bool:
+    def is_over_memory(self, machine_bytes: int) -> bool:
         """True if its worker last held more memory than its limit or, if it has none, so much of
-        the machine's that a SIGKILL must come from the system."""
+        the machine's that a SIGKILL must come from the system.
+
+        Args:
+            machine_bytes: memory of the machine; 0: it was not measured.
+        """
         limit = self.life.launch.memory_limit_bytes or 0
         if not limit:
-            return 0 < self.process.machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
+            return 0 < machine_bytes * MACHINE_SHARE < self.life.footprint_bytes
         return limit < max(self.life.footprint_bytes, self.process.reported_bytes)
 
     def deadline(self) -> float | None:
-        """Return when something is due for this model or its queue, or its process should be
-        checked."""
+        """Return when something is due for this model or its queue; its process has its own."""
         times = [self.state_deadline(), self.queue.ages_at, self.batch.yields_at]
-        if self.process.watch is not None and self.life.state in WATCHED:
-            times.append(self.process.watch.deadline(self.step_timeout_s))
+        if self.queue:
+            times.append(self.blame.expires_at)
         return min((when for when in times if when is not None), default=None)
 
     @property
@@ -512,7 +509,7 @@ class Model:
 
     def forget_process(self) -> None:
         """Forget what was only true of the process, which is gone."""
-        self.process = Process(machine_bytes=self.process.machine_bytes)
+        self.process = Process()
         self.batch = Batch()
         for request in (*self.queue, *self.paused.values()):
             request.run.left_short_at = None

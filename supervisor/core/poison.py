@@ -182,16 +182,16 @@ class Blame:
 
     def expire(self, now: float) -> None:
         """Forget what is old."""
-        for digest in [d for d, s in self.suspects.items() if now - s.since >= SUSPICION_S]:
+        for digest in [d for d, s in self.suspects.items() if now >= s.since + SUSPICION_S]:
             del self.suspects[digest]
         for digest in [d for d, until in self._quarantined.items() if now >= until]:
             del self._quarantined[digest]
         if now >= self._rows_until:
-            self.rows = None
+            self.rows, self._rows_until = None, math.inf
 
     def lift(self) -> None:
         """Let all requests start clean: a person has restarted the model or changed its entry."""
-        self.rows = None
+        self.rows, self._rows_until = None, math.inf
         self.suspects.clear()
         self._quarantined.clear()
         self._in_a_row.clear()
@@ -216,6 +216,13 @@ class Blame:
         """Return for how much longer a request is refused; None if it is not."""
         until = self._quarantined.get(digest)
         return until - now if until is not None and until > now else None
+
+    @property
+    def expires_at(self) -> float | None:
+        """Return when something is forgotten that may keep requests waiting; None: nothing does."""
+        times = [one.since + SUSPICION_S for one in self.suspects.values()]
+        when = min([self._rows_until, *times])
+        return when if when < math.inf else None
 
     @property
     def is_anyone_on_probation(self) -> bool:

@@ -175,14 +175,18 @@ class Device:
 
 
 class PrefillSlots:
-    """Grants leases for chunks of long prompts."""
+    """Grants leases for chunks of long prompts.
+
+    Attributes:
+        changed: the models whose workers have said anything since the last `settle`.
+    """
 
     def __init__(self, outbox: Outbox, meter: Meter) -> None:
         self._outbox = outbox
         self._meter = meter
         self._devices: dict[str, Device] = {}  # by backend, of which there are four
         self._device_of: dict[ModelName, Device] = {}  # of each member
-        self._changed: dict[ModelName, None] = {}  # members, since the last `settle`
+        self.changed: dict[ModelName, None] = {}
         self._most_readers: int | None = None  # as the settings said then
 
     # ------------------------------------------------------------ what workers say
@@ -201,15 +205,10 @@ class PrefillSlots:
             if model.process.watch is not None:
                 model.process.watch.asked_for_lease()
         if has_changed or message.returns_lease or message.wants_lease:
-            self._changed[model.name] = None
+            self.changed[model.name] = None
         return ""
 
     # ------------------------------------------------------------ after every event
-
-    @property
-    def has_news(self) -> bool:
-        """True if workers have said anything since the last `settle`."""
-        return bool(self._changed)
 
     def settle(
         self,
@@ -226,10 +225,10 @@ class PrefillSlots:
         Returns:
             The models whose deadline may have changed.
         """
-        if not (touched or self._changed):
+        if not (touched or self.changed):
             return []
-        changed = {name: None for name in self._changed if name in models}
-        self._changed.clear()
+        changed = {name: None for name in self.changed if name in models}
+        self.changed.clear()
         is_new_limit = settings.max_parallel_prefills != self._most_readers
         self._most_readers = settings.max_parallel_prefills
         devices = dict(self._devices) if is_new_limit else {}

@@ -349,6 +349,9 @@ class Ledger:
         waiting: requests that are queued and have not begun, over all models.
         waiting_by_account: the same, by account.
         running_by_account: those that were dispatched and do not wait again.
+        has_freed: whether a request of an account with a `max_running` has ended or waits again
+            since this was last set to false.
+        has_filled: whether an account has reached its `max_running` since then.
     """
 
     def __init__(self, terms: Terms, deadlines: Deadlines) -> None:
@@ -360,7 +363,7 @@ class Ledger:
         self._by_connection: dict[ConnectionId, dict[RequestId, Request]] = {}
         self.waiting_by_account: Counter[Account] = Counter()
         self.running_by_account: Counter[Account] = Counter()
-        self._has_freed = self._has_filled = False
+        self.has_freed = self.has_filled = False
         self.waiting = 0
         self._held_bytes = 0
         self._listening = 0
@@ -396,17 +399,6 @@ class Ledger:
         """Return how many more requests of the account may run; infinity for any number."""
         most = self.terms.of(account).max_running
         return max(most - self.running_by_account[account], 0) if most else math.inf
-
-    def take_freed(self) -> bool:
-        """True if, since the last call, a request of an account with a `max_running` has ended or
-        waits again."""
-        has_freed, self._has_freed = self._has_freed, False
-        return has_freed
-
-    def take_filled(self) -> bool:
-        """True if, since the last call, an account has reached its `max_running`."""
-        has_filled, self._has_filled = self._has_filled, False
-        return has_filled
 
     def new_key(self) -> RequestKey:
         """Return a key that was never used before."""
@@ -509,9 +501,9 @@ class Ledger:
             del self.running_by_account[account]
         most = self.terms.of(account).max_running
         if most and change < 0:
-            self._has_freed = True
+            self.has_freed = True
         elif most and self.running_by_account[account] >= most:
-            self._has_filled = True
+            self.has_filled = True
 
 
 # ---------------------------------------------------------------- the line of a model

@@ -1,7 +1,6 @@
-"""The values of a model's life: its states, the triggers that change them, and the effects of that.
+"""The values of a model's life: its states, and the triggers that change them.
 
-A state holds what is only true while it lasts. A trigger is what may happen to a life, an effect
-what must happen to requests, callers and watchers, which a life knows nothing about.
+A state holds what is only true while it lasts. A trigger is what may happen to a life.
 """
 
 from __future__ import annotations
@@ -554,6 +553,9 @@ Trigger = (
 """Everything that may happen to a life: commands, what the memory plan decides, what the shell and
 the worker report, and time."""
 
+PROGRESS = Spawned | Hello | LoadProgress
+"""Triggers that change nothing of what the memory plan depends on."""
+
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -569,72 +571,3 @@ def words_of(trigger: Trigger) -> str:
     values = [getattr(trigger, one.name) for one in fields(trigger)]
     facts = [str(value) for value in values if value and isinstance(value, str | int | float)]
     return f"{name} ({', '.join(facts)})" if facts else name
-
-
-# ---------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueEnds:
-    """Answer every request that waits for this model."""
-
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEnds:
-    """Answer every running request, though the process is still alive."""
-
-    error: RemoteError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningLost:
-    """The process is gone with what ran in it: answer those requests, or let them wait again."""
-
-    text: str
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsLeave:
-    """All rows are to leave for a swap without an end; what they have computed is dropped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpWaitersEnd:
-    """Answer callers of load and restart: with success, or with an error."""
-
-    error: RemoteError | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownWaitersEnd:
-    """Answer callers of unload: with success, or with an error."""
-
-    error: RemoteError | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """The state changed: notify the watchers."""
-
-    note: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erased:
-    """The model was removed and its process is gone: forget it."""
-
-
-Effect = (
-    QueueEnds
-    | RunningEnds
-    | RunningLost
-    | RowsLeave
-    | UpWaitersEnd
-    | DownWaitersEnd
-    | Changed
-    | Erased
-)
-"""A life knows nothing about requests, callers and watchers: `fleet.py` carries these out."""

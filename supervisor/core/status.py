@@ -37,14 +37,12 @@ class Daemon:
     Attributes:
         facts: version, pid, endpoint and the like, as the shell found them.
         started_at: monotonic seconds.
-        machine_bytes: memory of the machine; 0 before it was measured.
         gateway: what is known of its gateway.
     """
 
     facts: Mapping[str, Any]
     gateway: Gateway
     started_at: float = 0.0
-    machine_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +106,7 @@ def status_map(fleet: Fleet, daemon: Daemon, now: float) -> dict[str, Any]:
             "is_short": budget is not None and bool(budget.shortage) and is_lacking,
             "over_bytes": over_bytes,
             "reserved_bytes": sum(row["reserved_bytes"] for row in (*rows, *warm_pool["workers"])),
-            "machine_bytes": daemon.machine_bytes,
+            "machine_bytes": fleet.machine_bytes,
         },
         "warm_pool": warm_pool,
         "gateway": daemon.gateway.status(now),

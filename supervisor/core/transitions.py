@@ -1,4 +1,4 @@
-"""The transitions of a model's life: one function per state with a case per trigger, and the
+"""The transitions of a model's life: one method per state with a case per trigger, and the
 judgement on the end of a process.
 
 `apply` is the only way to change a state. A trigger without a case is a bug, except that a process
@@ -16,31 +16,32 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
+from enum import Enum, auto
+from typing import NamedTuple, assert_never
 
 from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Wanted, Why
-from mlxsup.protocol.worker_messages import Hello, LoadProgress
+from mlxsup.protocol.worker_messages import Exit, Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
-from .actions import Abandon, Spawn
-from .errors import cut_off, load_failed, model_failed
+from .actions import Abandon, ForgetModel, SendToWorker, SignalWorker, Spawn, WorkerSignal
+from .errors import cut_off, load_failed, model_failed, superseded
 from .events import Spawned
-from .life import GiveUp, LastExit, Life, LoadTimes, Outcome
-from .poison import Evidence
+from .life import UNSEEN, GiveUp, LastExit, Life, LoadTimes
+from .poison import Evidence, Verdict
+from .settings import ModelSettings
 from .states import (
+    AFTER_EXIT,
+    LEAVES_TO,
     Abandoned,
     Backoff,
-    Changed,
     Died,
-    DownWaitersEnd,
     Drained,
     Draining,
     Due,
-    Erased,
     Failed,
     Faulted,
     Fetching,
@@ -50,13 +51,10 @@ from .states import (
     Loading,
     NoMemory,
     Pending,
-    QueueEnds,
+    Phase,
     Ready,
     Reconfigured,
     Removed,
-    RowsLeave,
-    RunningEnds,
-    RunningLost,
     Shortage,
     StopCause,
     Stopped,
@@ -67,11 +65,65 @@ from .states import (
     Swapping,
     Trigger,
     Turn,
-    UpWaitersEnd,
     WantDown,
     WantRestart,
     WantUp,
 )
+
+# ---------------------------------------------------------------- what a transition causes
+
+
+class Waiters(Enum):
+    """Those who wait for something of a model, and get an answer when its life changes."""
+
+    CALLERS_UP = auto()
+    """Of a load or a restart."""
+    CALLERS_DOWN = auto()
+    """Of an unload."""
+    QUEUE = auto()
+    """Requests that wait for it."""
+    RUNNING = auto()
+    """Requests that run in its process."""
+
+
+class Answer(NamedTuple):
+    """Answer all of these: with an error or, if it is None, callers with success."""
+
+    waiters: Waiters
+    error: RemoteError | None = None
+
+
+class RowsLeave(NamedTuple):
+    """All rows are to leave for a swap without an end; what they have computed is dropped."""
+
+
+class RunningLost(NamedTuple):
+    """The process is gone with what ran in it: answer those requests, or let them wait again."""
+
+    text: str
+    verdict: Verdict
+
+
+class Changed(NamedTuple):
+    """The state changed, or a fact of it that watchers are notified of; the note says what."""
+
+    note: str
+
+
+Outcome = (
+    Answer
+    | RowsLeave
+    | RunningLost
+    | Changed
+    | Spawn
+    | SendToWorker
+    | SignalWorker
+    | Abandon
+    | ForgetModel
+)
+"""Everything that a transition can cause: actions for the shell, and what `fleet.py` carries out,
+because a life knows nothing about requests, callers and watchers."""
+
 
 # ---------------------------------------------------------------- one trigger
 
@@ -93,6 +145,18 @@ FIRST_STAGE = {
 }
 """The first stage of ending a process with this fault."""
 
+DUMP_GRACE_S = 0.5
+"""How long a stalled worker has to print its stacks before it is killed."""
+
+SIGNALS = {
+    StopStage.DUMP: WorkerSignal.DUMP,
+    StopStage.TERM: WorkerSignal.TERM,
+    StopStage.KILL: WorkerSignal.KILL,
+}
+
+FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
+"""What another attempt would only repeat."""
+
 
 class ImpossibleTransitionError(Exception):
     """The state has no case for this trigger: a bug."""
@@ -104,554 +168,687 @@ def apply(life: Life, trigger: Trigger, now: float) -> list[Outcome]:
     Raises:
         ImpossibleTransitionError: the state has no case for it; nothing was changed.
     """
-    match life.phase:
-        case Abandoned():
-            _abandoned(life, trigger, now)
-        case Stopped() | Backoff() | Failed() as phase:
-            _at_rest(life, phase, trigger, now)
-        case Pending() as phase:
-            _pending(life, phase, trigger, now)
-        case Loading() as phase:
-            _loading(life, phase, trigger, now)
-        case Ready():
-            _ready(life, trigger, now)
-        case Draining() as phase:
-            _draining(life, phase, trigger, now)
-        case Swapping() as phase:
-            _swapping(life, phase, trigger, now)
-        case Stopping() as phase:
-            _stopping(life, phase, trigger, now)
-        case phase:
-            assert_never(phase)
-    return life.take_outcomes()
+    transition = _Transition(life, now)
+    transition.run(trigger)
+    return transition.outcomes
 
 
-# ---------------------------------------------------------------- without a process
+class _Transition:
+    """One change of a life, under way.
 
-
-def _at_rest(life: Life, phase: Stopped | Backoff | Failed, trigger: Trigger, now: float) -> None:
-    """Nothing runs, and nothing is about to."""
-    match trigger:
-        case WantUp(why=why):
-            _start(life, why, now)
-        case WantRestart():
-            _start(life, Why.RESTART, now)
-        case WantDown(why=why) if isinstance(phase, Stopped):
-            life.want(Wanted.DOWN, why)
-            life.do(DownWaitersEnd(error=None))
-        case WantDown(why=why):
-            _stay_down(life, why, now)
-        case Removed(error=error):
-            _erase(life, error)
-        case Reconfigured(settings=settings):
-            if life.adopt(settings) and not isinstance(phase, Stopped):
-                life.want(Wanted.UP, Why.RELOAD)
-                life.enter(Pending(since=now))
-        case Due() if isinstance(phase, Backoff):
-            cause = phase.download_cause
-            life.enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
-        case _:
-            raise _impossible(life, trigger)
-
-
-def _pending(life: Life, phase: Pending, trigger: Trigger, now: float) -> None:
-    """Handle a trigger while it waits for its turn, for memory or for files. It holds no memory
-    meanwhile: two models that wait for each other would wait for ever."""
-    match trigger:
-        case WantUp(why=why):
-            life.join(why)
-        case WantRestart():
-            life.want(Wanted.UP, Why.RESTART)
-        case WantDown(why=why):
-            _stay_down(life, why, now)
-        case Removed(error=error):
-            _erase(life, error)
-        case Reconfigured(settings=settings):
-            life.adopt(settings)
-            if phase.fetching is not None and settings.download is None:
-                _has_files(life, phase, "", now)
-        case Turn(prewarmed=prewarmed):
-            _spawn(life, phase, prewarmed, now)
-        case LacksMemory(lack=Lack() as lack):
-            _wait_for_memory(life, phase, lack)
-        case LacksMemory():
-            life.phase = replace(phase, lack=None)
-        case NoMemory(error=error, reason=reason):
-            # All who wait are answered. What came up for the configuration stays wanted, because
-            # a reload may make room; what came up for those who are answered does not.
-            life.do(QueueEnds(error=error), UpWaitersEnd(error=error))
-            if life.settings.preload and life.why in (Why.PRELOAD, Why.RELOAD):
-                since = phase.lack.since if phase.lack else now
-                _wait_for_memory(life, phase, Lack(since=since, reason=reason))
-            else:
-                life.want(Wanted.DOWN, Why.MEMORY)
-                life.enter(Stopped(since=now), error.message)
-        case Fetching() as fetching:  # others load meanwhile
-            cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
-            life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
-            life.release_memory()
-            life.do(Changed(note=""))
-        case DownloadDone(folder=folder):
-            launch = replace(life.settings.launch, path=folder)
-            life.settings = replace(life.settings, launch=launch, download=None)
-            life.restarts.outage_ended()
-            _has_files(life, phase, "downloaded", now)
-        case DownloadFailed() as failed:
-            _not_downloaded(life, failed, now)
-        case Due():  # there may be memory: the plan looks again
-            pass
-        case _:
-            raise _impossible(life, trigger)
-
-
-def _abandoned(life: Life, trigger: Trigger, now: float) -> None:
-    """Handle a trigger while its process cannot be ended: the model gets no other one before that
-    has exited."""
-    match trigger:
-        case WantUp() | WantRestart():
-            life.do(UpWaitersEnd(error=load_failed(life.name, life.failure, is_retryable=False)))
-        case WantDown(why=why):
-            life.want(Wanted.DOWN, why)
-            life.do(DownWaitersEnd(error=model_failed(life.name, life.failure)))
-        case Removed(error=error):
-            life.remove(error)
-        case Reconfigured(settings=settings):
-            if life.adopt(settings) and life.wanted is not Wanted.DOWN:
-                life.want(Wanted.UP, Why.RELOAD)
-        case Died():
-            _ended(life, trigger, now)
-        case _:
-            raise _impossible(life, trigger)
-
-
-# ---------------------------------------------------------------- with a process
-
-
-def _loading(life: Life, phase: Loading, trigger: Trigger, now: float) -> None:
-    match trigger:
-        case WantUp(why=why):
-            life.join(why)
-        case WantDown(why=why):
-            life.want(Wanted.DOWN, why)
-            life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
-        case WantRestart(is_immediate=is_immediate):
-            life.want(Wanted.UP, Why.RESTART)
-            if is_immediate and not phase.is_restart:  # otherwise this load is the restart
-                life.stop(StopCause.ASKED, now, stage=StopStage.TERM, is_restart=True)
-        case Removed(error=error):
-            life.remove(error)
-            life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
-        case Reconfigured(settings=settings):
-            if life.adopt(settings):
-                life.want(Wanted.UP, Why.RELOAD)
-                life.stop(StopCause.ASKED, now, stage=StopStage.TERM)
-        case Spawned(pid=pid):
-            life.pid = pid
-        case Hello():
-            _advance(life, phase, LoadPhase.IMPORT, 0.0, now)
-        case LoadProgress(phase=load_phase, progress=progress):
-            _advance(life, phase, load_phase, progress, now)
-        case ReadyMessage():  # announced after the warm-up
-            life.ready_at = now
-            if life.why is Why.RESTART:
-                life.why = Why.USER  # done: a later crash counts as a crash
-            elif life.why is Why.SWAP:
-                life.why = Why.REQUEST  # it has its turn again
-            life.enter(Ready(since=now))
-        case Due():
-            limit_s = life.settings.load_stall_timeout_s
-            detail = f"the load made no progress for {limit_s:g} s while {DOING[phase.load_phase]}"
-            # Before HELLO the signal that prints stacks would only end the process.
-            is_silent = phase.load_phase is LoadPhase.SPAWN
-            stage = StopStage.KILL if is_silent else StopStage.DUMP
-            life.stop(StopCause.STALL, now, stage=stage, detail=detail)
-        case _:
-            _goes_wrong(life, trigger, now)
-
-
-def _ready(life: Life, trigger: Trigger, now: float) -> None:
-    match trigger:
-        case WantUp():
-            life.do(UpWaitersEnd(error=None))
-        case WantDown(why=why, drain_s=drain_s, reason=reason):
-            life.want(Wanted.DOWN, why)
-            life.drain(drain_s, now, reason or str(why))
-        case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
-            life.want(Wanted.UP, Why.RESTART)
-            if is_immediate:
-                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
-            else:
-                life.drain(drain_s, now, "restart")
-        case Removed(error=error, drain_s=drain_s):
-            life.remove(error)
-            life.drain(drain_s, now, "removed")
-        case Reconfigured(settings=settings, drain_s=drain_s):
-            if life.adopt(settings):
-                life.want(Wanted.UP, Why.RELOAD)
-                life.drain(drain_s, now, "reload")
-        case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
-            life.want(Wanted.DOWN, Why.IDLE)
-            life.drain(0.0, now, str(Why.IDLE))
-        case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
-            life.want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
-            swapping = Swapping(since=now, due_at=now + leave_s, cause=cause, ran=ran)
-            life.enter(swapping, reason)
-            life.do(RowsLeave())
-        case _:
-            _goes_wrong(life, trigger, now)
-
-
-def _draining(life: Life, phase: Draining, trigger: Trigger, now: float) -> None:
-    match trigger:
-        case WantUp(why=why):
-            if life.wanted is Wanted.UP:
-                return  # draining for a restart: it comes up again anyway
-            life.want(Wanted.UP, why)
-            if life.is_outdated:
-                return  # a reload has changed its entry: it drains, then comes up with that
-            _serve_on(life)
-        case WantDown(why=why, drain_s=drain_s):
-            life.want(Wanted.DOWN, why)
-            life.phase = replace(phase, due_at=min(phase.due_at, now + drain_s))
-        case WantRestart(is_immediate=is_immediate):
-            life.want(Wanted.UP, Why.RESTART)
-            if is_immediate:
-                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
-        case Removed(error=error):
-            life.remove(error)
-        case Reconfigured(settings=settings):
-            # Idle or evicted, it keeps going down: a request would otherwise bring the old launch
-            # back.
-            goes_down = life.wanted is Wanted.DOWN
-            is_asked = goes_down and life.why in (Why.USER, Why.SHUTDOWN)
-            if not life.adopt(settings) or is_asked:
-                return
-            if goes_down:
-                life.stop(StopCause.ASKED, now, stage=StopStage.ASK)
-            else:
-                life.want(Wanted.UP, Why.RELOAD)
-        case Drained():
-            is_restart = life.wanted is Wanted.UP
-            life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
-        case Due():
-            is_restart = life.wanted is Wanted.UP
-            if not is_restart:  # those of a restart are handled at the exit, as after a crash
-                error = cut_off(life.name, life.why)
-                life.do(RunningEnds(error=error), QueueEnds(error=life.waiting_error))
-            life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=is_restart)
-        case _:
-            _goes_wrong(life, trigger, now)
-
-
-def _swapping(life: Life, phase: Swapping, trigger: Trigger, now: float) -> None:
-    """Handle a trigger while it makes room although it is busy, and stays wanted. Until its process
-    is asked to exit, that can be called off."""
-    match trigger:
-        case WantUp(why=why):
-            life.join(why)
-        case WantDown(why=why, drain_s=drain_s):  # answers that have begun are completed first
-            life.want(Wanted.DOWN, why)
-            _drain_instead(life, drain_s, now)
-        case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
-            # It comes up again at once: what needed its memory waits for its next turn to end.
-            life.want(Wanted.UP, Why.RESTART)
-            if is_immediate:
-                life.stop(StopCause.ASKED, now, stage=StopStage.ASK, is_restart=True)
-            else:
-                _drain_instead(life, drain_s, now)
-        case Removed(error=error, drain_s=drain_s):
-            life.remove(error)
-            _drain_instead(life, drain_s, now)
-        case Reconfigured(settings=settings, drain_s=drain_s):
-            if life.adopt(settings):
-                life.want(Wanted.UP, Why.RELOAD)
-                _drain_instead(life, drain_s, now)
-            elif life.settings.pinned:
-                _stay(life, "stays: it is pinned now")
-        case SwapCalledOff():  # rows that have left return
-            if isinstance(phase.cause, Shortage):
-                _stay(life, "stays: memory is no longer short")
-            else:
-                _stay(life, f"stays: {phase.cause} no longer needs its memory")
-        case Drained() | Due():  # what still runs continues as after a crash, which accuses nothing
-            cause = phase.cause
-            why_it_goes = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
-            detail = f"swapped out {why_it_goes}"
-            life.stop(StopCause.SWAP, now, stage=StopStage.ASK, detail=detail)
-        case _:
-            _goes_wrong(life, trigger, now)
-
-
-def _stopping(life: Life, phase: Stopping, trigger: Trigger, now: float) -> None:
-    match trigger:
-        case WantUp(why=why):
-            life.join(why)
-        case WantDown(why=why):
-            life.want(Wanted.DOWN, why)
-        case WantRestart():
-            life.want(Wanted.UP, Why.RESTART)
-            life.phase = replace(phase, is_restart=True)
-        case Removed(error=error):
-            life.remove(error)
-        case Reconfigured(settings=settings):
-            if life.adopt(settings) and life.wanted is not Wanted.DOWN:
-                life.want(Wanted.UP, Why.RELOAD)
-                life.phase = replace(phase, is_restart=True)
-        case Spawned(pid=pid):
-            life.pid = pid
-            # The limit counts from the signal, which could not be sent before.
-            life.phase = replace(phase, due_at=now + life.limit_s(phase.stage))
-            life.tell_to_end(phase.stage)
-        case Due():
-            stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
-            if stage is not phase.stage or life.pid is None:  # there is nothing yet to give up
-                life.phase = replace(phase, stage=stage, due_at=now + life.limit_s(stage))
-            life.tell_to_end(stage)
-        case Faulted(cause=StopCause.INTERNAL, detail=detail):
-            life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
-        case GivenUp():
-            _given_up(life, trigger, now)
-        case Died():
-            _ended(life, trigger, now)
-        case Hello() | LoadProgress() | ReadyMessage() | Faulted():
-            pass
-        case _:
-            raise _impossible(life, trigger)
-
-
-def _goes_wrong(life: Life, trigger: Trigger, now: float) -> None:
-    """Handle what its process must not do, or its end, while it loads, serves or drains."""
-    match trigger:
-        case Faulted(cause=cause, detail=detail):
-            life.stop(cause, now, stage=FIRST_STAGE[cause], detail=detail)
-        case Died():
-            _ended(life, trigger, now)
-        case _:
-            raise _impossible(life, trigger)
-
-
-# ---------------------------------------------------------------- the end of a process
-
-FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
-"""What another attempt would only repeat."""
-
-
-def _ended(life: Life, died: Died, now: float) -> None:
-    """Decide what follows the end of a process, in every state that has one; nothing else does."""
-    phase, stopping = life.phase, ending_of(life, died)
-    reason = exit_reason(life, died)
-    text, detail = died.text, died.said
-    if stopping is not None and stopping.detail:
-        text = detail = stopping.detail
-    if isinstance(phase, Abandoned):
-        text = f"process {life.pid} has finally ended"
-    if life.restarts.fails_alike(load_error(life, died)) and reason is ExitReason.CRASH:
-        reason = ExitReason.LOAD_ERROR
-        text += ", as the time before"
-    is_lost = reason is ExitReason.LOAD_ERROR and _has_lost_files(life, died)
-    is_swap = stopping is not None and stopping.cause is StopCause.SWAP
-    is_restart = stopping.is_restart if stopping else isinstance(phase, Draining)
-    ready_s = life.ready_for_s(now)
-    if ready_s is not None and ready_s >= life.settings.restart.stable_s:
-        life.restarts.was_stable()
-    life.last_exit = LastExit(
-        reason=reason,
-        code=died.exit_code,
-        signal=died.signal_name or None,
-        detail=detail,
-        at=died.at,
-        cause=died.cause,
-    )
-    life.exits[reason, died.cause] += 1
-    life.do(RunningLost(text=text, verdict=died.verdict))
-    was_given_up = text if isinstance(phase, Abandoned) else ""
-    if life.wanted is not Wanted.UP:
-        is_gone = life.wanted is Wanted.GONE
-        life.do(QueueEnds(error=life.waiting_error))
-        life.enter(Stopped(since=now), "removed" if is_gone else was_given_up)
-        if is_gone:
-            life.do(Erased())
-    elif reason in FAILING and not is_lost:
-        _fail(life, text, now)
-    elif died.verdict.failure:
-        _fail(life, f"{died.verdict.failure}, the last time: {text}", now)
-    elif is_lost:  # it is PENDING until its repository is there, as if it had never been downloaded
-        lost = Repository(life.settings.repo, life.settings.revision)
-        life.settings = replace(life.settings, download=lost)
-        life.enter(Pending(since=now), text)
-    elif is_swap:  # it waits for memory as others do, and its requests wait with it
-        if is_restart:  # asked for meanwhile
-            life.restarts.clean()
-        life.reserved_bytes = 0
-        lack = Lack(since=now, reason=f"was {text}")
-        life.enter(Pending(since=now, lack=lack), text)
-    elif is_restart:
-        life.restarts.clean()
-        life.enter(Pending(since=now), "")
-    elif reason is ExitReason.ASKED:
-        life.reserved_bytes = 0  # it was to go, and others may wait for its memory
-        life.enter(Pending(since=now), was_given_up)
-    elif not died.verdict.is_counted:
-        life.enter(Pending(since=now, is_after_crash=True), text)
-    else:
-        _after_crash(life, text, now)
-
-
-def _has_lost_files(life: Life, died: Died) -> bool:
-    """True if files of a repository have been removed since the configuration was read.
-
-    Not if the load before ended for the same reason: a download has not helped.
+    Attributes:
+        life: the life, which nothing else changes meanwhile.
+        now: monotonic seconds.
+        outcomes: what it has caused so far.
     """
-    missing = ExitCode.MODEL_MISSING
-    if died.exit_code != missing or not life.settings.repo:
-        return False
-    return life.last_exit is None or life.last_exit.code != missing
 
+    def __init__(self, life: Life, now: float) -> None:
+        self.life = life
+        self.now = now
+        self.outcomes: list[Outcome] = []
 
-def _after_crash(life: Life, text: str, now: float) -> None:
-    was_loading = life.ready_at is None
-    verdict = life.restarts.after_crash(now)
-    if isinstance(verdict, GiveUp):
-        _fail(life, f"{verdict.reason}, the last time: {text}", now)
-        return
-    if was_loading:  # F8: those who wait for the load itself are notified; requests keep waiting
-        life.do(UpWaitersEnd(error=load_failed(life.name, text, is_retryable=True)))
-    if verdict > 0.0:
-        life.enter(Backoff(since=now, due_at=now + verdict), text)
-    else:
-        life.enter(Pending(since=now, is_after_crash=True), text)
+    def run(self, trigger: Trigger) -> None:
+        """Have the method of the state handle the trigger.
 
+        Raises:
+            ImpossibleTransitionError: it has no case for it; nothing was changed.
+        """
+        match self.life.phase:
+            case Abandoned():
+                self._abandoned(trigger)
+            case Stopped() | Backoff() | Failed() as phase:
+                self._at_rest(phase, trigger)
+            case Pending() as phase:
+                self._pending(phase, trigger)
+            case Loading() as phase:
+                self._loading(phase, trigger)
+            case Ready():
+                self._ready(trigger)
+            case Draining() as phase:
+                self._draining(phase, trigger)
+            case Swapping() as phase:
+                self._swapping(phase, trigger)
+            case Stopping() as phase:
+                self._stopping(phase, trigger)
+            case phase:
+                assert_never(phase)
 
-def _fail(life: Life, cause: str, now: float) -> None:
-    life.enter(Failed(since=now, cause=cause), cause)
+    # ------------------------------------------------------------ without a process
 
+    def _at_rest(self, phase: Stopped | Backoff | Failed, trigger: Trigger) -> None:
+        """Nothing runs, and nothing is about to."""
+        match trigger:
+            case WantUp(why=why):
+                self._start(why)
+            case WantRestart():
+                self._start(Why.RESTART)
+            case WantDown(why=why) if isinstance(phase, Stopped):
+                self._want(Wanted.DOWN, why)
+                self._answer(Waiters.CALLERS_DOWN)
+            case WantDown(why=why):
+                self._stay_down(why)
+            case Removed(error=error):
+                self._erase(error)
+            case Reconfigured(settings=settings):
+                if self._adopt(settings) and not isinstance(phase, Stopped):
+                    self._want(Wanted.UP, Why.RELOAD)
+                    self._enter(Pending(since=self.now))
+            case Due() if isinstance(phase, Backoff):
+                cause = phase.download_cause
+                self._enter(Pending(since=self.now, is_after_crash=not cause, download_cause=cause))
+            case _:
+                raise self._impossible(trigger)
 
-def _given_up(life: Life, trigger: GivenUp, now: float) -> None:
-    """SIGKILL has not ended the process: what waited for its exit continues without it (P26)."""
-    cause = trigger.text
-    failed = load_failed(life.name, cause, is_retryable=False)
-    error = failed if life.wanted is Wanted.UP else life.waiting_error
-    life.do(RunningLost(text=cause, verdict=trigger.verdict), QueueEnds(error=error))
-    life.enter(Abandoned(since=now, cause=cause), cause)
-    life.do(
-        UpWaitersEnd(error=failed),
-        DownWaitersEnd(error=model_failed(life.name, cause)),
-        Abandon(model=life.name, generation=life.generation),
-    )
+    def _pending(self, phase: Pending, trigger: Trigger) -> None:
+        """Handle a trigger while it waits for its turn, for memory or for files. It holds no memory
+        meanwhile: two models that wait for each other would wait for ever."""
+        match trigger:
+            case WantUp(why=why):
+                self._join(why)
+            case WantRestart():
+                self._want(Wanted.UP, Why.RESTART)
+            case WantDown(why=why):
+                self._stay_down(why)
+            case Removed(error=error):
+                self._erase(error)
+            case Reconfigured(settings=settings):
+                self._adopt(settings)
+                if phase.fetching is not None and settings.download is None:
+                    self._has_files(phase, "")
+            case Turn(prewarmed=prewarmed):
+                self._spawn(phase, prewarmed)
+            case LacksMemory(lack=Lack() as lack):
+                self._wait_for_memory(phase, lack)
+            case LacksMemory():
+                self.life.phase = replace(phase, lack=None)
+            case NoMemory(error=error, reason=reason):
+                # All who wait are answered. What came up for the configuration stays wanted,
+                # because a reload may make room; what came up for those who are answered does not.
+                self._answer(Waiters.QUEUE, error)
+                self._answer(Waiters.CALLERS_UP, error)
+                if self.life.settings.preload and self.life.why in (Why.PRELOAD, Why.RELOAD):
+                    since = phase.lack.since if phase.lack else self.now
+                    self._wait_for_memory(phase, Lack(since=since, reason=reason))
+                else:
+                    self._want(Wanted.DOWN, Why.MEMORY)
+                    self._enter(Stopped(since=self.now), error.message)
+            case Fetching() as fetching:  # others load meanwhile
+                cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
+                self.life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
+                self._release_memory()
+                self._do(Changed(""))
+            case DownloadDone(folder=folder):
+                launch = replace(self.life.settings.launch, path=folder)
+                self.life.settings = replace(self.life.settings, launch=launch, download=None)
+                self.life.restarts.outage_ended()
+                self._has_files(phase, "downloaded")
+            case DownloadFailed() as failed:
+                self._not_downloaded(failed)
+            case Due():  # there may be memory: the plan looks again
+                pass
+            case _:
+                raise self._impossible(trigger)
 
+    def _abandoned(self, trigger: Trigger) -> None:
+        """Handle a trigger while its process cannot be ended: the model gets no other one before
+        that has exited."""
+        life = self.life
+        match trigger:
+            case WantUp() | WantRestart():
+                failed = load_failed(life.name, life.failure, is_retryable=False)
+                self._answer(Waiters.CALLERS_UP, failed)
+            case WantDown(why=why):
+                self._want(Wanted.DOWN, why)
+                self._answer(Waiters.CALLERS_DOWN, model_failed(life.name, life.failure))
+            case Removed(error=error):
+                self._remove(error)
+            case Reconfigured(settings=settings):
+                if self._adopt(settings) and life.wanted is not Wanted.DOWN:
+                    self._want(Wanted.UP, Why.RELOAD)
+            case Died():
+                self._ended(trigger)
+            case _:
+                raise self._impossible(trigger)
 
-# ---------------------------------------------------------------- steps of several states
+    # ------------------------------------------------------------ with a process
 
+    def _loading(self, phase: Loading, trigger: Trigger) -> None:
+        match trigger:
+            case WantUp(why=why):
+                self._join(why)
+            case WantDown(why=why):
+                self._want(Wanted.DOWN, why)
+                self._stop(StopCause.ASKED, stage=StopStage.TERM)
+            case WantRestart(is_immediate=is_immediate):
+                self._want(Wanted.UP, Why.RESTART)
+                if is_immediate and not phase.is_restart:  # otherwise this load is the restart
+                    self._stop(StopCause.ASKED, stage=StopStage.TERM, is_restart=True)
+            case Removed(error=error):
+                self._remove(error)
+                self._stop(StopCause.ASKED, stage=StopStage.TERM)
+            case Reconfigured(settings=settings):
+                if self._adopt(settings):
+                    self._want(Wanted.UP, Why.RELOAD)
+                    self._stop(StopCause.ASKED, stage=StopStage.TERM)
+            case Spawned(pid=pid):
+                self.life.pid = pid
+            case Hello():
+                self._advance(phase, LoadPhase.IMPORT, 0.0)
+            case LoadProgress(phase=load_phase, progress=progress):
+                self._advance(phase, load_phase, progress)
+            case ReadyMessage():  # announced after the warm-up
+                self.life.ready_at = self.now
+                if self.life.why is Why.RESTART:
+                    self.life.why = Why.USER  # done: a later crash counts as a crash
+                elif self.life.why is Why.SWAP:
+                    self.life.why = Why.REQUEST  # it has its turn again
+                self._enter(Ready(since=self.now))
+            case Due():
+                limit_s = self.life.settings.load_stall_timeout_s
+                doing = DOING[phase.load_phase]
+                detail = f"the load made no progress for {limit_s:g} s while {doing}"
+                # Before HELLO the signal that prints stacks would only end the process.
+                is_silent = phase.load_phase is LoadPhase.SPAWN
+                stage = StopStage.KILL if is_silent else StopStage.DUMP
+                self._stop(StopCause.STALL, stage=stage, detail=detail)
+            case _:
+                self._goes_wrong(trigger)
 
-def _impossible(life: Life, trigger: Trigger) -> ImpossibleTransitionError:
-    name = type(trigger).__name__
-    return ImpossibleTransitionError(f"{life.name}: no rule for {name} in {life.state}")
+    def _ready(self, trigger: Trigger) -> None:
+        match trigger:
+            case WantUp():
+                self._answer(Waiters.CALLERS_UP)
+            case WantDown(why=why, drain_s=drain_s, reason=reason):
+                self._want(Wanted.DOWN, why)
+                self._drain(drain_s, reason or str(why))
+            case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
+                self._want(Wanted.UP, Why.RESTART)
+                if is_immediate:
+                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
+                else:
+                    self._drain(drain_s, "restart")
+            case Removed(error=error, drain_s=drain_s):
+                self._remove(error)
+                self._drain(drain_s, "removed")
+            case Reconfigured(settings=settings, drain_s=drain_s):
+                if self._adopt(settings):
+                    self._want(Wanted.UP, Why.RELOAD)
+                    self._drain(drain_s, "reload")
+            case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
+                self._want(Wanted.DOWN, Why.IDLE)
+                self._drain(0.0, str(Why.IDLE))
+            case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
+                self._want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
+                swapping = Swapping(since=self.now, due_at=self.now + leave_s, cause=cause, ran=ran)
+                self._enter(swapping, reason)
+                self._do(RowsLeave())
+            case _:
+                self._goes_wrong(trigger)
 
+    def _draining(self, phase: Draining, trigger: Trigger) -> None:
+        match trigger:
+            case WantUp(why=why):
+                if self.life.wanted is Wanted.UP:
+                    return  # draining for a restart: it comes up again anyway
+                self._want(Wanted.UP, why)
+                if self.life.is_outdated:
+                    return  # a reload has changed its entry: it drains, then comes up with that
+                self._serve_on()
+            case WantDown(why=why, drain_s=drain_s):
+                self._want(Wanted.DOWN, why)
+                self.life.phase = replace(phase, due_at=min(phase.due_at, self.now + drain_s))
+            case WantRestart(is_immediate=is_immediate):
+                self._want(Wanted.UP, Why.RESTART)
+                if is_immediate:
+                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
+            case Removed(error=error):
+                self._remove(error)
+            case Reconfigured(settings=settings):
+                # Idle or evicted, it keeps going down: a request would otherwise bring the old
+                # launch back.
+                goes_down = self.life.wanted is Wanted.DOWN
+                is_asked = goes_down and self.life.why in (Why.USER, Why.SHUTDOWN)
+                if not self._adopt(settings) or is_asked:
+                    return
+                if goes_down:
+                    self._stop(StopCause.ASKED, stage=StopStage.ASK)
+                else:
+                    self._want(Wanted.UP, Why.RELOAD)
+            case Drained():
+                is_restart = self.life.wanted is Wanted.UP
+                self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
+            case Due():
+                is_restart = self.life.wanted is Wanted.UP
+                if not is_restart:  # those of a restart are handled at the exit, as after a crash
+                    error = cut_off(self.life.name, self.life.why)
+                    self._answer(Waiters.RUNNING, error)
+                    self._answer(Waiters.QUEUE, self.life.waiting_error)
+                self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
+            case _:
+                self._goes_wrong(trigger)
 
-def _start(life: Life, why: Why, now: float) -> None:
-    life.want(Wanted.UP, why)
-    if why is not Why.REQUEST:
-        life.restarts.clean()
-    life.enter(Pending(since=now))
+    def _swapping(self, phase: Swapping, trigger: Trigger) -> None:
+        """Handle a trigger while it makes room although it is busy, and stays wanted. Until its
+        process is asked to exit, that can be called off."""
+        match trigger:
+            case WantUp(why=why):
+                self._join(why)
+            case WantDown(why=why, drain_s=drain_s):  # answers that have begun are completed first
+                self._want(Wanted.DOWN, why)
+                self._drain_instead(drain_s)
+            case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
+                # It comes up again at once: what needed its memory waits for its next turn to end.
+                self._want(Wanted.UP, Why.RESTART)
+                if is_immediate:
+                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
+                else:
+                    self._drain_instead(drain_s)
+            case Removed(error=error, drain_s=drain_s):
+                self._remove(error)
+                self._drain_instead(drain_s)
+            case Reconfigured(settings=settings, drain_s=drain_s):
+                if self._adopt(settings):
+                    self._want(Wanted.UP, Why.RELOAD)
+                    self._drain_instead(drain_s)
+                elif self.life.settings.pinned:
+                    self._stay("stays: it is pinned now")
+            case SwapCalledOff():  # rows that have left return
+                if isinstance(phase.cause, Shortage):
+                    self._stay("stays: memory is no longer short")
+                else:
+                    self._stay(f"stays: {phase.cause} no longer needs its memory")
+            case Drained() | Due():
+                # What still runs continues as after a crash, which accuses nothing.
+                cause = phase.cause
+                why_it_goes = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
+                detail = f"swapped out {why_it_goes}"
+                self._stop(StopCause.SWAP, stage=StopStage.ASK, detail=detail)
+            case _:
+                self._goes_wrong(trigger)
 
+    def _stopping(self, phase: Stopping, trigger: Trigger) -> None:
+        match trigger:
+            case WantUp(why=why):
+                self._join(why)
+            case WantDown(why=why):
+                self._want(Wanted.DOWN, why)
+            case WantRestart():
+                self._want(Wanted.UP, Why.RESTART)
+                self.life.phase = replace(phase, is_restart=True)
+            case Removed(error=error):
+                self._remove(error)
+            case Reconfigured(settings=settings):
+                if self._adopt(settings) and self.life.wanted is not Wanted.DOWN:
+                    self._want(Wanted.UP, Why.RELOAD)
+                    self.life.phase = replace(phase, is_restart=True)
+            case Spawned(pid=pid):
+                self.life.pid = pid
+                # The limit counts from the signal, which could not be sent before.
+                self.life.phase = replace(phase, due_at=self.now + self._limit_s(phase.stage))
+                self._tell_to_end(phase.stage)
+            case Due():
+                stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
+                # Without a pid there is nothing yet to give up.
+                if stage is not phase.stage or self.life.pid is None:
+                    due_at = self.now + self._limit_s(stage)
+                    self.life.phase = replace(phase, stage=stage, due_at=due_at)
+                self._tell_to_end(stage)
+            case Faulted(cause=StopCause.INTERNAL, detail=detail):
+                self.life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
+            case GivenUp():
+                self._given_up(trigger)
+            case Died():
+                self._ended(trigger)
+            case Hello() | LoadProgress() | ReadyMessage() | Faulted():
+                pass
+            case _:
+                raise self._impossible(trigger)
 
-def _stay_down(life: Life, why: Why, now: float) -> None:
-    life.want(Wanted.DOWN, why)
-    life.enter(Stopped(since=now))
+    def _goes_wrong(self, trigger: Trigger) -> None:
+        """Handle what its process must not do, or its end, while it loads, serves or drains."""
+        match trigger:
+            case Faulted(cause=cause, detail=detail):
+                self._stop(cause, stage=FIRST_STAGE[cause], detail=detail)
+            case Died():
+                self._ended(trigger)
+            case _:
+                raise self._impossible(trigger)
 
+    # ------------------------------------------------------------ the end of a process
 
-def _erase(life: Life, error: RemoteError) -> None:
-    life.remove(error)
-    life.do(DownWaitersEnd(error=None), Changed(note="removed"), Erased())
+    def _ended(self, died: Died) -> None:
+        """Decide what follows the end of a process, in every state that has one; nothing else
+        does."""
+        life, now = self.life, self.now
+        phase, stopping = life.phase, ending_of(life, died)
+        reason = exit_reason(life, died)
+        text, detail = died.text, died.said
+        if stopping is not None and stopping.detail:
+            text = detail = stopping.detail
+        if isinstance(phase, Abandoned):
+            text = f"process {life.pid} has finally ended"
+        if life.restarts.fails_alike(load_error(life, died)) and reason is ExitReason.CRASH:
+            reason = ExitReason.LOAD_ERROR
+            text += ", as the time before"
+        is_lost = reason is ExitReason.LOAD_ERROR and self._has_lost_files(died)
+        is_swap = stopping is not None and stopping.cause is StopCause.SWAP
+        is_restart = stopping.is_restart if stopping else isinstance(phase, Draining)
+        ready_s = life.ready_for_s(now)
+        if ready_s is not None and ready_s >= life.settings.restart.stable_s:
+            life.restarts.was_stable()
+        life.last_exit = LastExit(
+            reason=reason,
+            code=died.exit_code,
+            signal=died.signal_name or None,
+            detail=detail,
+            at=died.at,
+            cause=died.cause,
+        )
+        life.exits[reason, died.cause] += 1
+        self._do(RunningLost(text, died.verdict))
+        was_given_up = text if isinstance(phase, Abandoned) else ""
+        if life.wanted is not Wanted.UP:
+            is_gone = life.wanted is Wanted.GONE
+            self._answer(Waiters.QUEUE, life.waiting_error)
+            self._enter(Stopped(since=now), "removed" if is_gone else was_given_up)
+            if is_gone:
+                self._do(ForgetModel(model=life.name))
+        elif reason in FAILING and not is_lost:
+            self._fail(text)
+        elif died.verdict.failure:
+            self._fail(f"{died.verdict.failure}, the last time: {text}")
+        elif is_lost:
+            # It is PENDING until its repository is there, as if it had never been downloaded.
+            lost = Repository(life.settings.repo, life.settings.revision)
+            life.settings = replace(life.settings, download=lost)
+            self._enter(Pending(since=now), text)
+        elif is_swap:  # it waits for memory as others do, and its requests wait with it
+            if is_restart:  # asked for meanwhile
+                life.restarts.clean()
+            life.reserved_bytes = 0
+            lack = Lack(since=now, reason=f"was {text}")
+            self._enter(Pending(since=now, lack=lack), text)
+        elif is_restart:
+            life.restarts.clean()
+            self._enter(Pending(since=now), "")
+        elif reason is ExitReason.ASKED:
+            life.reserved_bytes = 0  # it was to go, and others may wait for its memory
+            self._enter(Pending(since=now), was_given_up)
+        elif not died.verdict.is_counted:
+            self._enter(Pending(since=now, is_after_crash=True), text)
+        else:
+            self._after_crash(text)
 
-
-def _wait_for_memory(life: Life, phase: Pending, lack: Lack) -> None:
-    life.phase = replace(phase, lack=lack)
-    life.release_memory()
-    if phase.lack is None:
-        life.do(Changed(note=f"waiting for memory: {lack.reason}"))
-
-
-def _has_files(life: Life, phase: Pending, note: str, now: float) -> None:
-    """Line up for a load, behind those that could have had their turn meanwhile."""
-    life.phase = replace(phase, since=now, fetching=None, download_cause="")
-    life.do(Changed(note=note))
-
-
-def _not_downloaded(life: Life, failed: DownloadFailed, now: float) -> None:
-    """Wait, however long it takes, for what ends by itself; count what else another attempt may fix
-    as a crash. Callers of the load itself are answered, and requests keep waiting. Everything else
-    is for a person to fix."""
-    said = f"{failed.message}; {failed.hint}" if failed.hint else failed.message
-    cause = f"not downloaded: {said}"
-    verdict: float | GiveUp | None = None
-    if failed.waits_for:
-        cause = f"waits for {failed.waits_for}: {said}"
-        verdict = life.restarts.after_outage()
-    elif failed.is_passing:
+    def _after_crash(self, text: str) -> None:
+        life, now = self.life, self.now
+        was_loading = life.ready_at is None
         verdict = life.restarts.after_crash(now)
-    if isinstance(verdict, float):
-        said = f"it {cause}" if failed.waits_for else cause
-        life.do(UpWaitersEnd(error=load_failed(life.name, said, is_retryable=True)))
-        due_at = now + max(verdict, failed.retry_after_s)
-        life.enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
-        return
-    if isinstance(verdict, GiveUp):
-        cause = f"its download {verdict.reason}, the last time: {cause}"
-    _fail(life, cause, now)
+        if isinstance(verdict, GiveUp):
+            self._fail(f"{verdict.reason}, the last time: {text}")
+            return
+        # F8: those who wait for the load itself are notified; requests keep waiting.
+        if was_loading:
+            self._answer(Waiters.CALLERS_UP, load_failed(life.name, text, is_retryable=True))
+        if verdict > 0.0:
+            self._enter(Backoff(since=now, due_at=now + verdict), text)
+        else:
+            self._enter(Pending(since=now, is_after_crash=True), text)
 
+    def _fail(self, cause: str) -> None:
+        self._enter(Failed(since=self.now, cause=cause), cause)
 
-def _spawn(life: Life, phase: Pending, prewarmed: int | None, now: float) -> None:
-    """Start a process of the next generation, or make one of a prewarmed worker."""
-    life.generation = Generation(life.generation + 1)
-    life.launched = life.settings.launch
-    life.is_after_crash = phase.is_after_crash
-    life.crash_restarts += phase.is_after_crash
-    life.granted_bytes = life.needed_bytes
-    life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
-    life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
-    due_at = now + life.settings.load_stall_timeout_s
-    is_restart = life.why is Why.RESTART
-    life.enter(Loading(since=now, due_at=due_at, is_restart=is_restart))
-    life.load_times = LoadTimes.begun(now, life.load_times)
-    spawn = Spawn(
-        model=life.name,
-        generation=life.generation,
-        launch=life.launch,
-        known_batching=life.known_batching,
-        prewarmed=prewarmed,
-    )
-    life.do(spawn)
+    def _given_up(self, trigger: GivenUp) -> None:
+        """Continue without the exit of a process that SIGKILL has not ended (P26)."""
+        life = self.life
+        cause = trigger.text
+        failed = load_failed(life.name, cause, is_retryable=False)
+        error = failed if life.wanted is Wanted.UP else life.waiting_error
+        self._do(RunningLost(cause, trigger.verdict))
+        self._answer(Waiters.QUEUE, error)
+        self._enter(Abandoned(since=self.now, cause=cause), cause)
+        self._answer(Waiters.CALLERS_UP, failed)
+        self._answer(Waiters.CALLERS_DOWN, model_failed(life.name, cause))
+        self._do(Abandon(model=life.name, generation=life.generation))
 
+    # ------------------------------------------------------------ steps of several states
 
-def _advance(
-    life: Life, phase: Loading, load_phase: LoadPhase, progress: float, now: float
-) -> None:
-    """Only progress renews the limit of a load; a repeated report does not."""
-    if progress <= phase.progress and load_phase is phase.load_phase:
-        return
-    life.load_times = life.load_times.entered(load_phase, now).reached(progress, now)
-    progress = max(phase.progress, progress)
-    due_at = now + life.settings.load_stall_timeout_s
-    life.phase = replace(phase, load_phase=load_phase, progress=progress, due_at=due_at)
-    life.do(Changed(note=f"{load_phase} {progress:.0%}"))
+    def _start(self, why: Why) -> None:
+        self._want(Wanted.UP, why)
+        if why is not Why.REQUEST:
+            self.life.restarts.clean()
+        self._enter(Pending(since=self.now))
 
+    def _stay_down(self, why: Why) -> None:
+        self._want(Wanted.DOWN, why)
+        self._enter(Stopped(since=self.now))
 
-def _serve_on(life: Life, note: str = "") -> None:
-    """Serve again as if it had not begun to drain."""
-    assert life.ready_at is not None
-    life.enter(Ready(since=life.ready_at), note)
+    def _erase(self, error: RemoteError) -> None:
+        self._remove(error)
+        self._answer(Waiters.CALLERS_DOWN)
+        self._do(Changed("removed"), ForgetModel(model=self.life.name))
 
+    def _wait_for_memory(self, phase: Pending, lack: Lack) -> None:
+        self.life.phase = replace(phase, lack=lack)
+        self._release_memory()
+        if phase.lack is None:
+            self._do(Changed(f"waiting for memory: {lack.reason}"))
 
-def _stay(life: Life, note: str) -> None:
-    life.why = Why.REQUEST
-    _serve_on(life, note)
+    def _has_files(self, phase: Pending, note: str) -> None:
+        """Line up for a load, behind those that could have had their turn meanwhile."""
+        self.life.phase = replace(phase, since=self.now, fetching=None, download_cause="")
+        self._do(Changed(note))
 
+    def _not_downloaded(self, failed: DownloadFailed) -> None:
+        """Wait, however long it takes, for what ends by itself; count what else another attempt may
+        fix as a crash. Callers of the load itself are answered, and requests keep waiting.
+        Everything else is for a person to fix."""
+        life, now = self.life, self.now
+        said = f"{failed.message}; {failed.hint}" if failed.hint else failed.message
+        cause = f"not downloaded: {said}"
+        verdict: float | GiveUp | None = None
+        if failed.waits_for:
+            cause = f"waits for {failed.waits_for}: {said}"
+            verdict = life.restarts.after_outage()
+        elif failed.is_passing:
+            verdict = life.restarts.after_crash(now)
+        if isinstance(verdict, float):
+            said = f"it {cause}" if failed.waits_for else cause
+            self._answer(Waiters.CALLERS_UP, load_failed(life.name, said, is_retryable=True))
+            due_at = now + max(verdict, failed.retry_after_s)
+            self._enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
+            return
+        if isinstance(verdict, GiveUp):
+            cause = f"its download {verdict.reason}, the last time: {cause}"
+        self._fail(cause)
 
-def _drain_instead(life: Life, drain_s: float, now: float) -> None:
-    """Drain for another reason from now on, which people are notified of."""
-    life.phase = Draining(since=now, due_at=now + drain_s)
-    life.do(Changed(note=str(life.why)))
+    def _spawn(self, phase: Pending, prewarmed: int | None) -> None:
+        """Start a process of the next generation, or make one of a prewarmed worker."""
+        life, now = self.life, self.now
+        life.generation = Generation(life.generation + 1)
+        life.launched = life.settings.launch
+        life.is_after_crash = phase.is_after_crash
+        life.crash_restarts += phase.is_after_crash
+        life.granted_bytes = life.needed_bytes
+        life.raise_bytes = life.need.raise_for(life.stream_tokens) if life.need else 0
+        life.reserved_bytes = life.granted_bytes  # before the load; what is measured corrects it
+        due_at = now + life.settings.load_stall_timeout_s
+        is_restart = life.why is Why.RESTART
+        self._enter(Loading(since=now, due_at=due_at, is_restart=is_restart))
+        life.load_times = LoadTimes.begun(now, life.load_times)
+        spawn = Spawn(
+            model=life.name,
+            generation=life.generation,
+            launch=life.launch,
+            known_batching=life.known_batching,
+            prewarmed=prewarmed,
+        )
+        self._do(spawn)
+
+    def _advance(self, phase: Loading, load_phase: LoadPhase, progress: float) -> None:
+        """Only progress renews the limit of a load; a repeated report does not."""
+        life, now = self.life, self.now
+        if progress <= phase.progress and load_phase is phase.load_phase:
+            return
+        life.load_times = life.load_times.entered(load_phase, now).reached(progress, now)
+        progress = max(phase.progress, progress)
+        due_at = now + life.settings.load_stall_timeout_s
+        life.phase = replace(phase, load_phase=load_phase, progress=progress, due_at=due_at)
+        self._do(Changed(f"{load_phase} {progress:.0%}"))
+
+    def _serve_on(self, note: str = "") -> None:
+        """Serve again as if it had not begun to drain."""
+        assert self.life.ready_at is not None
+        self._enter(Ready(since=self.life.ready_at), note)
+
+    def _stay(self, note: str) -> None:
+        self.life.why = Why.REQUEST
+        self._serve_on(note)
+
+    def _drain_instead(self, drain_s: float) -> None:
+        """Drain for another reason from now on, which people are notified of."""
+        self.life.phase = Draining(since=self.now, due_at=self.now + drain_s)
+        self._do(Changed(str(self.life.why)))
+
+    def _has_lost_files(self, died: Died) -> bool:
+        """True if files of a repository have been removed since the configuration was read.
+
+        Not if the load before ended for the same reason: a download has not helped.
+        """
+        missing = ExitCode.MODEL_MISSING
+        if died.exit_code != missing or not self.life.settings.repo:
+            return False
+        return self.life.last_exit is None or self.life.last_exit.code != missing
+
+    def _impossible(self, trigger: Trigger) -> ImpossibleTransitionError:
+        name = type(trigger).__name__
+        return ImpossibleTransitionError(
+            f"{self.life.name}: no rule for {name} in {self.life.state}"
+        )
+
+    # ------------------------------------------------------------ changes that several need
+
+    def _enter(self, phase: Phase, note: str = "") -> None:
+        """Change the state along the edges of `LEAVES_TO` or, with the end of the process, of
+        `AFTER_EXIT`; answer who has waited for this state, or waits in vain from now on."""
+        life = self.life
+        before, had_process = life.state, life.has_process
+        life.load_times = life.load_times.ended(phase.since)
+        life.phase = phase
+        is_exit = had_process and not life.has_process
+        assert phase.STATE in (AFTER_EXIT if is_exit else LEAVES_TO[before]), f"{before} → {phase}"
+        if is_exit:
+            life.pid = None
+            life.launched = None
+            life.ready_at = None
+            life.files = UNSEEN
+        life.keep_books()
+        self._do(Changed(note))
+        match phase:
+            case Ready():
+                self._answer(Waiters.CALLERS_UP)
+            case Stopped():
+                self._answer(Waiters.CALLERS_DOWN)
+            case Failed(cause=cause) if not life.has_process:
+                error = load_failed(life.name, cause, is_retryable=False)
+                self._answer(Waiters.QUEUE, error)
+                self._answer(Waiters.CALLERS_UP, error)
+
+    def _answer(self, waiters: Waiters, error: RemoteError | None = None) -> None:
+        """Answer all of these: with an error, or callers with success."""
+        self._do(Answer(waiters, error))
+
+    def _do(self, *outcomes: Outcome) -> None:
+        """Add to what this transition causes."""
+        self.outcomes.extend(outcomes)
+
+    def _drain(self, drain_s: float, note: str) -> None:
+        """Let running requests finish, for that long at most; then the process is ended."""
+        self._enter(Draining(since=self.now, due_at=self.now + drain_s), note)
+
+    def _want(self, wanted: Wanted, why: Why) -> None:
+        """Record what is wanted, and answer all who want the opposite: commands are superseded, and
+        requests are cut off."""
+        life = self.life
+        was_up, life.wanted, life.why = life.wanted is Wanted.UP, wanted, why
+        if wanted is not Wanted.UP:
+            if was_up:
+                is_command = why is Why.USER
+                error = (
+                    superseded(life.name, "an unload") if is_command else cut_off(life.name, why)
+                )
+                self._answer(Waiters.CALLERS_UP, error)
+            self._answer(Waiters.QUEUE, life.waiting_error)
+        elif not was_up:
+            self._answer(Waiters.CALLERS_DOWN, superseded(life.name, "a load"))
+
+    def _join(self, why: Why) -> None:
+        """Want it up, for a reason that does not replace the one that it comes up for."""
+        self._want(Wanted.UP, self.life.why if self.life.wanted is Wanted.UP else why)
+
+    def _remove(self, error: RemoteError) -> None:
+        """Want it gone once its process has ended; the error answers its requests."""
+        self.life.removal = error
+        self._want(Wanted.GONE, Why.RELOAD)
+
+    def _adopt(self, settings: ModelSettings) -> bool:
+        """Adopt an entry, and return whether a live process must be replaced by a new one."""
+        life = self.life
+        is_other_launch = settings.launch != life.settings.launch
+        if settings != life.settings:
+            life.restarts.clean()  # the old entry crashed; an unchanged one keeps its crashes
+        if life.settings.pinned and not life.has_process:
+            life.reserved_bytes = 0  # it was reserved for the pin
+        life.settings = settings
+        life.restarts.settings = settings.restart
+        life.keep_books()
+        return is_other_launch or life.wanted is Wanted.GONE
+
+    def _release_memory(self) -> None:
+        """Reserve no more than a pinned model always has."""
+        self.life.reserved_bytes = 0
+        self.life.keep_books()
+
+    def _stop(
+        self,
+        cause: StopCause,
+        *,
+        stage: StopStage,
+        is_restart: bool = False,
+        detail: str = "",
+    ) -> None:
+        """Enter STOPPING, and ask or signal the process."""
+        stopping = Stopping(
+            since=self.now,
+            cause=cause,
+            stage=stage,
+            due_at=self.now + self._limit_s(stage),
+            is_restart=is_restart,
+            detail=detail,
+        )
+        self._enter(stopping, detail)
+        self._tell_to_end(stage)
+
+    def _limit_s(self, stage: StopStage) -> float:
+        """Return how long the process may take to exit at this stage."""
+        match stage:
+            case StopStage.DUMP:
+                return DUMP_GRACE_S
+            case StopStage.ASK | StopStage.TERM:
+                return self.life.exit_grace_s
+            case StopStage.KILL:
+                return self.life.kill_limit_s
+
+    def _tell_to_end(self, stage: StopStage) -> None:
+        """Ask or signal; a process whose pid is not known yet is signalled once it is."""
+        life = self.life
+        if life.pid is None:
+            return
+        if stage is StopStage.ASK:
+            message = Exit()
+            self._do(SendToWorker(model=life.name, generation=life.generation, message=message))
+        else:
+            signal = SIGNALS[stage]
+            self._do(SignalWorker(model=life.name, generation=life.generation, signal=signal))
 
 
 # ---------------------------------------------------------------- the cause of a death

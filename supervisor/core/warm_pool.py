@@ -77,13 +77,17 @@ class Prewarmed:
 
 
 class WarmPool:
-    """All prewarmed workers."""
+    """All prewarmed workers.
+
+    Attributes:
+        workers: by their numbers.
+    """
 
     def __init__(self, deadlines: Deadlines, outbox: Outbox) -> None:
         self._deadlines = deadlines
         self._outbox = outbox
         # Bounded by `warm_workers`, and those that are about to end.
-        self._workers: dict[int, Prewarmed] = {}
+        self.workers: dict[int, Prewarmed] = {}
         self._wanted = 0
         self._started = 0
         self._deaths_in_a_row = 0
@@ -94,50 +98,45 @@ class WarmPool:
     @property
     def reserved_bytes(self) -> int:
         """Their part of the memory budget."""
-        return sum(worker.reserved_bytes for worker in self._workers.values())
+        return sum(worker.reserved_bytes for worker in self.workers.values())
 
     @property
     def pids(self) -> list[int]:
         """Return the process ids that are known."""
-        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+        return [worker.pid for worker in self.workers.values() if worker.pid is not None]
 
     def claimed_bytes(self, models: Iterable[Model], settings: CoreSettings) -> int:
         """Return what they hold, or will once they are started."""
         wanted = self._wanted if settings.warm_workers is None else settings.warm_workers
-        if not self._workers and not wanted:
+        if not self.workers and not wanted:
             return 0
         wanted = wanted if _are_of_use(models) else 0
         return max(self.reserved_bytes, wanted * self._next_bytes(settings))
 
     # ------------------------------------------------------------ loads
 
-    @property
-    def held(self) -> tuple[Prewarmed, ...]:
-        """Return all of them, for the memory plan."""
-        return tuple(self._workers.values())
-
     def hand_over(self, number: int) -> None:
         """Forget a worker that a model has taken over."""
         self._deaths_in_a_row = 0
-        del self._workers[number]
+        del self.workers[number]
 
     def end(self, numbers: Iterable[int], now: float) -> None:
         """End these workers: a model needs their memory."""
         for number in numbers:
-            self._end(self._workers[number], now)
+            self._end(self.workers[number], now)
 
     # ------------------------------------------------------------ what the shell saw
 
     def is_ready(self, number: int, pid: int, now: float) -> None:
         """Note that one has imported everything, and waits."""
-        worker = self._workers.get(number)
+        worker = self.workers.get(number)
         if worker is not None and worker.state is PrewarmedState.STARTING:
             waiting = replace(worker, state=PrewarmedState.WAITING, since=now, pid=pid)
-            self._workers[number] = waiting
+            self.workers[number] = waiting
 
     def ended(self, number: int, now: float) -> None:
         """Note that the process of one is gone, or could not be started."""
-        worker = self._workers.pop(number, None)
+        worker = self.workers.pop(number, None)
         if worker is None or worker.is_ending:
             return
         if worker.is_waiting and now - worker.since >= STABLE_S:
@@ -156,11 +155,11 @@ class WarmPool:
         if not settings.prewarmed_bytes:
             return False
         is_more = False
-        for number, worker in self._workers.items():
+        for number, worker in self.workers.items():
             measured_bytes = footprint_bytes.get(worker.pid, 0) if worker.pid is not None else 0
             if measured_bytes and worker.is_waiting:
                 is_more = is_more or measured_bytes > worker.reserved_bytes
-                self._workers[number] = replace(worker, reserved_bytes=measured_bytes)
+                self.workers[number] = replace(worker, reserved_bytes=measured_bytes)
                 self._measured_bytes = measured_bytes
         return is_more
 
@@ -170,11 +169,11 @@ class WarmPool:
         self, models: Iterable[Model], settings: CoreSettings, now: float, *, is_ending: bool
     ) -> None:
         """Start one if it is missing and nothing loads; end those that are too many."""
-        if not self._workers and settings.warm_workers == 0:
+        if not self.workers and settings.warm_workers == 0:
             return
         everybody = list(models)
         self._wanted = 0 if is_ending else self._find_wanted(everybody, settings, now)
-        staying = [worker for worker in self._workers.values() if not worker.is_ending]
+        staying = [worker for worker in self.workers.values() if not worker.is_ending]
         for worker in sorted(staying, key=usefulness)[: max(0, len(staying) - self._wanted)]:
             self._end(worker, now)
         if len(staying) < self._wanted and self._may_start(everybody, settings, now):
@@ -194,7 +193,7 @@ class WarmPool:
                     "since_s": now - worker.since,
                     "reserved_bytes": worker.reserved_bytes,
                 }
-                for worker in self._workers.values()
+                for worker in self.workers.values()
             ],
         }
 
@@ -226,7 +225,7 @@ class WarmPool:
 
     def _may_start(self, models: list[Model], settings: CoreSettings, now: float) -> bool:
         """True if the next may start: not beside another start, nor a load, nor a wait for one."""
-        if not all(worker.is_waiting for worker in self._workers.values()):
+        if not all(worker.is_waiting for worker in self.workers.values()):
             return False
         if self._retry_at is not None and now < self._retry_at:
             return False
@@ -245,7 +244,7 @@ class WarmPool:
 
     def _start(self, settings: CoreSettings, now: float) -> None:
         self._started += 1
-        self._workers[self._started] = Prewarmed(
+        self.workers[self._started] = Prewarmed(
             number=self._started,
             state=PrewarmedState.STARTING,
             since=now,
@@ -254,7 +253,7 @@ class WarmPool:
         self._outbox.add(StartPrewarmed(number=self._started))
 
     def _end(self, worker: Prewarmed, now: float) -> None:
-        self._workers[worker.number] = replace(worker, state=PrewarmedState.ENDING, since=now)
+        self.workers[worker.number] = replace(worker, state=PrewarmedState.ENDING, since=now)
         self._outbox.add(EndPrewarmed(number=worker.number))
 
 

@@ -18,10 +18,8 @@ from mlxsup.protocol.flight import (
     RequestEnded,
     WorkerDied,
 )
-from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, ExitReason, State
-from mlxsup.protocol.text import size_text
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -36,7 +34,8 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 
-from .actions import Action, LookAtWorker, NeedRaised
+from .actions import Action, LookAtWorker
+from .deadlines import SignsOf
 from .events import (
     Exited,
     FilesSeen,
@@ -50,9 +49,9 @@ from .events import (
     WorkerUnlinked,
 )
 from .fleet import Fleet
-from .kv_budget import keeps_to, planned_bytes, was_measured
+from .kv_budget import keeps_to, was_measured
 from .life import Files
-from .memory import loaded_problem, raised
+from .memory import loaded_problem
 from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .requests import Request, Stage
@@ -67,8 +66,9 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
     model = fleet.by_name.get(event.model)
     if model is None or event.generation != model.life.generation:
         return
-    is_abandoned = isinstance(model.life.phase, Abandoned)
-    if not (model.life.state in HAS_PROCESS or (is_abandoned and isinstance(event, Exited))):
+    phase = model.life.phase
+    is_late_exit = isinstance(phase, Abandoned) and isinstance(event, Exited)
+    if phase.STATE not in HAS_PROCESS and not is_late_exit:
         return
     watch, now = model.process.watch, event.now
     match event:
@@ -79,6 +79,7 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
         case Spawned():
             model.process.watch = Watch.over(now)
             fleet.trigger(model, event, now)
+            look_after(fleet, model, now)
         case SpawnFailed(detail=detail):
             said = f"could not be started: {detail}"
             died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
@@ -86,7 +87,7 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
         case WorkerSeen(is_stopped=is_stopped):
             if watch is not None:
                 watch.looked(is_stopped=is_stopped, now=now)
-                _look_after(fleet, model, now)
+                look_after(fleet, model, now)
         case FilesSeen(change=change):
             _files_seen(fleet, model, change, now)
         case WorkerBroke(is_other_version=True):
@@ -97,7 +98,7 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
             if watch is not None:
                 watch.unlinked(now)
                 fleet.touch(model)
-                _look_after(fleet, model, now)
+                look_after(fleet, model, now)
         case Exited():
             _exited(fleet, model, event)
         case _:
@@ -113,12 +114,13 @@ def _said(fleet: Fleet, model: Model, message: WorkerMessage, now: float) -> Non
             _step(fleet, model, message, now)
         case Heartbeat():
             model.process.heartbeat = message
-            if keeps_to(model, message.budget):
+            budget = model.batch.budget
+            if budget is not None and message.budget == budget.awaited and keeps_to(model, budget):
                 fleet.memory_changed()
                 fleet.touch(model)
             if model.process.watch is not None:
-                model.process.watch.beat(message, len(model.batch.held), now)
-                _look_after(fleet, model, now)
+                model.process.watch.beat(message, model.batch.rows, now)
+                look_after(fleet, model, now)
         case Accepted():
             fleet.serving.accepted(model, message, now)
         case Rejected(key=key, error=error):
@@ -185,13 +187,9 @@ def _is_of_other_version(fleet: Fleet, model: Model, version: str, now: float) -
 # ---------------------------------------------------------------- signs of life
 
 
-def due(fleet: Fleet, name: ModelName, now: float) -> None:
+def due(fleet: Fleet, model: Model, now: float) -> None:
     """Act on a deadline of this model, if it has come."""
-    model = fleet.by_name.get(name)
-    if model is None:
-        return
     fleet.touch(model)
-    _look_after(fleet, model, now)
     when = model.state_deadline()
     if when is None or now < when:
         return
@@ -203,12 +201,13 @@ def due(fleet: Fleet, name: ModelName, now: float) -> None:
         fleet.trigger(model, Due(), now)
 
 
-def _look_after(fleet: Fleet, model: Model, now: float) -> None:
-    """Act on what the process's signs of life mean."""
+def look_after(fleet: Fleet, model: Model, now: float) -> None:
+    """Act on what the process's signs of life mean, and look again when they are due."""
     life, watch = model.life, model.process.watch
     if watch is None or life.state not in WATCHED:
         return
-    match watch.judge(now, model.step_timeout_s, len(model.batch.held)):
+    step_timeout_s = model.step_timeout_s
+    match watch.judge(now, step_timeout_s, model.batch.rows):
         case Alarm.LOOK:
             fleet.outbox.add(LookAtWorker(model=model.name, generation=life.generation))
         case Alarm.STUCK:
@@ -220,22 +219,19 @@ def _look_after(fleet: Fleet, model: Model, now: float) -> None:
             fleet.fault(model, StopCause.BROKEN, watch.describe(now), now)
         case Alarm.NONE:
             pass
-    if model.queue:
-        fleet.touch(model)
-    else:  # nothing can start: a beat moves the deadline, and nothing else
-        fleet.deadlines.set(model.name, fleet.prefill_slots.deadline(model))
+    fleet.deadlines.set(SignsOf(model.name), watch.deadline(step_timeout_s))
 
 
 def measured(fleet: Fleet, event: Sampled) -> None:
     """Note what the processes were measured at, and act on what that says."""
+    fleet.machine_bytes = event.machine_bytes
     for model in fleet:
         pid = model.life.pid
         model.life.footprint_bytes = event.footprint_bytes.get(pid, 0) if pid else 0
-        model.process.machine_bytes = event.machine_bytes
         if model.process.watch is not None:
             model.process.watch.measured(model.life.footprint_bytes)
             if model.process.watch.grows_silently(event.now):
-                _look_after(fleet, model, event.now)
+                look_after(fleet, model, event.now)
         model.process.rates.append((event.now, model.totals.tokens))
         if may_have_been_restored(model, event.now):
             fleet.look_at_files(model)
@@ -284,7 +280,8 @@ def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
         cause=classify(
             event.exit_code,
             [*event.last_lines, model.process.dying],
-            is_over_memory=event.signal_name == "SIGKILL" and model.is_over_memory,
+            is_over_memory=event.signal_name == "SIGKILL"
+            and model.is_over_memory(fleet.machine_bytes),
         ),
     )
     _handle_exit(fleet, model, died, event.now)
@@ -307,9 +304,11 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     journal and the watchers get what was decided and why (F10)."""
     model.life.stream_tokens = model.longest_stream
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
-        _raise_need(fleet, model, now)
-    evidence = evidence_of(model.life, died, is_over_memory=model.is_over_memory)
-    moments, running = _last_moments(model, died, now), list(model.batch.running.values())
+        fleet.raise_need(model, now)
+    is_over_memory = model.is_over_memory(fleet.machine_bytes)
+    evidence = evidence_of(model.life, died, is_over_memory=is_over_memory)
+    moments = _last_moments(model, died, fleet.machine_bytes, now)
+    running = list(model.batch.running.values())
     verdict = model.blame.judge(evidence, model.batch.held, now)
     if verdict.story:
         model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
@@ -324,35 +323,11 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
         fleet.outbox.announce(change_map(model, verdict.story))
 
 
-def _raise_need(fleet: Fleet, model: Model, now: float) -> None:
-    """Reserve more for the next process of a model: this one has run out of memory. What it
-    held must still be known, and what stays reserved follows from the need."""
-    need = model.life.need
-    if need is None or model.life.is_outdated or model.name not in fleet.needs:
-        return  # or its files cannot be read, or a reload has removed it
-    held_bytes = model.measured_bytes - model.process.reusable_bytes
-    higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
-    if higher.raised_bytes == need.raised_bytes:
-        return
-    fleet.needs = {**fleet.needs, model.name: replace(higher, most_bytes=None)}
-    fleet.appraise()
-    remember = NeedRaised(
-        model=model.name, launch=model.life.launch, raised_bytes=higher.raised_bytes
-    )
-    fleet.outbox.add(remember)
-    note = (
-        f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
-        f"which is {size_text(higher.raise_for(0))} more than estimated"
-    )
-    model.life.story.append(f"{now:.3f} {note}")
-    fleet.outbox.announce(change_map(model, note))
-
-
 MOST_ROWS = 32
 """The entry of a death names at most this many requests, and counts the others."""
 
 
-def _last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
+def _last_moments(model: Model, died: Died, machine_bytes: int, now: float) -> dict[str, Any]:
     """Return the fields of `WorkerDied` that are forgotten once the end of a process is handled."""
     life, beat = model.life, model.process.heartbeat
     stopping = ending_of(life, died)
@@ -371,7 +346,7 @@ def _last_moments(model: Model, died: Died, now: float) -> dict[str, Any]:
         "active_bytes": beat.active_bytes if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "limit_bytes": life.launch.memory_limit_bytes or 0,
-        "machine_bytes": model.process.machine_bytes,
+        "machine_bytes": machine_bytes,
         "ready_s": life.ready_for_s(now),
     }
 

@@ -100,6 +100,9 @@ SHARED = {
     "a report of one that has ended is dropped": (
         "load m; unload m; load m; fetched 1 /stale -> m=PENDING; fetched 2 -> m=LOADING"
     ),
+    "who has its files lines up behind those that could load meanwhile": (
+        "load n; load p; now 1; load q; now 1; fetched 1; up p -> n=PENDING & q=LOADING"
+    ),
     "a shutdown ends it": "load m; signal; ends -> returns=[1]",
     "one that is interrupted is tried again while requests wait": (
         "ask; load; cut 1 -> BACKOFF & errors={c1: load_failed}; wait 0 -> PENDING;"
@@ -107,12 +110,13 @@ SHARED = {
         " -> restarts=0 & running=[r1]"
     ),
 }
-"""Models `m` and `n` of one repository, `o` of another."""
+"""Models `m` and `n` of one repository, `o` of another; `p` and `q` lack nothing."""
 
 
 @pytest.mark.parametrize("rule", SHARED)
 def test_rule_of_downloads(rule: str) -> None:
-    driver = Driver([lacking("m"), lacking("n"), lacking("o", OTHER)])
+    models = [lacking("m"), lacking("n"), lacking("o", OTHER), entry("p"), entry("q")]
+    driver = Driver(models)
     play(driver, SHARED[rule], starts, ends, fetched, cut)
 
 

@@ -10,11 +10,15 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Division, Member, divide
+from mlxsup.supervisor.core.kv_budget import Claim, Member
+from mlxsup.supervisor.core.memory_plan import divide, plan
+from mlxsup.supervisor.core.memory_view import LoadRequest, MemoryView
 from mlxsup.supervisor.core.settings import ModelSettings
+from mlxsup.supervisor.core.states import Lack, Urgency
 
 from support.core.driver import RESTART
 from support.core.memory import limited, sized, states
+from support.core.needs import budget
 from support.core.rows import (
     FIXED,
     ONE_ROW,
@@ -48,32 +52,50 @@ def test_free_memory_is_shared_equally() -> None:
     assert driver.reserved() == 2 * MODEL + 1000
 
 
+MEMBER = Member(
+    name=ModelName("a"),
+    claim=Claim(least_bytes=100, wanted_bytes=1000),
+    bare_bytes=0,
+    raise_bytes=0,
+    rows_bytes=400,
+    reserved_bytes=500,
+    measured_bytes=0,
+    kept_bytes=0,
+    size_bytes=300,
+    most_bytes=500,
+    has_spare=True,
+    is_given=False,
+)
+
+
+def view_with(*waiting: LoadRequest) -> MemoryView:
+    """One model shares 2000 bytes, and these wait."""
+    return MemoryView(budget=budget(2000), now=0.0, loaded={}, members=(MEMBER,), waiting=waiting)
+
+
+def waits(urgency: Urgency) -> LoadRequest:
+    lack = Lack(since=0.0, reason="needs more")
+    return LoadRequest(name=ModelName("b"), needed_bytes=1, urgency=urgency, lack=lack)
+
+
 def test_who_gives_back_is_not_told_more_at_the_same_time() -> None:
     """Its rows hold more than it was told, until it keeps to that."""
-    member = Member(
-        name=ModelName("a"),
-        claim=Claim(least_bytes=100, wanted_bytes=1000),
-        bare_bytes=0,
-        raise_bytes=0,
-        rows_bytes=400,
-        reserved_bytes=500,
-        measured_bytes=0,
-        kept_bytes=0,
-        size_bytes=300,
-        most_bytes=500,
-        has_spare=True,
-        is_given=False,
-    )
-    division = Division(
-        members=(member,),
-        others_bytes=0,
-        whole_bytes=1000,
-        size_bytes=1000,
-        is_awaited=False,
-        tried_again=frozenset(),
-    )
-    [part] = divide(division, is_short=True)
+    [part] = divide(view_with(), is_short=True)
     assert (part.size_bytes, part.gives_back) == (300, True)
+
+
+@pytest.mark.parametrize(("urgency", "size_bytes"), [(Urgency.REQUEST, None), (Urgency.NONE, 1000)])
+def test_rows_get_no_more_while_a_request_waits_for_memory(
+    urgency: Urgency, size_bytes: int | None
+) -> None:
+    [part] = divide(view_with(waits(urgency)), is_short=False)
+    assert part.size_bytes == size_bytes
+
+
+def test_nothing_is_divided_before_what_is_due_first() -> None:
+    assert plan(view_with()).parts != []
+    found = plan(view_with(waits(Urgency.REQUEST)))
+    assert (len(found.steps), found.parts) == (1, [])
 
 
 def test_a_paused_answer_is_loaded_for_again() -> None:

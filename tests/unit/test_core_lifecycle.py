@@ -245,6 +245,9 @@ RULES: dict[str, tuple[str, str]] = {
         "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
         " exit -> LOADING; up; exit -> BACKOFF",
     ),
+    "a load that joins a restart does not replace its reason": (
+        "STOPPED", "restart -> LOADING; load -> LOADING & why=restart; up -> why=user",
+    ),
     "a restart while stopping clears the window": (
         "READY",
         "exit; up; unload; wait 5 -> STOPPING; restart; exit code=0; up;"

@@ -359,6 +359,16 @@ def test_load_with_another_context_drains_first_and_a_reload_brings_the_old_one_
     assert context(driver) == 0
 
 
+def test_another_need_of_a_model_leaves_the_order_of_the_configuration() -> None:
+    """Pinned models are raised in that order."""
+    driver = models()
+    load_longer(driver, 8)
+    assert driver.core.fleet.needs[A] == need_gib(8)
+    assert "".join(driver.core.fleet.needs) == "abc"
+    driver.do(load(driver, 8192).answered(None, now=driver.now))
+    assert "".join(driver.core.fleet.needs) == "bc", "its files cannot be read"
+
+
 @pytest.mark.parametrize("event", ["removal", "another folder", "shutdown"])
 def test_a_load_whose_need_comes_too_late_starts_nothing(event: str) -> None:
     driver = models()

@@ -218,6 +218,25 @@ def test_out_of_memory_halves_the_rows() -> None:
     )
 
 
+@pytest.mark.parametrize("limit", ["rows", "probation"])
+def test_who_waits_starts_an_hour_later_though_nothing_else_happens(limit: str) -> None:
+    driver = engine_of(4)
+    keys = driver.serve("a", "b", queue_timeout_s=0.0)
+    if limit == "rows":
+        crash(driver, code=75)
+    else:
+        crash(driver)
+        crash(driver)
+    end = driver.now + HOUR_S
+    driver.is_checked = False
+    while driver.now < end - 2.0:
+        driver.beat(requests=1)
+        driver.pass_time(2.0)
+    assert list(driver.model().batch.running) == keys[:1]
+    driver.pass_time(2.4)
+    assert list(driver.model().batch.running) == keys
+
+
 @pytest.mark.parametrize(
     ("limit_bytes", "footprint_bytes", "machine_bytes", "rows"),
     [

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
-from mlxsup.protocol.states import FinishReason, Priority
-from mlxsup.protocol.worker_messages import RowDelta, Step
+from mlxsup.protocol.states import FinishReason, Priority, WorkerPhase
+from mlxsup.protocol.worker_messages import Heartbeat, RowDelta, Step
+from mlxsup.supervisor.core import fleet
 from mlxsup.supervisor.core.events import WorkerSaid
+from mlxsup.supervisor.core.memory_plan import Plan, plan
+from mlxsup.supervisor.core.memory_view import MemoryView
 from mlxsup.supervisor.core.prefill_slots import Device
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -97,6 +100,50 @@ def test_a_step_costs_the_same_however_many_wait_and_however_many_models_there_a
 def test_a_step_costs_the_same_for_each_of_its_rows() -> None:
     one, two, many = (calls_of_step(serving(rows)) for rows in (1, 2, 32))
     assert many - one == 31 * (two - one)
+
+
+def beat(driver: Driver) -> WorkerSaid:
+    driver.now += 0.5
+    watch = driver.model().process.watch
+    assert watch is not None
+    message = Heartbeat(
+        step=1, phase=WorkerPhase.DECODE, phase_s=0.0, requests=driver.model().batch.rows,
+        sent=watch.heard, received=watch.told,
+    )  # fmt: skip
+    return WorkerSaid(
+        now=driver.now, model=ModelName("m"), generation=driver.generation(), message=message
+    )
+
+
+def calls_of_beat(driver: Driver) -> int:
+    event = beat(driver)
+    return calls_of(lambda: driver.core.handle(event))
+
+
+def test_a_beat_costs_the_same_however_much_there_is_to_do() -> None:
+    """It moves the deadline of its process, and nothing else; forgetting times that were replaced
+    takes a few calls, now and then."""
+    alone = calls_of_beat(serving(4))
+    among = (serving(4, others=12), serving(4, waiting=500), serving(16))
+    assert max(map(calls_of_beat, among)) < alone + 8
+
+
+def test_the_progress_of_a_load_asks_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = MemoryDriver([sized("a", 1)], limited(1))
+    driver.load("a")
+    plans: list[object] = []
+
+    def noted(view: MemoryView) -> Plan:
+        plans.append(view)
+        return plan(view)
+
+    monkeypatch.setattr(fleet, "plan", noted)
+    driver.spawned("a")
+    driver.hello("a")
+    driver.progress(0.5, "a")
+    before = len(plans)
+    driver.ready("a")
+    assert (before, len(plans) > 0) == (0, True)
 
 
 def test_an_end_next_to_twelve_models_costs_not_one_call_for_each() -> None:

@@ -364,7 +364,9 @@ def test_a_changed_entry_is_loaded_in_its_turn(has_left: bool) -> None:
 
 def test_a_model_that_is_pinned_meanwhile_stays() -> None:
     driver, key = swapping()
+    driver.say(Subscribe(id=SUBSCRIPTION))
     reload(driver, replace(A, pinned=True), replace(B, pinned=False))
+    assert "stays: it is pinned now" in notes(driver)
     assert driver.state("a") is State.READY
     driver.row_left(key, "a")
     assert [one.key for one in driver.resumed()] == [key]

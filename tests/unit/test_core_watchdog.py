@@ -703,3 +703,11 @@ def test_every_message_at_every_time_has_a_rule(state: State, number: int) -> No
                 driver.exit()
         driver.come_up()
         assert driver.state() is State.READY, (state, first, second)
+
+
+def test_a_process_that_never_says_anything_is_looked_at_while_it_loads() -> None:
+    driver = Driver()
+    driver.load()
+    driver.spawned()
+    driver.pass_time(SILENCE_S)
+    assert len(driver.of(LookAtWorker)) == 1
