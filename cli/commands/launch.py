@@ -23,12 +23,12 @@ from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
-from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
+from .connect import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 
 if TYPE_CHECKING:
     import subprocess

@@ -15,8 +15,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.commands import connect, launch
-from mlxsup.cli.commands.connect import TOOLS
-from mlxsup.cli.connecting import ANY_KEY, PROGRAMS, Model, Settings, Site, site_of
+from mlxsup.cli.commands.connect import ANY_KEY, PROGRAMS, TOOLS, Model, Settings, Site, site_of
 from mlxsup.cli.exit_status import CliError
 
 URL = "http://127.0.0.1:8484"
