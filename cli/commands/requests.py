@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FOLLOW_INTERVAL_S = 1.0
 
 
-@click.command(short_help="Show every open request.")
+@click.command()
 @click.option(
     "--client", "name", metavar="NAME", help="Only show requests of this client or process."
 )
@@ -52,7 +52,7 @@ def _lines(value: Mapping[str, Any]) -> list[Line]:
     return [*lines, [(f"and {value['more']} more", "")]] if value["more"] else lines
 
 
-@click.command(short_help="Cancel a request.")
+@click.command()
 @request_argument
 @daemon_command
 def cancel(request: str, client: Client, output: Output) -> None:
@@ -108,7 +108,7 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
     output.result(changed, f"{name} {does} for {model} as {now} (was {changed['before']})")
 
 
-@click.command(short_help="Follow the answer to a request.")
+@click.command()
 @request_argument
 @daemon_command
 def attach(client: Client, request: str, output: Output) -> None:
