@@ -143,6 +143,7 @@ DUMP = "Fatal Python error: Segmentation fault"
 RULE_2 = "--- generation 2 pid 8 2026-11-21T12:00:01Z"
 AS_JSON = '{"at": "2026-11-21T%s.000Z", "level": "info", "message": "m"}'
 NEW = "2026-11-21T12:00:02.000Z INFO new"
+BEFORE, AT_NOON = "2026-11-21T11:59:59.999Z INFO a", "2026-11-21T12:00:00.000Z INFO b"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ NEW = "2026-11-21T12:00:02.000Z INFO new"
         ([DUMP], NOON - 2, []),
         ([RULE_2, NEW], NOON + 2, [RULE_2, NEW]),
         ([], NOON + 2, []),
+        ([BEFORE, AT_NOON], NOON + 2, [AT_NOON]),
         (["2026-99-99T99:99:99Z x"], NOON + 2, ["2026-99-99T99:99:99Z x"]),
     ],
 )
