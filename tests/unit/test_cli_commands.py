@@ -21,6 +21,7 @@ import click
 import pytest
 
 from mlxsup.cli import main as cli
+from mlxsup.cli.arguments import completions
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
@@ -571,3 +572,9 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
+
+
+def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
+    ids = ["r1", "r-2/x:y", "r;rm -r ~", "r$(id)", "r 1", "-r", "r\n1", ""]
+    assert [item.value for item in completions(((id, "") for id in ids), "")] == ids[:2]
+    assert [item.value for item in completions(((id, "") for id in ids), "r-")] == ids[1:2]
