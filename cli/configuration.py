@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG, DEFAULT_LISTEN
-from mlxsup.protocol.regular_file import room_hint
+from mlxsup.protocol.regular_file import new_file, room_hint
 
 from .connection import Target
 from .exit_status import CliError, ExitStatus
-from .new_file import new_file
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig

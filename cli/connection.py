@@ -76,9 +76,7 @@ REACH_S = 10.0
 """How long a command waits for a daemon that lives and is out of reach."""
 REACH_AGAIN_S = 0.1
 
-_COMMAND = re.compile(
-    r"`mlxsup (?!(?:config|completion|convert|demo|init|pull)\b)([a-z-]+)([^`]*)(?<! -h)`"
-)
+_COMMAND = r"`mlxsup (?!(?:config|completion|convert|demo|init|pull)\b)([a-z-]+)([^`]*)(?<! -h)`"
 """A command of a hint that takes the options of `Target`."""
 
 ONLY_CONFIG = frozenset({"start", "models", "plan", "show", "hosts", "service"})
@@ -131,7 +129,7 @@ class Target:
         """
         if "`mlxsup start`" in hint and self.endpoint_source:
             return ""
-        return _COMMAND.sub(self._repeat, hint)
+        return re.sub(_COMMAND, self._repeat, hint)
 
     def explain(self, error: CliError) -> CliError:
         """Return the error, with a hint that is about this daemon."""

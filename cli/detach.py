@@ -167,6 +167,18 @@ def report(started: Started, first: str, target: Target, output: Output) -> None
         output.object(value | ({"gateway": url} if url else {}))
 
 
+def note_started(started: Started, target: Target, output: Output) -> None:
+    """Say on standard error that a daemon runs now, where it serves HTTP, and how it is ended."""
+    gateway = started.gateway
+    is_listening = gateway is not None and gateway["state"] == "listening"
+    where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
+    how = "started a daemon" if started.is_ours else "another command started the daemon"
+    end = target.repeat_in("`mlxsup stop` ends it")
+    output.note(f"{how} (pid {started.pid}){where}; {end}")
+    if gateway is not None and not is_listening:
+        output.note(f"warning: {without_http(gateway)}")
+
+
 def without_http(gateway: Mapping[str, Any]) -> str:
     """Return why a gateway does not listen; it is tried again."""
     from . import port

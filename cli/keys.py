@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from mlxsup.protocol.key_file import (
     read_keys,
     revoke_key,
 )
+from mlxsup.protocol.regular_file import replace_file
 from mlxsup.protocol.text import timestamp
 
 from .connection import Target
@@ -111,10 +111,7 @@ def launch_key(target: Target, *, is_made: bool) -> tuple[str | None, bool]:
         if made is None:
             raise CliError("another `mlxsup launch` is making a key", hint="try again", code="keys")
         try:
-            file.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with os.fdopen(os.open(file, flags, 0o600), "w") as stream:
-                stream.write(f"{made}\n")
+            replace_file(file, f"{made}\n".encode())
         except OSError as error:
             raise KeyFileError(f"{file} cannot be written: {error.strerror}") from None
         return made, True

@@ -35,10 +35,13 @@ def lock_holder(endpoint: str) -> LockHolder | None:
     process that has the file open, no matter which process has the recorded pid by now.
     """
     lock = socket_at(endpoint).with_name(LOCK_NAME)
+    try:
+        pid = int(lock.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
     import psutil  # most commands never need it
 
     try:
-        pid = int(lock.read_text().split()[0])
         process = psutil.Process(pid)
         real = lock.resolve()
         if not any(Path(file.path) == real for file in process.open_files()):
@@ -48,7 +51,7 @@ def lock_holder(endpoint: str) -> LockHolder | None:
             is_stopped=process.status() == psutil.STATUS_STOPPED,
             is_beating=is_beating(endpoint),
         )
-    except (OSError, ValueError, IndexError, psutil.Error):
+    except (OSError, ValueError, psutil.Error):
         return None
 
 

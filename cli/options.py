@@ -118,7 +118,6 @@ OPTION_NAMES = {
     "prompt": "PROMPT",
     "response_format": "--schema",
     TEMPLATE: "--think",
-    "stop_token_ids": "--stop-token-id",
     "timeout_s": "--timeout",
 }
 """Names of parameters on the command line, where they are not simply `--parameter`."""

@@ -45,6 +45,7 @@ from .terminal.writer import for_terminal
 if TYPE_CHECKING:
     from mlxsup.client import Client
 
+LOOK_INTERVAL_S = 1.0
 RETRY_S = 1.0
 """How long after a failure the daemon is looked for again."""
 
@@ -145,18 +146,17 @@ class Order(NamedTuple):
     item: Item
 
 
-def run(endpoint: str, interval_s: float, output: Output) -> None:
+def run(endpoint: str, output: Output) -> None:
     """Show a daemon on the whole terminal until the user leaves.
 
     A signal that ends other programs ends this one, once the terminal is what it was.
 
     Args:
         endpoint: of the daemon.
-        interval_s: from one look to the next.
     """
     if not output.has_colour(sys.stdout):
         os.environ["NO_COLOR"] = "1"  # textual asks nothing else
-    app = Top(endpoint, interval_s)
+    app = Top(endpoint)
     ended_by = app.run(mouse=False)  # so that text can be selected and copied
     if app.failure is not None:
         raise app.failure
@@ -170,7 +170,6 @@ class Top(App[int]):
 
     Args:
         endpoint: of the daemon.
-        interval_s: from one look to the next.
 
     Attributes:
         look: the latest one; None before the first.
@@ -194,7 +193,7 @@ class Top(App[int]):
     #body { height: 1fr; }
     """
 
-    def __init__(self, endpoint: str, interval_s: float) -> None:
+    def __init__(self, endpoint: str) -> None:
         super().__init__(ansi_color=True)
         self.look: Look | None = None
         self.heard: deque[str] = deque(maxlen=MAX_CHANGES)
@@ -205,7 +204,6 @@ class Top(App[int]):
         self.said = ""
         self.failure: Exception | None = None
         self._endpoint = endpoint
-        self._interval_s = interval_s
         self._lost_at = 0.0
         self._place = 0
         self._is_helping = False
@@ -248,7 +246,7 @@ class Top(App[int]):
                         heard = [change for change in changes.wait(0.0) if is_step(change)]
                         look = Look(at=time.time(), status=status, requests=requests, changes=heard)
                         self._bring(look)
-                        self._has_ended.wait(self._interval_s)
+                        self._has_ended.wait(LOOK_INTERVAL_S)
             except CliError as error:
                 self._bring(error)
             self._has_ended.wait(RETRY_S)

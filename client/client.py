@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import queue
-import socket
 import threading
 import time
 from collections import deque
@@ -134,9 +134,11 @@ class IoThread:
         self._is_closing = False
         # Reentrant, because a signal handler may cancel while its thread is in here.
         self._lock = threading.RLock()
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._woken.setblocking(False)
+        # Not a pair of sockets: every command would wait for the module.
+        ends = os.pipe()
+        for end in ends:
+            os.set_blocking(end, False)
+        self._woken, self._waker = open(ends[0], "rb", 0), open(ends[1], "wb", 0)  # noqa: SIM115
         # A daemon thread: a client that was not closed must not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name="mlxsup-client", daemon=True)
         self._thread.start()
@@ -164,11 +166,7 @@ class IoThread:
         self._woken.close()
 
     def _wake(self) -> None:
-        try:
-            self._waker.send(b"\0")
-        except BlockingIOError:
-            # It has already been woken.
-            pass
+        self._waker.write(b"\0")  # a full pipe takes none, and has woken the thread already
 
     def _run(self) -> None:
         connection = Connection(self._endpoint)
@@ -202,10 +200,7 @@ class IoThread:
         elif (delay_s := connection.delay_s) is not None:
             timeout_ms = int(delay_s * 1000) + 1
         poller.poll(timeout_ms)
-        try:
-            while self._woken.recv(4096):
-                pass
-        except BlockingIOError:
+        while self._woken.read(4096):
             pass
 
 

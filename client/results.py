@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
@@ -37,8 +37,8 @@ class Delta(Record):
     vector: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+@record
+class Notice(Record):
     """News of what a request is waiting for.
 
     Attributes:
@@ -53,8 +53,8 @@ class Notice:
     detail: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+@record
+class Result(Record):
     """A whole answer.
 
     Attributes:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mlxsup.protocol.client_messages import Timings, Usage
 from mlxsup.protocol.errors import ErrorCode, RemoteError
-from mlxsup.protocol.pooling import unpack_vector
+from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import FinishReason
 
 from .errors import RequestError, internal
 from .results import Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embeddings:
+@record
+class Embeddings(Record):
     """The embeddings of some texts.
 
     Attributes:
@@ -32,8 +32,8 @@ class Embeddings:
     resumed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+@record
+class Ranked(Record):
     """A document of a ranking.
 
     Attributes:
@@ -45,8 +45,8 @@ class Ranked:
     score: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
+@record
+class Ranking(Record):
     """Documents in the order in which they answer a query, the best first.
 
     Attributes:
@@ -96,10 +96,16 @@ def packed_vectors(result: Result) -> list[bytes]:
     return [by_number[number] for number in range(len(by_number))]
 
 
+def _unpacked(result: Result) -> list[list[float]]:
+    from mlxsup.protocol.pooling import unpack_vector  # every command would wait for it
+
+    return [unpack_vector(packed) for packed in packed_vectors(result)]
+
+
 def embeddings_of(result: Result) -> Embeddings:
     """Return the embeddings that an answer holds; raises as `packed_vectors`."""
     return Embeddings(
-        vectors=[unpack_vector(packed) for packed in packed_vectors(result)],
+        vectors=_unpacked(result),
         usage=result.usage,
         timings=result.timings,
         resumed=result.resumed,
@@ -112,8 +118,7 @@ def ranked(result: Result, top_n: int | None = None) -> list[Ranked]:
     Raises:
         RequestError: as `packed_vectors`.
     """
-    scores = [unpack_vector(packed)[0] for packed in packed_vectors(result)]
-    found = [Ranked(index=index, score=score) for index, score in enumerate(scores)]
+    found = [Ranked(index=number, score=one[0]) for number, one in enumerate(_unpacked(result))]
     return sorted(found, key=lambda one: -one.score)[:top_n]
 
 

@@ -52,10 +52,10 @@ class Generate(Command):
     body: bytes = b""
 
 
-@record
 class Cancel(Command):
     """Client → supervisor: end this request now, at any stage."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "cancel"
 
 
@@ -82,10 +82,10 @@ class Prioritize(OfRequest):
     priority: Priority
 
 
-@record
 class Ping(Command):
     """Client → supervisor: answer with `Reply`."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "ping"
 
 
@@ -153,33 +153,33 @@ class RequestsQuery(Command):
     client: str | None = None
 
 
-@record
 class CancelRequest(OfRequest):
     """Client → supervisor: end it; answered at once."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "cancel_request"
 
 
-@record
 class Attach(OfRequest):
     """Client → supervisor: send me its stream from its first token; under this id come `Deltas` and
     an end as for a request of one's own. A `Cancel` of this id only ends the listening."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "attach"
 
 
-@record
 class PauseRequest(OfRequest):
     """Client → supervisor: take this request out of its batch, or out of the line, and let it wait
     until it is resumed; answered at once."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "pause"
 
 
-@record
 class ResumeRequest(OfRequest):
     """Client → supervisor: let a paused request continue; answered at once."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "resume"
 
 
@@ -209,10 +209,10 @@ class Stop(Command):
     timeout_s: float | None = None
 
 
-@record
 class Subscribe(Command):
     """Client → supervisor: send an `Event` for each state change from now on."""
 
+    __slots__ = ()
     TYPE: ClassVar[str] = "subscribe"
 
 

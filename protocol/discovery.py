@@ -31,7 +31,7 @@ MAX_KEY_PARTS = 32
 gigabytes for a file of 60 KB. A configuration needs six."""
 
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
-_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}){{{MAX_KEY_PARTS}}}")
+_LONG_KEY = rf"(?<![\w-])(?:{_PART}){{{MAX_KEY_PARTS}}}"
 
 ENDPOINT_VARIABLE = "MLXSUP_ENDPOINT"
 CONFIG_VARIABLE = "MLXSUP_CONFIG"
@@ -203,7 +203,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib  # most clients read no file
 
-    if found := _LONG_KEY.search(text):
+    if found := re.search(_LONG_KEY, text):
         line = text.count("\n", 0, found.start()) + 1
         raise LongKeyError(f"line {line} has a key of more than {MAX_KEY_PARTS} parts")
     return tomllib.loads(text)

@@ -17,7 +17,7 @@ def record(cls: type[T]) -> type[T]:
 
     While it runs, the class has an `__init__` alone: forty classes with generated methods would
     cost every command 20 ms, and every token the time of frozen assignments. `Record` has the other
-    methods, once for all.
+    methods, once for all. A class that adds no field has empty `__slots__` instead.
     """
     return dataclass(slots=True, kw_only=True, repr=False, eq=False)(cls)
 

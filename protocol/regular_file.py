@@ -1,12 +1,15 @@
-"""Reads files of other people, regular ones only and never more of one than a limit; replaces our
-own as a whole."""
+"""Reads files of other people, regular ones only and never more of one than a limit; writes our own
+whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 MIB = 2**20
 
@@ -103,14 +106,26 @@ def write_draft(path: Path, data: bytes, *, is_durable: bool) -> Path:
     """Write the file that is to replace another one, as `replace_file`, and return its path."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)  # of a writer that was killed
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with new_file(draft) as file:
+        file.write(data)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    return draft
+
+
+@contextmanager
+def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Give a new file to write to, which is removed if the body fails.
+
+    Raises:
+        FileExistsError: there is one already, or a link.
+        OSError: it cannot be made or written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
-            file.write(data)
-            if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
-    except OSError:
-        draft.unlink(missing_ok=True)
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
         raise
-    return draft

@@ -26,7 +26,6 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.key_file import KEY_RECORD_NAME, MARK_NAME
 from mlxsup.protocol.regular_file import replace_file, room_hint
 
-from .config.load import ConfigError
 from .memory.measurements import FILE_NAME as MEASUREMENTS_NAME
 from .process_identity import process_identity
 from .sockets.limits import MAX_CONNECTIONS, MIN_CONNECTIONS
@@ -200,6 +199,8 @@ def room_for(models: int, open_files: int, connected: int) -> int:
     """
     allowed = connections_within(open_files, models)
     if allowed < max(MIN_CONNECTIONS, connected):
+        from .config.load import ConfigError  # `mlxsup doctor` would wait for pydantic
+
         raise ConfigError(
             [
                 f"models: {models} are too many for {open_files} open files and {connected} "

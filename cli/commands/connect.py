@@ -1,17 +1,448 @@
-"""`mlxsup connect`: prints the settings with which other programs use the daemon."""
+"""`mlxsup connect`: prints the settings with which other programs use the daemon; and what `mlxsup
+launch` gives to the process of an agent."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from ..arguments import complete_writer
-from ..connecting import PROGRAMS, is_key_missing, site_of
-from ..connection import Target, daemon_options
+from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
+
+from ..arguments import complete_writer, is_writer, model_meant
+from ..connection import Target, daemon_options, unknown_model
 from ..connection import connect as connect_to
-from ..keys import read_key
+from ..exit_status import CliError
+from ..keys import read_key, usable_keys
 from ..terminal.output import Output
+
+PROVIDER = "mlxsup"
+"""Our name in the files and menus of the programs."""
+
+ANY_KEY = "mlxsup"
+"""Some programs insist on a key, and the gateway may need none."""
+
+UNKNOWN_CONTEXT = 8192
+"""Tokens that a program is to count on if the context of a model is not known."""
+
+MOST_ANSWER = 8192
+"""Tokens that a program leaves free for an answer, at most; half of a smaller context."""
+
+
+class Model(NamedTuple):
+    """A model that a program is to show, as requests call it, and its context in tokens."""
+
+    name: str
+    context: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Its context, or what is safe."""
+        return self.context or UNKNOWN_CONTEXT
+
+    @property
+    def answer(self) -> int:
+        """Return the tokens of its context that are for the answer."""
+        return min(MOST_ANSWER, self.tokens // 2)
+
+
+class Site(NamedTuple):
+    """The gateway that a program is connected to, and its models.
+
+    Attributes:
+        url: of the gateway.
+        models: all; the first is used unless the program is asked for another one.
+        key: of the gateway; while it needs none, any text does.
+    """
+
+    url: str
+    models: Sequence[Model]
+    key: str = ANY_KEY
+
+    @property
+    def model(self) -> Model:
+        """Return the model that is used first."""
+        return self.models[0]
+
+    @property
+    def base(self) -> str:
+        """Return the base URL of OpenAI's clients."""
+        return f"{self.url}/v1"
+
+
+class Settings(NamedTuple):
+    """The settings with which a program uses a daemon.
+
+    Attributes:
+        path: of the file that they go into.
+        text: what belongs there; of a JSON file, the keys that are ours.
+        usage: what to do then: a command, or what to choose where.
+        variables: of the environment, which it needs besides.
+    """
+
+    path: Path
+    text: str
+    usage: str
+    variables: Mapping[str, str] = {}
+
+
+class Start(NamedTuple):
+    """What makes one process of an agent use a daemon; no file of the user changes.
+
+    Attributes:
+        arguments: in front of the user's own; `SETTINGS_FILE` stands for the path of the file.
+        variables: of its environment.
+        file: the name and the text of a temporary file that it needs.
+    """
+
+    arguments: Sequence[str] = ()
+    variables: Mapping[str, str] = {}
+    file: tuple[str, str] | None = None
+
+
+SETTINGS_FILE = "{file}"
+
+KEY_VARIABLE = "MLXSUP_API_KEY"
+"""Has the key for programs that can be told the name of a variable: other users see arguments."""
+
+
+class Program(NamedTuple):
+    """A program that can use a daemon.
+
+    Attributes:
+        settings: returns what `connect` prints; None for an agent that has no file for it.
+        start: returns what `launch` gives to its process; None for a program that is no agent.
+        install: the command that installs the agent.
+    """
+
+    settings: Callable[[Site], Settings] | None = None
+    start: Callable[[Site], Start] | None = None
+    install: str = ""
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Site:
+    """Return the site that a daemon's status describes.
+
+    Args:
+        status: of the daemon.
+        name: of the model that the program uses first, as requests may call it: also an alias, or
+            `NAME:PRESET` or `NAME:ADAPTER`; None: the first that is READY.
+        key: of the gateway; None for none.
+    """
+    url = gateway_url(status, ", which other programs need")
+    rows = [row for row in status["models"] if is_writer(row)]
+    if name is not None and model_meant(status, name) is None:
+        variants = [
+            f"{row['name']}:{variant}"
+            for row in rows
+            for variant in (*row["presets"], *row["adapters"])
+        ]
+        raise unknown_model(name, [*(row["name"] for row in rows), *variants])
+    if not rows:
+        message = "the daemon has no model that writes text"
+        raise CliError(message, code="no_models", hint="`mlxsup add MODEL`")
+    ready = [row["name"] for row in rows if row["state"] == "READY"]
+    first = name or (ready or [row["name"] for row in rows])[0]
+    meant = model_meant(status, first)
+    context_length = (rows[0] if meant is None else meant.row)["context_length"]
+    others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
+    models = [Model(first, context_length), *others]
+    return Site(url=url, models=models, key=key or ANY_KEY)
+
+
+def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
+    """Return where programs of this machine reach the daemon's gateway.
+
+    Args:
+        status: of the daemon.
+        purpose: what needs it, behind the sentence of the error; may be empty.
+    """
+    gateway = status.get("gateway")
+    if not gateway:
+        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
+        raise CliError(f"the daemon runs without HTTP{purpose}", code="no_gateway", hint=hint)
+    url = gateway.get("url")
+    if not url:
+        message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
+        raise CliError(message, code="no_gateway", hint=hint)
+    return str(url)
+
+
+def is_key_missing(target: Target, given: str | None) -> bool:
+    """True if the gateway needs a key, and none was given."""
+    with usable_keys(target) as place:
+        keys = read_keys(place.file)
+    if keys is None and not have_been_made(place):
+        return False
+    if given is not None and digest_of(given) not in {one.digest for one in keys or ()}:
+        raise CliError(
+            "this API key does not exist",
+            code="unknown_key",
+            hint="`mlxsup key list` lists the keys, `mlxsup key new NAME` creates one",
+        )
+    return given is None
+
+
+# ---------------------------------------------------------------- the programs
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _home(variable: str, default: str) -> Path:
+    """Return a folder that a variable of the environment names, or one below the home folder."""
+    given = os.environ.get(variable)
+    return Path(given).expanduser() if given else Path.home() / default
+
+
+def _claude_variables(site: Site) -> dict[str, str]:
+    name = site.model.name
+    return {
+        "ANTHROPIC_BASE_URL": site.url,
+        "ANTHROPIC_AUTH_TOKEN": site.key,
+        "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_MODEL": name,
+        **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": name for tier in ("OPUS", "SONNET", "HAIKU")},
+        # Any of these would send the user's files to a cloud instead.
+        **{f"CLAUDE_CODE_USE_{cloud}": "0" for cloud in ("BEDROCK", "FOUNDRY", "VERTEX")},
+        # Otherwise each request begins with another line, and no prompt is ever known.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _claude(site: Site) -> Settings:
+    path = _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
+    return Settings(path=path, text=_json({"env": _claude_variables(site)}), usage="claude")
+
+
+def _start_claude(site: Site) -> Start:
+    # The `env` of the user's own settings wins over the environment, but not over --settings.
+    variables = _claude_variables(site)
+    text = json.dumps({"env": variables}, indent=2)
+    return Start(
+        arguments=["--settings", SETTINGS_FILE],
+        variables=variables,
+        file=("claude.json", f"{text}\n"),
+    )
+
+
+def _codex_text(site: Site, key: str) -> str:
+    """Return the settings of Codex.
+
+    Args:
+        site: the gateway.
+        key: the line of the provider that has the key, or says where it is.
+    """
+    # A text of JSON is one of TOML, too.
+    return f"""\
+model = {json.dumps(site.model.name)}
+model_provider = "{PROVIDER}"
+model_context_window = {site.model.tokens}
+# Only OpenAI's own service searches.
+web_search = "disabled"
+
+# Their tools would be a quarter of every prompt.
+[agents]
+enabled = false
+
+[model_providers.{PROVIDER}]
+name = "{PROVIDER}"
+base_url = {json.dumps(site.base)}
+wire_api = "responses"
+{key}
+"""
+
+
+def _codex(site: Site) -> Settings:
+    text = _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
+    path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
+    return Settings(path=path, text=text.rstrip("\n"), usage=f"codex --profile {PROVIDER}")
+
+
+def _start_codex(site: Site) -> Start:
+    def flat(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{name}{key}.")
+            else:
+                yield from ("-c", f"{name}{key}={json.dumps(value)}")
+
+    import tomllib
+
+    table = tomllib.loads(_codex_text(site, f'env_key = "{KEY_VARIABLE}"'))
+    return Start(arguments=list(flat(table)), variables={KEY_VARIABLE: site.key})
+
+
+def _opencode_provider(site: Site) -> dict[str, Any]:
+    models = {
+        one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
+        for one in site.models
+    }
+    return {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": PROVIDER,
+        "options": {"baseURL": site.base, "apiKey": site.key},
+        "models": models,
+    }
+
+
+def _opencode(site: Site) -> Settings:
+    folder = _home("XDG_CONFIG_HOME", ".config") / "opencode"
+    commented = folder / "opencode.jsonc"
+    return Settings(
+        path=commented if commented.exists() else folder / "opencode.json",
+        text=_json({"provider": {PROVIDER: _opencode_provider(site)}}),
+        usage=f"opencode --model {PROVIDER}/{site.model.name}",
+    )
+
+
+def _start_opencode(site: Site) -> Start:
+    model = f"{PROVIDER}/{site.model.name}"
+    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
+    chosen = {"model": model, "small_model": model}
+    # It is merged with the files of the user and of the project, and wins over them.
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
+
+
+def _pi_provider(site: Site, key: str) -> dict[str, Any]:
+    free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
+    models = [
+        {
+            "id": one.name,
+            "name": one.name,
+            "reasoning": False,
+            "input": ["text"],
+            "cost": free,
+            "contextWindow": one.tokens,
+            "maxTokens": one.answer,
+        }
+        for one in site.models
+    ]
+    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
+
+
+def _pi(site: Site) -> Settings:
+    return Settings(
+        path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
+        text=_json({"providers": {PROVIDER: _pi_provider(site, site.key)}}),
+        usage=shlex.join(_pi_choice(site)),
+    )
+
+
+def _pi_choice(site: Site) -> list[str]:
+    return ["pi", "--provider", PROVIDER, "--model", site.model.name]
+
+
+def _start_pi(site: Site) -> Start:
+    key = f"process.env.{KEY_VARIABLE}"
+    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
+    extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
+    return Start(
+        arguments=["--extension", SETTINGS_FILE, *_pi_choice(site)[1:]],
+        variables={KEY_VARIABLE: site.key},
+        file=("pi.js", extension),
+    )
+
+
+def _start_aider(site: Site) -> Start:
+    # Arguments, because a file .env of the project wins over the environment.
+    where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
+    return Start(
+        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
+    )
+
+
+def _start_qwen(site: Site) -> Start:
+    model = ["--model", site.model.name]
+    where = ["--auth-type", "openai", "--openai-base-url", site.base]
+    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
+
+
+def _start_copilot(site: Site) -> Start:
+    model = site.model
+    return Start(
+        variables={
+            "COPILOT_MODEL": model.name,
+            "COPILOT_PROVIDER_TYPE": "openai",
+            "COPILOT_PROVIDER_BASE_URL": site.base,
+            "COPILOT_PROVIDER_API_KEY": site.key,
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(model.tokens - model.answer),
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(model.answer),
+        }
+    )
+
+
+def _vscode(site: Site) -> Settings:
+    models = [
+        {
+            "id": one.name,
+            "name": one.name,
+            "url": f"{site.base}/chat/completions",
+            "toolCalling": True,
+            "vision": False,
+            "maxInputTokens": one.tokens - one.answer,
+            "maxOutputTokens": one.answer,
+        }
+        for one in site.models
+    ]
+    about = {"name": PROVIDER, "vendor": "customendpoint", "apiKey": site.key}
+    entry = {**about, "apiType": "chat-completions", "models": models}
+
+    is_mac = sys.platform == "darwin"
+    mac = Path.home() / "Library" / "Application Support"
+    folder = mac if is_mac else _home("XDG_CONFIG_HOME", ".config")
+    path = folder / "Code" / "User" / "chatLanguageModels.json"
+    usage = f"choose {site.model.name} in the chat's list of models (VS Code 1.122 or later)"
+    return Settings(path=path, text=_json([entry]), usage=usage)
+
+
+def _zed(site: Site) -> Settings:
+    can = {"images": False, "parallel_tool_calls": False, "prompt_cache_key": False}
+    models = [
+        {
+            "name": one.name,
+            "display_name": one.name,
+            "max_tokens": one.tokens,
+            "max_output_tokens": one.answer,
+            "capabilities": {"tools": True, **can},
+        }
+        for one in site.models
+    ]
+    entry = {"api_url": site.base, "available_models": models}
+    return Settings(
+        path=_home("XDG_CONFIG_HOME", ".config") / "zed" / "settings.json",
+        text=_json({"language_models": {"openai_compatible": {PROVIDER: entry}}}),
+        usage=f"choose {site.model.name} in the agent panel's list of models",
+        variables={f"{PROVIDER.upper()}_API_KEY": site.key},
+    )
+
+
+PROGRAMS: dict[str, Program] = {
+    "claude": Program(_claude, _start_claude, "npm install --global @anthropic-ai/claude-code"),
+    "codex": Program(_codex, _start_codex, "npm install --global @openai/codex"),
+    "opencode": Program(_opencode, _start_opencode, "npm install --global opencode-ai"),
+    "pi": Program(_pi, _start_pi, "npm install --global @earendil-works/pi-coding-agent"),
+    "qwen": Program(None, _start_qwen, "npm install --global @qwen-code/qwen-code"),
+    "copilot": Program(None, _start_copilot, "npm install --global @github/copilot"),
+    "aider": Program(None, _start_aider, "uv tool install --python 3.12 aider-chat"),
+    "vscode": Program(_vscode),
+    "zed": Program(_zed),
+}
+"""By the word that users type; an agent's is its command."""
+
+
+# ---------------------------------------------------------------- the command
 
 TOOLS = {name: one.settings for name, one in PROGRAMS.items() if one.settings is not None}
 

@@ -179,14 +179,15 @@ def find_setting(target: Target) -> Setting:
     """
     from mlxsup.protocol.discovery import find_config, socket_at
     from mlxsup.protocol.folders import CLIENT_SOCKET_NAME, DEFAULT_RUNTIME_DIR, default_log_dir
-    from mlxsup.supervisor.config.load import ConfigError, load_config
-
-    from ..configuration import check_models
 
     found = find_config(target.config)
     path = None if found is None else found.path.expanduser().absolute()
     loaded, problems = None, list[str]()
-    if path is not None:
+    if path is not None:  # without a file nothing waits for pydantic
+        from mlxsup.supervisor.config.load import ConfigError, load_config
+
+        from ..configuration import check_models
+
         try:
             loaded = load_config(path, has_sockets=True)
             check_models(loaded, path)
@@ -396,8 +397,6 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
     from mlxsup.protocol.text import size_text
     from mlxsup.supervisor.memory.machine import NoDeviceMemoryError, command_budget, find_backend
 
-    from .plan import plan_of
-
     backend, loaded, found = find_backend(), setting.loaded, list[Finding]()
     given = loaded.memory_budget if loaded is not None else None
     try:
@@ -418,7 +417,11 @@ def check_memory(setting: Setting) -> Iterator[Finding]:
                 command=f"sudo sysctl iogpu.wired_limit_mb={-(-size // 2**20)}",
             )
         )
-    change = plan_of(loaded)["change"] if loaded is not None else None
+    change = None
+    if loaded is not None:
+        from .plan import plan_of
+
+        change = plan_of(loaded)["change"]
     if change:
         what = f"the models do not all fit into {size_text(size)}"
         why = "those that fit alone take turns, and each turn costs a load"

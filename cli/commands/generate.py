@@ -56,20 +56,8 @@ MISSING_PROMPT = "Missing argument 'PROMPT'."
 )
 @image_option
 @answer_options
-@click.option("--min-tokens", metavar="N", type=int, help="Generate at least this many tokens.")
 @click.option(
     "--stop", metavar="TEXT", multiple=True, help="Text that ends the answer; may be repeated."
-)
-@click.option(
-    "--stop-token-id",
-    "stop_token_ids",
-    metavar="ID",
-    type=int,
-    multiple=True,
-    help="Token that ends the answer; may be repeated.",
-)
-@click.option(
-    "--ignore-eos", is_flag=True, default=None, help="Continue past the model's end-of-text."
 )
 @click.option("--timeout", "timeout_s", metavar="S", type=duration, help="Time limit: 90s, 5m.")
 @priority_options
@@ -84,7 +72,6 @@ def generate(
     images: tuple[Picture, ...],
     system: str | None,
     stop: tuple[str, ...],
-    stop_token_ids: tuple[int, ...],
     is_verbose: bool,
     is_sure: bool,
     target: Target,
@@ -98,7 +85,6 @@ def generate(
     chat template continues it, as with --raw.
     """
     parameters["stop"] = list(stop) or None
-    parameters["stop_token_ids"] = list(stop_token_ids) or None
     check_parameters(parameters, COMMAND)
     if raw and (system is not None or parameters[TEMPLATE] is not None):
         raise wrong_option("--raw cannot be combined with --system or --think", {}, COMMAND)

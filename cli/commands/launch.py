@@ -23,12 +23,12 @@ from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
-from ..connecting import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 from ..connection import Target, connect, daemon_options
 from ..exit_status import CliError, ExitStatus
 from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
+from .connect import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -214,12 +214,11 @@ def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
 def _start_daemon(path: Path, target: Target, output: Output) -> None:
     """Start a daemon with HTTP in the background."""
     from ..configuration import read_configuration
-    from ..detach import start_configured
+    from ..detach import note_started, start_configured
 
     has_gateway = read_configuration(path).gateway is not None
-    pid = start_configured(path, *(() if has_gateway else ("--http", DEFAULT_LISTEN))).pid
-    end = target.repeat_in("`mlxsup stop` ends it")
-    output.note(f"a daemon runs now (pid {pid}), also when the agent has ended; {end}")
+    started = start_configured(path, *(() if has_gateway else ("--http", DEFAULT_LISTEN)))
+    note_started(started, target, output)
 
 
 def _wait_for_gateway(client: Client, output: Output) -> None:

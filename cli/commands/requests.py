@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from ..connection import Target, connect, daemon_command, daemon_options
 from ..exit_status import interrupt_says
 from ..options import PRIORITY, check_text
 from ..terminal.answer import AnswerScreen, read_answer, result_map
-from ..terminal.output import Line, Output, redraw, width_of
+from ..terminal.output import Line, Output, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.requests import request_line, request_lines, stage_line
 
@@ -27,24 +26,21 @@ if TYPE_CHECKING:
 FOLLOW_INTERVAL_S = 1.0
 
 
-@click.command(short_help="Show every open request.")
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Refresh until interrupted.")
+@click.command()
 @click.option(
     "--client", "name", metavar="NAME", help="Only show requests of this client or process."
 )
 @daemon_options
-def requests(is_following: bool, name: str | None, target: Target, output: Output) -> None:
-    """Example: mlxsup requests -f
+def requests(name: str | None, target: Target, output: Output) -> None:
+    """Example: mlxsup requests
 
     Shows every request that runs, is paused or waits, in order: its place in the queue, how much of
-    its prompt has been read, when it should start, and the engine time it has used.
+    its prompt has been read, when it should start, and the engine time it has used. `mlxsup top`
+    refreshes that.
     """
     if name is not None:
         check_text("--client", name, "mlxsup requests")
     with connect(target) as client:
-        if is_following:
-            _follow(client, name, output)
-            return
         value = client.requests(client=name)
     output.result(value, _lines(value))
 
@@ -56,38 +52,7 @@ def _lines(value: Mapping[str, Any]) -> list[Line]:
     return [*lines, [(f"and {value['more']} more", "")]] if value["more"] else lines
 
 
-def _follow(client: Client, name: str | None, output: Output) -> None:
-    with output.until_interrupted():
-        if output.can_redraw(sys.stdout) and not output.is_json:
-            redraw(lambda: _lines(client.requests(client=name)), output)
-        else:
-            with reader_watched(client.close):
-                _follow_lines(client, name, output)
-
-
-def _follow_lines(client: Client, name: str | None, output: Output) -> None:
-    """Write a line for each request that is new, does something else or has ended."""
-    known: dict[str, Mapping[str, Any]] = {}
-    while True:
-        listed = client.requests(client=name)["requests"]
-        now = {one["number"]: one for one in listed}
-        for number, one in known.items():
-            if number not in now:
-                ended = {**one, "state": "ended"}
-                output.result(ended, request_line(ended))
-        for number, one in now.items():
-            before = known.get(number)
-            if before is None or _doing(before) != _doing(one):
-                output.result(one, request_line(one))
-        known = now
-        time.sleep(FOLLOW_INTERVAL_S)
-
-
-def _doing(one: Mapping[str, Any]) -> tuple[object, ...]:
-    return one["state"], one["place"], one["paused"]
-
-
-@click.command(short_help="Cancel a request.")
+@click.command()
 @request_argument
 @daemon_command
 def cancel(request: str, client: Client, output: Output) -> None:
@@ -143,7 +108,7 @@ def prioritize(request: str, priority: str, client: Client, output: Output) -> N
     output.result(changed, f"{name} {does} for {model} as {now} (was {changed['before']})")
 
 
-@click.command(short_help="Follow the answer to a request.")
+@click.command()
 @request_argument
 @daemon_command
 def attach(client: Client, request: str, output: Output) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -91,6 +90,7 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
     """
     from ..catalogue import entry_called, row_of_entry
     from ..configuration import read_configuration
+    from ..detach import note_started, start_configured
     from ..downloading import download
 
     place = target.find()
@@ -116,27 +116,9 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
     if entry is not None:
         check_makes(row_of_entry(entry), Task.GENERATE, target)
     assert path is not None
-    if not _start(path, target, output):
+    started = start_configured(path)
+    note_started(started, target, output)
+    if not started.is_ours:
         with connect(target) as client:
             client.reload()  # it may have read the file before our entry was there
     return name
-
-
-def _start(path: Path, target: Target, output: Output) -> bool:
-    """Start the daemon of a configuration in the background, and say where it is reached.
-
-    Returns:
-        False if another command has started it at the same time.
-    """
-    from ..detach import start_configured, without_http
-
-    started = start_configured(path)
-    gateway = started.gateway
-    is_listening = gateway is not None and gateway["state"] == "listening"
-    where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
-    end = target.repeat_in("`mlxsup stop` ends it")
-    how = "started a daemon" if started.is_ours else "another command started the daemon"
-    output.note(f"{how} (pid {started.pid}){where}; {end}")
-    if gateway is not None and not is_listening:
-        output.note(f"warning: {without_http(gateway)}")
-    return started.is_ours

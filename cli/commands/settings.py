@@ -24,7 +24,7 @@ LATER = "after their turn or once they are idle"
 FORESEEN = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
 
 
-@click.command(short_help="Change how much is logged.")
+@click.command()
 @click.argument("level", type=click.Choice(LOG_LEVELS))
 @daemon_command
 def log_level(level: str, client: Client, output: Output) -> None:

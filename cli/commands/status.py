@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,12 @@ from ..arguments import check_known, optional_model_argument
 from ..changes import change_line, state_changes
 from ..connection import Target, connect, daemon_options
 from ..exit_status import ExitStatus, misuse
-from ..terminal.output import Line, Output, redraw, width_of
+from ..terminal.output import ESCAPE, Line, Output, terminal_size, width_of
 from ..terminal.reader_watch import reader_watched
 from ..terminal.status import broken_parts, lines_below, models_lines
 from ..terminal.tables import text_lines
 from ..terminal.text import INDENT, counted, format_bytes, format_duration
+from ..terminal.writer import own
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
@@ -73,7 +74,7 @@ def watch(client: Client, ask: Callable[[], dict[str, Any]], output: Output) -> 
     """Show the table until interrupted: every second, or in a pipe with each change."""
     with output.until_interrupted():
         if output.can_redraw(sys.stdout) and not output.is_json:
-            redraw(lambda: _lines(ask(), output), output)
+            _redraw(lambda: _lines(ask(), output), output)
             return
         with reader_watched(client.close):
             changes = state_changes(client)
@@ -82,6 +83,25 @@ def watch(client: Client, ask: Callable[[], dict[str, Any]], output: Output) -> 
             for _ in changes:
                 value = ask()
                 output.result(value, chain([[]], _lines(value, output)))
+
+
+REDRAW_INTERVAL_S = 1.0
+CLEAR_REST, CLEAR_BELOW = own(f"{ESCAPE}K"), own(f"{ESCAPE}J")
+
+
+def _redraw(draw: Callable[[], Iterable[Line]], output: Output) -> None:
+    """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
+
+    Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
+    """
+    up = own("\r")
+    while True:
+        # Lines that scrolled off the terminal could not be overwritten.
+        lines = list(draw())[: terminal_size().lines - 1]
+        drawn = "".join(f"{output.drawn(line)}{CLEAR_REST}\n" for line in lines)
+        output.data(f"{up}{drawn}{CLEAR_BELOW}", newline=False)
+        up = own(f"{ESCAPE}{len(lines)}A\r" if lines else "\r")
+        time.sleep(REDRAW_INTERVAL_S)
 
 
 def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:

@@ -64,7 +64,7 @@ class Known:
         return self.status["models"] if self.status is not None else []
 
 
-@click.command(short_help="Explain what happened to a model or a request.")
+@click.command()
 @click.argument(
     "name",
     required=False,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TextIO, cast
@@ -233,25 +232,6 @@ class LiveLine:
 
     def __exit__(self, *_: object) -> None:
         self.clear()
-
-
-REDRAW_INTERVAL_S = 1.0
-CLEAR_REST, CLEAR_BELOW = own(f"{ESCAPE}K"), own(f"{ESCAPE}J")
-
-
-def redraw(draw: Callable[[], Iterable[Line]], output: Output) -> None:
-    """Show what `draw` returns every second, over what it returned before; ends by an interrupt.
-
-    Not by `rich.live`, which hides the cursor: a signal that ends the command would leave it so.
-    """
-    up = own("\r")
-    while True:
-        # Lines that scrolled off the terminal could not be overwritten.
-        lines = list(draw())[: terminal_size().lines - 1]
-        drawn = "".join(f"{output.drawn(line)}{CLEAR_REST}\n" for line in lines)
-        output.data(f"{up}{drawn}{CLEAR_BELOW}", newline=False)
-        up = own(f"{ESCAPE}{len(lines)}A\r" if lines else "\r")
-        time.sleep(REDRAW_INTERVAL_S)
 
 
 def confirm(question: str, *, default: bool = False, declined: str = "nothing was removed") -> None:

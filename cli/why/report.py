@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxsup.protocol.log_files import tail
-from mlxsup.protocol.regular_file import room_hint
+from mlxsup.protocol.regular_file import new_file, room_hint
 from mlxsup.protocol.version import VERSION
 
 from ..connection import read_toml
 from ..exit_status import CliError, ExitStatus
-from ..new_file import new_file
 from .recording import Recording
 
 FOLDER = "mlxsup-report"

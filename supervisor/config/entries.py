@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mlxsup.protocol.regular_file import room_hint
+from mlxsup.protocol.regular_file import room_hint, write_draft
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.store.search import short_name
 
@@ -401,23 +401,18 @@ def write_text(path: Path, before: str, after: str) -> bool:
     if before == after:
         return True
     file = Path(os.path.realpath(path.expanduser()))
-    partial = file.with_name(f".{file.name}.new")
     try:
         with _sole_editor(file.parent):
             if file.read_bytes() != before.encode():
                 return False
             if not file.stat().st_mode & 0o222 or not os.access(file, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is read-only")
-            partial.unlink(missing_ok=True)  # of an edit that was killed
+            draft = write_draft(file, after.encode(), is_durable=True)
             try:
-                with partial.open("xb") as new:
-                    new.write(after.encode())
-                    new.flush()
-                    os.fsync(new.fileno())
-                shutil.copymode(file, partial)
-                partial.replace(file)
+                shutil.copymode(file, draft)
+                draft.replace(file)
             finally:
-                partial.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         hint = "make it writable, or copy it and run `mlxsup start --config FILE`"

@@ -223,7 +223,7 @@ def test_daemon_that_is_killed_as_it_writes_leaves_the_file_as_it_was(folder: Pa
         assert daemon.process is not None
         assert daemon.process.wait(60) == -9
         assert daemon.config.read_text() == before
-        left = daemon.config.with_name(f".{daemon.config.name}.new")
+        left = daemon.config.with_name(f"{daemon.config.name}.new")
         assert left.exists()
         daemon.scripted()
         daemon.start()

@@ -10,13 +10,11 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxsup.client import Client
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -364,30 +362,15 @@ def test_events_are_the_changes_of_state_in_their_order(daemon: Daemon) -> None:
         assert events.interrupt() == (0, "", "")
 
 
-@contextmanager
-def something_to_show(arguments: list[str], client: Client) -> Iterator[None]:
-    """A request that runs, for `requests -f`, which has nothing to say without one."""
-    if arguments[0] != "requests":
-        yield
-        return
-    with client.generate("alpha", prompt="[[fault slow=0.02]]", max_tokens=4000) as stream:
-        next(stream)
-        yield
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["events"], ["status", "--watch"], ["top"], ["logs", "-f"], ["requests", "-f"]],
+    [["events"], ["status", "--watch"], ["top"], ["logs", "-f"]],
     ids=" ".join,
 )
 def test_what_follows_ends_quietly_with_its_reader_although_nothing_happens(
     daemon: Daemon, arguments: list[str]
 ) -> None:
-    with (
-        daemon.client() as client,
-        something_to_show(arguments, client),
-        Piped(*arguments, "--endpoint", daemon.endpoint) as follower,
-    ):
+    with Piped(*arguments, "--endpoint", daemon.endpoint) as follower:
         _ = follower.note() if arguments == ["events"] else follower.line()
         follower.stdout.close()
         assert follower.process.wait(TIME_LIMIT_S) == 141

@@ -103,7 +103,6 @@ FOLLOWING: list[list[str]] = [
     ["events"],
     ["logs", "alpha", "-f"],
     ["top"],
-    ["requests", "-f"],
 ]
 """Every command that runs until it is interrupted, except `start`; run in the same two ways."""
 

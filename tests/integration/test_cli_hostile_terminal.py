@@ -68,7 +68,7 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
         Try(arguments=("status", "--watch"), keys=((WORD, CTRL_C),)),
     ),
     ("top",): (
-        Try(arguments=("top", "--interval", "0.2s"), keys=((WORD, "q"),)),
+        Try(arguments=("top",), keys=((WORD, "q"),)),
         Try(arguments=("top", "--json"), keys=((WORD, CTRL_C),)),
     ),
     ("events",): (Try(arguments=("events",), keys=(("Ctrl-C to stop", LOAD), (WORD, CTRL_C))),),
@@ -80,7 +80,6 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
     ("requests",): (
         once("requests"),
         once("requests", "--json"),
-        Try(arguments=("requests", "-f"), keys=((WORD, CTRL_C),)),
     ),
     ("attach",): (
         Try(arguments=("attach", "REQUEST"), keys=((" ", CTRL_C),)),

@@ -185,7 +185,7 @@ def test_daemon_is_started_only_if_the_user_agrees(home: Path) -> None:
         with Terminal("launch", "claude", *target, **variables(home)) as terminal:
             terminal.expect("start one with the models of")
             terminal.type("\n")
-            terminal.expect("a daemon runs now")
+            terminal.expect("started a daemon (pid ")
             terminal.expect("on a terminal")
             terminal.type("to the agent\n")
             terminal.expect("to the agent")

@@ -16,8 +16,6 @@ from support.eventually import eventually
 from support.gateway.json_schemas import problems
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*3[0-7]")
-QUICK = ("--interval", "0.2s")
-"""Tests need not wait a second for each picture."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def top(daemon: Daemon, **variables: str) -> FullScreen:
-    return FullScreen("top", *QUICK, "--endpoint", daemon.endpoint, **variables)
+    return FullScreen("top", "--endpoint", daemon.endpoint, **variables)
 
 
 def test_a_key_loads_a_model_and_q_gives_the_terminal_back(daemon: Daemon) -> None:
@@ -81,7 +79,7 @@ def test_a_closed_window_ends_it(daemon: Daemon) -> None:
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(daemon: Daemon) -> None:
-    line = " ".join(command("top", *QUICK, "--endpoint", daemon.endpoint))
+    line = " ".join(command("top", "--endpoint", daemon.endpoint))
     with Shell(PS1="$ ") as screen:
         screen.type(f"{line}\n")
         screen.expect("READY")

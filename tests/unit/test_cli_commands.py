@@ -21,6 +21,7 @@ import click
 import pytest
 
 from mlxsup.cli import main as cli
+from mlxsup.cli.arguments import completions
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
@@ -143,6 +144,7 @@ DUMP = "Fatal Python error: Segmentation fault"
 RULE_2 = "--- generation 2 pid 8 2026-11-21T12:00:01Z"
 AS_JSON = '{"at": "2026-11-21T%s.000Z", "level": "info", "message": "m"}'
 NEW = "2026-11-21T12:00:02.000Z INFO new"
+BEFORE, AT_NOON = "2026-11-21T11:59:59.999Z INFO a", "2026-11-21T12:00:00.000Z INFO b"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,7 @@ NEW = "2026-11-21T12:00:02.000Z INFO new"
         ([DUMP], NOON - 2, []),
         ([RULE_2, NEW], NOON + 2, [RULE_2, NEW]),
         ([], NOON + 2, []),
+        ([BEFORE, AT_NOON], NOON + 2, [AT_NOON]),
         (["2026-99-99T99:99:99Z x"], NOON + 2, ["2026-99-99T99:99:99Z x"]),
     ],
 )
@@ -229,7 +232,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
 
 DAEMON_COMMANDS = [
     "status", "status --watch", "events", "load m", "unload m", "restart m", "wait", "top",
-    "prioritize x batch", "requests", "requests -f", "why", "why m",
+    "prioritize x batch", "requests", "why", "why m",
     "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
     "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug",
 ]  # fmt: skip
@@ -279,9 +282,6 @@ USAGE = {
     "logs -n -1": "-1 is not in the range",
     "logs --since soon": "'soon' is not a duration",
     "stop --timeout soon": "'soon' is not a duration",
-    "top --interval soon": "'soon' is not a duration",
-    "top --interval 0.05s": "'0.05s' is not between 0.1s and 1h",
-    "top --interval nan": "'nan' is not ",
     "load m --keep-alive 0": "use a longer time, or -1 to keep it loaded",
     "load m --context-length -1": "-1 is not in the range 0<=x<=2147483647",
     "key new 'not a name'": "a name must be 1 to 64 of the characters",
@@ -572,3 +572,9 @@ def test_stop_succeeds_only_when_every_process_has_ended(
     assert out == ("" if status else "stopped the daemon (pid 7) and 1 worker\n")
     assert len(asked) <= max(drained_at_s, 1), "it is not asked again once nothing runs"
     assert clock.now_s < (5 if daemon_until_s < FOR_EVER else 60)
+
+
+def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
+    ids = ["r1", "r-2/x:y", "r;rm -r ~", "r$(id)", "r 1", "-r", "r\n1", ""]
+    assert [item.value for item in completions(((id, "") for id in ids), "")] == ids[:2]
+    assert [item.value for item in completions(((id, "") for id in ids), "r-")] == ids[1:2]

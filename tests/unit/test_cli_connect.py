@@ -7,7 +7,9 @@ import pprint
 import re
 import tomllib
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -15,9 +17,9 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from mlxsup.cli.commands import connect, launch
-from mlxsup.cli.commands.connect import TOOLS
-from mlxsup.cli.connecting import ANY_KEY, PROGRAMS, Model, Settings, Site, site_of
+from mlxsup.cli.commands.connect import ANY_KEY, PROGRAMS, TOOLS, Model, Settings, Site, site_of
 from mlxsup.cli.exit_status import CliError
+from mlxsup.cli.main import main
 
 URL = "http://127.0.0.1:8484"
 STRANGE = 'a "model"\n\\ü: [x]'
@@ -169,3 +171,19 @@ def test_codex_reads_its_arguments_as_it_reads_its_file() -> None:
 )  # fmt: skip
 def test_help_names_every_program(command: click.Command, names: Collection[str]) -> None:
     assert all(re.search(rf"\b{name}\b", command.help or "") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("state", "chosen"), [("READY", "m"), ("STOPPED", "m"), ("FAILED", "cold")]
+)
+def test_agent_uses_the_longest_context_of_models_that_have_not_failed(
+    state: str, chosen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = status()
+    next(one for one in said["models"] if one["name"] == "m")["state"] = state
+    client = SimpleNamespace(status=lambda: said)
+    monkeypatch.setattr(launch, "connect", lambda target: nullcontext(client))
+    monkeypatch.setattr(launch, "launch_key", lambda target, is_made: (None, False))
+    with pytest.raises(SystemExit):
+        main(["launch", "aider", "--print", "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -20,12 +21,14 @@ from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
 from mlxsup.cli.configuration import read_configuration
 from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost, models_in
+from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
-from mlxsup.cli.port import MAX_COLUMNS, program_of
+from mlxsup.cli.port import MAX_COLUMNS, NEXT_PORTS, free_address, program_of
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
+from mlxsup.protocol.gateway import Address
 from mlxsup.supervisor.runtime_folder import AlreadyRunningError, RuntimeFolderError
 
 from support.eventually import eventually
@@ -336,3 +339,26 @@ def test_an_entry_is_called_by_name_alias_repository_or_name_and_preset(tmp_path
         "a": "a", "b": "b", "c": "a", "owner/b": "a", "a:hot": "a", "c:hot": "a", "a:latest": "a",
         "a:cold": None, "d": None,
     }  # fmt: skip
+
+
+def test_one_of_the_next_ports_is_suggested() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = Address.parse(free_address(Address(host="127.0.0.1", port=port)))
+    assert other.host == "127.0.0.1"
+    assert port < other.port <= port + NEXT_PORTS
+
+
+@pytest.mark.parametrize("size", [MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1])
+def test_long_output_of_earlier_daemons_is_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    output, old = tmp_path / OUTPUT_NAME, tmp_path / f"{OUTPUT_NAME}.1"
+    output.write_bytes(b"x" * size)
+    monkeypatch.setattr("mlxsup.cli.detach.subprocess.Popen", Mock(side_effect=OSError("none")))
+    with pytest.raises(OSError, match="none"):
+        start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+    is_moved = size > MAX_OUTPUT_BYTES
+    assert (old.exists(), output.stat().st_size) == (is_moved, 0 if is_moved else size)

@@ -198,7 +198,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Top, "_follow", lambda app: None)
 
         async def played() -> None:
-            app = Top("ipc:///played", 3600.0)
+            app = Top("ipc:///played")
             async with app.run_test(size=size) as pilot:
                 on_stage = Played(app, pilot, daemon)
                 await on_stage.look()
@@ -379,9 +379,10 @@ def test_it_follows_a_daemon_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch
     daemon = PlayedDaemon(MODELS, REQUESTS)
     monkeypatch.setattr("mlxsup.client.Client", daemon)
     monkeypatch.setattr(top_app, "RETRY_S", 0.1)
+    monkeypatch.setattr(top_app, "LOOK_INTERVAL_S", 0.1)
 
     async def followed() -> None:
-        app = Top("ipc:///played", 0.1)
+        app = Top("ipc:///played")
         async with app.run_test():
             await eventually_async(lambda: app.look and app.heard)
             assert list(app.heard) == ["12:13:20Z alpha: LOADING → READY"]
@@ -422,5 +423,5 @@ def test_a_mistake_in_here_ends_it_without_a_traceback(
         await app.run_async(headless=True)
 
     with pytest.raises(KeyError, match="name"):
-        run("ipc:///played", 0.01, Output())
+        run("ipc:///played", Output())
     assert capsys.readouterr() == ("", "")

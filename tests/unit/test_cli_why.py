@@ -269,6 +269,15 @@ def resumed_after_a_crash(folder: Path) -> Recording:
     return read_recording(folder, {"pid": 7, "flight": kept}, NOW)
 
 
+def test_last_is_the_request_that_came_last(tmp_path: Path) -> None:
+    driver, recorder = up()
+    for key in driver.serve("b", "a"):
+        driver.accept(key)
+    recorder.write(tmp_path)
+    recording = read_recording(tmp_path, None, NOW)
+    assert recording.runs_of_request("last") == recording.runs_of_request("a") != []
+
+
 def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path: Path) -> None:
     recording = resumed_after_a_crash(tmp_path)
     [run] = recording.runs
@@ -543,5 +552,6 @@ def test_names_of_models_stay_and_what_looks_like_a_key_does_not() -> None:
     assert redacted({"model": name, "n": 3, "is": True, "none": None, "text": "x"}) == {
         "model": name, "n": 3, "is": True, "none": None, "text": LEFT_OUT,
     }  # fmt: skip
-    for key in (KEY, HUB_TOKEN, "sk-proj-abcdefgh", "a1" * 20):
+    short = [f"{kind}_abcdefgh" for kind in ("sk", "hf", "ghp", "gho", "xoxb", "pk", "rk")]
+    for key in (KEY, HUB_TOKEN, "sk-proj-abcdefgh", "a1" * 20, "Bearer abc", *short):
         assert key not in json.dumps(redacted({"model": f"x {key} y", key: 1}))

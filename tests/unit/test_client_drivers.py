@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import io
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,13 +78,13 @@ class Unstarted:
 
 
 class Driven:
-    """An IoThread that is run by hand, and the pair of sockets by which it is woken."""
+    """An IoThread that is run by hand, and the pipe by which it is woken."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connection = Connection()
         self.polls: list[tuple[list[tuple[object, int]], int | None]] = []
         self.on_poll: list[Callable[[], object]] = []
-        self.waker, self.woken = socket.socketpair()
+        self.woken, self.waker = ends = os.pipe()
         threads: list[Unstarted] = []
 
         def thread(**given: Any) -> Unstarted:
@@ -92,7 +93,7 @@ class Driven:
 
         with monkeypatch.context() as made:
             made.setattr(threading, "Thread", thread)
-            made.setattr(socket, "socketpair", lambda: (self.waker, self.woken))
+            made.setattr(os, "pipe", lambda: ends)
             self.thread = IoThread("ipc:///x")
         [self.started] = threads
         monkeypatch.setattr(thread_module, "Connection", lambda endpoint: self.connection)
@@ -115,7 +116,7 @@ class Poller:
         self.registered: list[tuple[object, int]] = []
 
     def register(self, what: object, flags: int) -> None:
-        self.registered.append((what, flags))
+        self.registered.append((what.fileno() if isinstance(what, io.FileIO) else what, flags))
 
     def poll(self, timeout_ms: int | None) -> None:
         self.driven.polls.append((self.registered, timeout_ms))
@@ -159,12 +160,12 @@ def test_thread_waits_for_the_link(driven: Driven, has_unsent: bool) -> None:
 
 def test_post_wakes_the_thread_with_one_byte_and_wait_takes_all(driven: Driven) -> None:
     assert driven.thread.post(lambda connection: None) is True
-    assert driven.woken.recv(99) == b"\0"
-    assert driven.waker.send(b"x" * 4097) == 4097
+    assert os.read(driven.woken, 99) == b"\0"
+    assert os.write(driven.waker, b"x" * 4097) == 4097
 
     def look() -> None:
         with pytest.raises(BlockingIOError):
-            driven.woken.recv(1)
+            os.read(driven.woken, 1)
         raise Enough
 
     driven.on_poll = [lambda: None, look]
@@ -172,7 +173,7 @@ def test_post_wakes_the_thread_with_one_byte_and_wait_takes_all(driven: Driven) 
     assert len(driven.polls) == 2
     assert driven.thread.post(lambda connection: None) is False
     with pytest.raises(BlockingIOError):
-        driven.woken.recv(99)
+        os.read(driven.woken, 99)
 
 
 def test_broken_loop_still_runs_its_tasks(driven: Driven) -> None:

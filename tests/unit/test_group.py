@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli import host_checks
 from mlxsup.protocol.codec import DecodeError
+from mlxsup.protocol.group import HostReport
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.launch import GroupHost
+from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
 from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
@@ -135,3 +137,29 @@ def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:
     here, there = GroupHost(), GroupHost(ssh="there")
     hosts = [here, there, here, there, here]
     assert [place_on_host(hosts, rank) for rank in range(5)] == [0, 0, 1, 1, 2]
+
+
+def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = HostReport(
+        python="3.13", versions={"mlx": "1"}, available_bytes=1, fingerprint="f", problem="", port=1
+    )
+    reports = {
+        "": first, "same": first, "other-files": replace(first, fingerprint="g"),
+        "old": replace(first, versions={"mlx": "0"}), "bad": replace(first, problem="no device"),
+    }  # fmt: skip
+    monkeypatch.setattr(
+        host_checks,
+        "ask",
+        lambda launch, host: host_checks.Answer(reports[host.ssh].problem, reports[host.ssh]),
+    )
+    hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
+    found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])
+    assert [one["problem"] for one in found] == [
+        None,
+        None,
+        "its model files differ from those here; copy the folder there again",
+        "it has mlx 0, not 1; install the same on every host",
+        "no device",
+    ]

@@ -30,6 +30,7 @@ from mlxsup.protocol.model_files import (
     is_weight_file,
     pointer_problem,
 )
+from mlxsup.protocol.regular_file import new_file
 from mlxsup.protocol.text import timestamp
 
 
@@ -250,3 +251,23 @@ def test_runtime_folder_has_room_for_the_longest_socket_name() -> None:
     check_runtime_dir(Path(folder))
     with pytest.raises(ValueError, match=rf"^the socket path {folder}x{longest} has 104 bytes; "):
         check_runtime_dir(Path(folder + "x"))
+
+
+def test_new_file_is_there_whole_or_not_at_all_and_never_in_the_place_of_another(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+
+    def fill_the_disk() -> None:
+        with new_file(path) as file:
+            file.write(b"half")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fill_the_disk()
+    assert not path.exists()
+    with new_file(path) as file:
+        file.write(b"whole")
+    with pytest.raises(FileExistsError), new_file(path):
+        pass
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"whole", 0o600)

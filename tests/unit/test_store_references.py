@@ -101,3 +101,10 @@ def test_folder_that_has_vanished_is_no_model(home: Path) -> None:
     shutil.rmtree(source.folder or home)
     with pytest.raises(RefusedModelError, match="does not exist"):
         servable(source)
+
+
+def test_entry_of_another_revision_is_another_model() -> None:
+    source = Source(title="o/n", folder=None, repo="o/n", revision="v2")
+    assert source.is_that_of("o/n", "v2", "")
+    assert not source.is_that_of("o/n", "main", "")
+    assert not source.is_that_of("o/other", "v2", "")
