@@ -8,13 +8,14 @@ import re
 import signal
 import sys
 from typing import Any, Self
+from unittest import mock
 
 import psutil
 import pytest
 
 from mlxsup.gateway import converters as converters_module
 from mlxsup.gateway import limits
-from mlxsup.gateway.converters import ARGV, WRITE_BYTES, Converter
+from mlxsup.gateway.converters import ARGV, WRITE_BYTES, Converter, Converters
 from mlxsup.gateway.keys import Caller, Keys
 
 from support.eventually import eventually
@@ -134,6 +135,31 @@ def test_key_of_a_request_counts_for_a_long_body() -> None:
     assert daemon.asked[0]["client"] == "alice"
     response = asyncio.run(site.ask("POST", CHAT, {**LONG, "keep_alive": 0}))
     assert (response.status, response.error["code"]) == (403, "operator_only")
+
+
+def test_a_converter_ends_for_want_of_work_and_not_while_it_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CONVERTER_IDLE_S", 0.0)
+    process = mock.Mock(returncode=None)
+    monkeypatch.setattr(Converter, "start", mock.AsyncMock(return_value=Converter(process)))
+
+    async def run() -> None:
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        kept = Converters()
+        async with kept.one() as first:
+            pass
+        async with kept.one() as again:
+            assert again is first
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert (errors, process.stdin.close.called) == ([], False)
+        await eventually_async(lambda: process.stdin.close.called)
+        await kept.close()
+        assert not process.kill.called, "it ends by itself"
+
+    asyncio.run(run())
 
 
 # ---------------------------------------------------------------- one that fails

@@ -217,9 +217,18 @@ OF_JSON = {"type": "json_schema", "json_schema": {"schema": {
 }}}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [FORM, OF_JSON])
-@pytest.mark.parametrize("thought", ["", "hm</think>"])
-@pytest.mark.parametrize("calls", [[CALL, CALL], ['{"name": "weather", "parameters": {}}']])
+BARE = '{"name": "weather", "parameters": {}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "thought", "calls"),
+    [
+        (FORM, "", [CALL, CALL]),
+        (OF_JSON, "hm</think>", [CALL, CALL]),
+        (FORM, "hm</think>", [BARE]),
+        (OF_JSON, "", [BARE]),
+    ],
+)
 def test_the_model_chooses_between_a_call_and_the_form(
     worker: LoopDriver, monkeypatch: pytest.MonkeyPatch, form: Any, thought: str, calls: list[str]
 ) -> None:

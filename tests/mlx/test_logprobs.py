@@ -23,6 +23,7 @@ from mlxsup.worker.engines.mlx.logprobs import LogprobReader
 
 from support.model_types.build import make_model
 from support.model_types.listed import model_types
+from support.model_types.scenarios import chunks_of
 from support.models.tiny_model import VOCABULARY_SIZE, as_4_bit, as_bfloat16, make_tiny_model
 from support.worker.mlx_rows import known_as, loaded_engine, make_row, run_rows
 
@@ -210,11 +211,12 @@ def test_those_of_a_prompt_are_a_log_softmax_of_its_logits(
     (model_type,) = model_types([name])
     folder = make_model(tmp_path / name, model_type)
     known = None if way is None else known_as(folder, way)
-    with loaded_engine(folder, known_batching=known, prefix_cache_bytes=2**20) as engine:
+    changes: dict[str, Any] = {"known_batching": known, "prefix_cache_bytes": 2**20}
+    with loaded_engine(folder, **changes) as engine, chunks_of(64):
         width = engine.facts.vocabulary_size
         monkeypatch.setattr(logprobs, "PASS_BYTES", 4 * width * 30)
         prompts = {
-            key: [(7 + key + 13 * at) % width for at in range(1 + 130 * key)] for key in range(4)
+            key: [(7 + key + 13 * at) % width for at in range(1 + 50 * key)] for key in range(4)
         }
         rows = [
             make_row(key, tokens, max_tokens=key % 2 * 3, prompt_logprobs=5)

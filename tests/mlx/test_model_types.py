@@ -70,7 +70,7 @@ WAYS = {
 """How the rows of some types run; those of every other are right in whatever way was found."""
 
 QUICK: dict[str, Sequence[str]] = {
-    "gemma3_text": ("alone", "batched", "late", "resume", "second turn", "shared prefix"),
+    "gemma3_text": ("alone", "late", "resume", "shared prefix"),
     "gpt_bigcode": ("batched",),
     "mamba": ("batched", "late"),
     "recurrent_gemma": ("batched", "late"),  # a prompt of one token, too

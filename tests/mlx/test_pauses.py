@@ -54,15 +54,20 @@ def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator
         yield engine
 
 
+@pytest.fixture(scope="module")
+def expected(engine: MlxEngine) -> list[int]:
+    """What a row answers that is never set aside."""
+    return solo(engine, row_of(2))
+
+
 def row_of(key: int = 1, max_tokens: int = 10, **changes: object) -> Row:
     return make_row(key, PROMPT, max_tokens, **changes)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_prompt_that_is_set_aside_while_it_is_read_continues_there(
-    engine: MlxEngine, steps: int
+    engine: MlxEngine, expected: list[int], steps: int
 ) -> None:
-    expected = solo(engine, row_of(2))
     engine.insert(row_of())
     done = 0
     for _ in range(steps):
@@ -81,10 +86,9 @@ def test_a_prompt_that_is_set_aside_while_it_is_read_continues_there(
 
 @pytest.mark.parametrize("held_steps", [0, 1])
 def test_a_prompt_that_is_set_aside_again_before_its_next_chunk_keeps_its_state(
-    engine: MlxEngine, held_steps: int
+    engine: MlxEngine, expected: list[int], held_steps: int
 ) -> None:
     """As after a resume that waits for a lease, or behind other prompts."""
-    expected = solo(engine, row_of(2))
     engine.insert(row_of())
     for _ in range(2):
         engine.step()
@@ -101,9 +105,8 @@ def test_a_prompt_that_is_set_aside_again_before_its_next_chunk_keeps_its_state(
 
 
 def test_an_answer_that_is_set_aside_again_before_its_next_step_keeps_its_state(
-    engine: MlxEngine,
+    engine: MlxEngine, expected: list[int]
 ) -> None:
-    expected = solo(engine, row_of(2))
     engine.insert(row_of())
     got: list[int] = []
     while not got:
@@ -139,14 +142,13 @@ def test_a_kept_state_serves_its_own_row_alone(engine: MlxEngine) -> None:
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
 def test_an_end_that_was_drawn_already_ends_the_answer(
-    engine: MlxEngine, finish: FinishReason
+    engine: MlxEngine, expected: list[int], finish: FinishReason
 ) -> None:
-    tokens = solo(engine, row_of(2))
-    place = next(n for n in range(2, 10) if tokens[n] not in tokens[:n])
+    place = next(n for n in range(2, 10) if expected[n] not in expected[:n])
     if finish is FinishReason.STOP:
-        row, last = row_of(stop_token_ids=(tokens[place],)), None
+        row, last = row_of(stop_token_ids=(expected[place],)), None
     else:
-        row, last = row_of(max_tokens=place + 1), tokens[place]
+        row, last = row_of(max_tokens=place + 1), expected[place]
     engine.insert(row)
     got = 0
     while got < place:
@@ -157,6 +159,7 @@ def test_an_end_that_was_drawn_already_ends_the_answer(
     assert not left.is_kept
 
 
+@pytest.mark.parametrize("engine", WAYS[len(Batching) :], ids=" ".join, indirect=True)
 def test_a_window_that_has_turned_many_times_continues(engine: MlxEngine) -> None:
     """Tokens, not log-probabilities: where a window begins in memory decides how sums round."""
     driver = LoopDriver(engine, engine.facts)

@@ -125,6 +125,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FEW = (33, 65)
 """Prompts whose passes are compiled alone; in place of larger ones, which take seconds."""
 
+MOST_TOKENS = 512
+"""Of a pass that idle time runs; in place of one four times as long."""
+
 SHOWN = [9, 129, 257]
 """Prompts that show what tokens cost."""
 
@@ -137,6 +140,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
     monkeypatch.setattr(mlx_warm_up, "TRIED", ())
     monkeypatch.setattr(mlx_warm_up, "SHOWN", tuple(size - 1 for size in SHOWN[1:]))
     monkeypatch.setattr(mlx_warm_up, "COMPILED", tuple(size - 1 for size in FEW))
+    monkeypatch.setattr(mlx_warm_up, "MOST_TOKENS", MOST_TOKENS)
     return Lives(monkeypatch)
 
 
@@ -279,8 +283,8 @@ def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
     assert (1, 32) in lives.passes[:loaded]
     assert (1, 32) not in ran, "nor those of the load"
     assert {rows for rows, _ in ran} <= {1, 2}
-    assert all(padded_tokens(size) == size and rows * size <= 2048 for rows, size in ran)
-    assert (len(ran) > 20) is engine.batch.is_padded
+    assert all(padded_tokens(size) == size and rows * size <= MOST_TOKENS for rows, size in ran)
+    assert (len(ran) > 15) is engine.batch.is_padded
     assert not engine.has_rows()
     engine.close()
 

@@ -183,6 +183,13 @@ def test_head_that_is_too_long_is_refused(piece_bytes: int) -> None:
     assert wire.responded == [431]
 
 
+def test_bytes_of_the_path_count_as_the_head_s() -> None:
+    head = b"GET /%b HTTP/1.1\r\nhost: a\r\na: %b\r\n\r\n"
+    half = b"x" * (limits.MAX_HEAD_BYTES // 2)
+    assert refused_with(said(head % (half, half))) == (431, "headers_too_large")
+    assert said(head % (half, half[100:])).responded == []
+
+
 def test_discarded_bytes_behind_a_long_head_are_limited() -> None:
     most = [bytes(2**20)] * (limits.MAX_DISCARD_BYTES // 2**20)
     assert said(GET + LONG + b"\r\n", *most).aborts == 0

@@ -232,10 +232,13 @@ def ask_played(path: str, daemon: PlayedDaemon, **fields: Any) -> Any:
 @pytest.mark.parametrize("length", [1, 100_000], ids=["here", "in a converter"])
 def test_a_loaded_model_that_takes_text_only_is_not_asked(length: int) -> None:
     text = {"type": "text", "text": "x" * length}
-    for path, picture in ((CHAT, image_url(PNG_URL)), (MESSAGE, source(PNG_BASE64))):
+    begun = {"role": "assistant", "content": "It shows"}
+    for path, picture, more in (
+        (CHAT, image_url(PNG_URL), []), (MESSAGE, source(PNG_BASE64), [begun]),
+    ):  # fmt: skip
         daemon = PlayedDaemon()
         daemon.row["capabilities"] = ["text"]
-        response = ask_played(path, daemon, messages=[user(text, picture)])
+        response = ask_played(path, daemon, messages=[user(text, picture), *more])
         message = response.json()["error"]["message"]
         assert (response.status, daemon.asked) == (400, [])
         assert message == ("messages[0].content[1]: m takes text only, no pictures; send text")

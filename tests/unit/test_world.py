@@ -32,13 +32,12 @@ from simulation.ground import Violation
 from simulation.machine import Script, WorldMachine, steady_plan
 from simulation.world import World
 
-SEEDS = 8
+SEEDS = 5
 """What every run of the tests has time for; `make simulate` runs 10,000."""
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, 8))
-def test_seeds_break_no_promise_P22(first: int) -> None:
-    for seed in range(first, first + 8):
+def test_seeds_break_no_promise_P22() -> None:
+    for seed in range(1, SEEDS + 1):
         try:
             World.of(seed).run()
         except Violation as error:
@@ -50,13 +49,13 @@ class AnyEvents(WorldMachine):
 
 
 class ManyEvents(WorldMachine):
-    """Many runs, always others."""
+    """More runs, always others; `make simulate` runs the most."""
 
 
 AnyEvents.TestCase.settings = settings(
     max_examples=15, stateful_step_count=40, deadline=None, derandomize=True
 )
-ManyEvents.TestCase.settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
+ManyEvents.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestAnyEvents = AnyEvents.TestCase
 TestManyEvents = pytest.mark.slow(ManyEvents.TestCase)
 
@@ -67,7 +66,7 @@ def test_a_seed_replays_event_by_event() -> None:
         World.of(seed, on_turn=lambda *turn: hashed.update(f"{turn}\n".encode())).run()
         return hashed.hexdigest()
 
-    assert digest(7) == digest(7)
+    assert digest(3) == digest(3)
 
 
 # ---------------------------------------------------------------- old mistakes

@@ -316,13 +316,13 @@ class _PythonValues(ast.NodeTransformer):
 class _Gemma:
     """Reader of `call:NAME{key:<quote>text<quote>,other:{…}}`, whose keys have no quotes.
 
+    Strings may have other quotes, or none: no text that follows would make such a call another one.
+
     Attributes:
         quote: stands around strings.
-        is_lenient: whether strings may have other quotes, or none.
     """
 
     quote: str
-    is_lenient: bool
 
     def calls(self, text: str) -> list[dict[str, Any]]:
         """Return the calls.
@@ -359,8 +359,8 @@ class _Gemma:
         try:
             return json.loads(word), found.end()
         except ValueError:
-            if not self.is_lenient or not word:
-                raise ValueError("a value without quotes") from None
+            if not word:
+                raise ValueError("no value") from None
             return word, found.end()
 
     def _inside(self, text: str, at: int, close: str) -> tuple[list[tuple[str, Any]], int]:
@@ -414,7 +414,7 @@ class _Gemma:
 
 def parse_gemma(quote: str) -> ToolCallParser:
     """Return a parser of calls in Gemma's form, whose strings stand between these quotes."""
-    return lambda text, tools, is_lenient: _Gemma(quote, is_lenient).calls(text)
+    return lambda text, tools, is_lenient: _Gemma(quote).calls(text)
 
 
 # ---------------------------------------------------------------- tags
