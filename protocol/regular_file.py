@@ -22,8 +22,7 @@ KINDS = (
 )
 
 
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Also a limit for the size of a file."""
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
 def room_hint(error: OSError, otherwise: str) -> str:
