@@ -120,7 +120,7 @@ def start_configured(path: Path, *options: str) -> Started:
 
 
 def status_once_up(target: Target) -> dict[str, Any] | None:
-    """Return the status of the daemon, which may be starting; None if no daemon runs there.
+    """Return the status of the daemon, which may be starting or busy; None if no daemon runs there.
 
     Raises:
         CliError: one runs, but does not answer.
@@ -133,12 +133,11 @@ def status_once_up(target: Target) -> dict[str, Any] | None:
                 return status_of_daemon(target)
             except CliError:
                 holder = lock_holder(endpoint)
-                is_starting = not socket_at(endpoint).exists()
-                if holder is None or holder.is_stopped or not is_starting:
+                if holder is None or holder.is_stopped or not holder.is_beating:
                     raise
                 if time.monotonic() >= give_up_at:
                     raise
-            line.show("waiting for the daemon that is starting")
+            line.show("waiting for the daemon to answer")
             time.sleep(LOOK_INTERVAL_S)
 
 

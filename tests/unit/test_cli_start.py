@@ -17,11 +17,12 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from mlxsup.cli import detach
 from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
 from mlxsup.cli.configuration import read_configuration
 from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost, models_in
-from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached
+from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached, status_once_up
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
@@ -199,6 +200,22 @@ def test_the_process_that_has_the_lock_open_is_its_holder(lock: Path) -> None:
         lock.write_text(written)
         assert lock_holder(endpoint) is None
     assert lock_holder(f"ipc://{lock.parent}/nowhere/client.sock") is None
+
+
+def test_a_daemon_that_has_its_socket_and_is_still_busy_is_waited_for(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lock.parent / "client.sock").touch()
+    busy = CliError("it does not answer", code="connection_lost", status=ExitStatus.NO_DAEMON)
+    answers = Mock(side_effect=[busy, busy, {"pid": 7}, busy])
+    monkeypatch.setattr(detach, "status_of_daemon", answers)
+    target = Target(endpoint=f"ipc://{lock.parent}/client.sock")
+    with lock.open():
+        assert status_once_up(target) == {"pid": 7}
+        os.utime(lock, (0, 0))
+        with pytest.raises(CliError, match="it does not answer"):  # and has done nothing since 1970
+            status_once_up(target)
+    assert answers.call_count == 4
 
 
 def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(lock: Path) -> None:
