@@ -175,6 +175,15 @@ def test_a_cache_says_what_its_mask_hides(
     assert (played.runs > 0) is is_used, "a window hides more than padding"
 
 
+def test_a_scale_may_be_a_whole_number(played: PlayedKernels) -> None:
+    q, k, v = arrays(3, 4, 2, 64, 20)
+    mask = mask_of([0, 3, 19], 20)
+    hides(mask, mx.array([0, 3, 19]))
+    found = mx.fast.scaled_dot_product_attention(q, k, v, scale=1, mask=mask)
+    assert mx.allclose(found, attend(q, k, v, scale=1.0, mask=mask), atol=1e-5)
+    assert played.runs > 0
+
+
 def test_nothing_of_a_batch_that_has_left_is_kept(played: PlayedKernels) -> None:
     q, k, v = arrays(3, 4, 2, 64, 20)
     batch = BatchKeys([0, 3, 19])

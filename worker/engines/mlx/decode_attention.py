@@ -312,7 +312,8 @@ class DecodeAttention:
         """Return the kernels that read these queries, keys and values; None: there are none."""
         shared = q.shape[1] // k.shape[1]
         is_alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape
-        if not is_alike or q.shape[2] > 1 or q.shape[3] not in WIDTHS or shared > MOST_SHARING:
+        is_one = q.shape[2] == 1 and q.shape[3] in WIDTHS and shared <= MOST_SHARING
+        if not is_alike or not is_one or q.dtype not in TYPES:
             return None
         key = (q.dtype, q.shape[3], shared)
         if key not in self._kernels:
@@ -359,7 +360,7 @@ def _run(
         inputs=[q, keys, values, padding],
         output_shapes=[(rows, heads, parts, width), *[(rows, heads, parts)] * 2],
         output_dtypes=[mx.float32] * 3,
-        scalars=[seen, places, scale],
+        scalars=[seen, places, float(scale)],  # their types decide how the kernel reads them
         grid=(parts * THREADS, key_heads, rows),
         threadgroup=(THREADS, 1, 1),
         ensure_row_contiguous=True,
