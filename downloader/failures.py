@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import re
 from typing import Any
 
@@ -91,7 +90,7 @@ def explain(error: BaseException, work: Repository | Search) -> DownloadFailed:
                 message = f"cannot reach {constants.ENDPOINT}"
             hint = SEARCH_HINT if isinstance(work, Search) else NETWORK_HINT
             return _failed(DownloadProblem.NETWORK, message, hint)
-        case OSError(errno=number) if number in {*FULL_DISK, errno.EFBIG}:
+        case OSError(errno=number) if number in FULL_DISK:
             message = f"the disk is full, so {work} is incomplete"
             return _failed(DownloadProblem.DISK_FULL, message, DISK_HINT)
         case OSError(errno=None):

@@ -22,7 +22,8 @@ KINDS = (
 )
 
 
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Also a limit for the size of a file."""
 
 
 def room_hint(error: OSError, otherwise: str) -> str:

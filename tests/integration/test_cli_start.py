@@ -137,7 +137,7 @@ def test_a_detached_daemon_that_does_not_come_up_says_why_here(home: Path) -> No
     )
     assert full.stderr.splitlines() == [
         f"error: cannot write to the log folder {home}/full/logs: File too large",
-        "hint: set log_dir to a writable folder",
+        "hint: free some space, or set log_dir to a writable folder",
     ]
 
 
