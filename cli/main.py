@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 TRACEBACK_VARIABLE = "MLXSUP_TRACEBACK"
-
-NO_THREAD = "can't start new thread"
-"""What CPython says of it, in an error of no class of its own."""
 PROGRAM = "mlxsup"
 COMPLETE_VARIABLE = "_MLXSUP_COMPLETE"
 """Set by click's scripts when a shell asks for completions."""
+
+
+NO_THREAD = "can't start new thread"
+"""The message of CPython's RuntimeError, which has no class of its own."""
 
 
 class LazyGroup(click.Group):

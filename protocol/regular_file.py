@@ -31,7 +31,7 @@ def room_hint(error: OSError, otherwise: str) -> str:
 
     Args:
         error: the reason why.
-        otherwise: what helps, whatever the reason is.
+        otherwise: the advice for every other reason.
     """
     return f"free some space, or {otherwise}" if error.errno in FULL_DISK else otherwise
 

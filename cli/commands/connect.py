@@ -93,7 +93,7 @@ class Settings(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What makes one process of an agent use a daemon; no file of the user changes.
+    """The settings that make one process of an agent use a daemon; no file of the user changes.
 
     Attributes:
         arguments: in front of the user's own; `SETTINGS_FILE` stands for the path of the file.

@@ -28,6 +28,8 @@ from ..terminal.text import counted, wrapped
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
 
+REFUSED = "`mlxsup start` exits with 73"
+
 FULL_BYTES = 256 * 2**20
 RUNTIME_BYTES = 2**20
 """The runtime folder has small files only, often on a small disk in memory."""
@@ -336,19 +338,15 @@ def check_folders(setting: Setting) -> Iterator[Finding]:
     from mlxsup.store.hub_cache import find_cache
     from mlxsup.supervisor.runtime_folder import RuntimeFolderError, check_folder
 
-    runtime_dir, log_dir, refused = (
-        setting.runtime_dir,
-        setting.log_dir,
-        "`mlxsup start` exits with 73",
-    )
+    runtime_dir, log_dir = setting.runtime_dir, setting.log_dir
     try:
         check_folder(runtime_dir)
         yield _read_only("runtime folder", runtime_dir, "runtime_dir") or _room(
-            "runtime folder", runtime_dir, refused, few_bytes=RUNTIME_BYTES, low_bytes=0
+            "runtime folder", runtime_dir, REFUSED, few_bytes=RUNTIME_BYTES, low_bytes=0
         )
     except RuntimeFolderError as error:
         fix, _, command = error.hint.partition("run: ")
-        yield problem("runtime folder", str(error), why=refused, fix=fix, command=command)
+        yield problem("runtime folder", str(error), why=REFUSED, fix=fix, command=command)
     yield _read_only("log folder", log_dir, "log_dir") or _room(
         "log folder", log_dir, "lines are lost when the disk is full"
     )
@@ -364,8 +362,8 @@ def _read_only(subject: str, folder: Path, key: str) -> Finding | None:
     """Return that nothing can be written into a folder, or that it cannot be made."""
     if os.access(_there(folder), os.W_OK | os.X_OK):
         return None
-    why, fix = "`mlxsup start` exits with 73", f"make it writable, or set {key} to another folder"
-    return problem(subject, f"{_there(folder)} cannot be written", why=why, fix=fix)
+    fix = f"make it writable, or set {key} to another folder"
+    return problem(subject, f"{_there(folder)} cannot be written", why=REFUSED, fix=fix)
 
 
 def _room(

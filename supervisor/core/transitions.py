@@ -146,7 +146,7 @@ FIRST_STAGE = {
 """The first stage of ending a process with this fault."""
 
 DUMP_GRACE_S = 0.5
-"""How long a stalled worker has to print its stacks before it is killed."""
+"""A stalled worker may print its stacks for so long, and is killed then."""
 
 SIGNALS = {
     StopStage.DUMP: WorkerSignal.DUMP,
@@ -155,7 +155,7 @@ SIGNALS = {
 }
 
 FAILING = (ExitReason.INTERNAL, ExitReason.VERSION, ExitReason.LOAD_ERROR)
-"""What another attempt would only repeat."""
+"""Another attempt would end like these."""
 
 
 class ImpossibleTransitionError(Exception):

@@ -56,7 +56,7 @@ def engine(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator
 
 @pytest.fixture(scope="module")
 def expected(engine: MlxEngine) -> list[int]:
-    """What a row answers that is never set aside."""
+    """Return the answer of a row that is never set aside."""
     return solo(engine, row_of(2))
 
 

@@ -114,9 +114,8 @@ def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine:
     check_no_row_is_left(engine)
 
 
+@pytest.mark.parametrize("folder", ["together", "window"], indirect=True)
 def test_tails_behind_what_is_shared_are_read_in_one_pass(engine: MlxEngine) -> None:
-    if engine.facts.batching is not Batching.TOGETHER:
-        pytest.skip("each prompt has its own pass")
     for row in rows_of([900] * 4):
         engine.insert(row)
     passes = []

@@ -38,7 +38,7 @@ weight = 2
 
 
 NEW = {"repo": "o/n", "preload": False}
-"""What is added to a file whose models are loaded at the start unless they say otherwise."""
+"""The entry for a file whose `[defaults]` load every model at the start."""
 
 
 def with_one(config: DaemonConfig, name: str | None = "n.w", model: str = "o/n") -> Edit:

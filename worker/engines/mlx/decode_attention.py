@@ -258,7 +258,7 @@ class DecodeAttention:
 
     Models pass on the mask that a cache has made for them, and what it has fetched. If these are
     the ones that `hides` and `fetched` were told of last, the rows are known by the places where
-    they begin; whatever a model has changed of them is another array, and takes MLX's way.
+    they begin. An array that a model has made of them is another one, and takes MLX's way.
     """
 
     def __init__(self) -> None:
