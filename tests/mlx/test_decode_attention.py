@@ -203,6 +203,10 @@ def refuse(**_: Any) -> list[mx.array]:
     raise RuntimeError("Failed to load compiled kernel")
 
 
+def refuse_scalar(**_: Any) -> list[mx.array]:
+    raise ValueError("Invalid scalar argument type")
+
+
 def compute_wrongly(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
     return [mx.ones(shape) for shape in output_shapes]
 
@@ -212,6 +216,7 @@ def compute_wrongly(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[m
     [
         (decode_attention, "compile_source", fail, "libnvrtc.so was not found"),
         (mx.fast, "precompiled_cuda_kernel", refuse, "Failed to load compiled kernel"),
+        (mx.fast, "precompiled_cuda_kernel", refuse_scalar, "Invalid scalar argument type"),
         (mx.fast, "precompiled_cuda_kernel", compute_wrongly, "compute something else"),
     ],
 )

@@ -68,8 +68,14 @@ class PlayedKernels:
         threadgroup: tuple[int, int, int],
         ensure_row_contiguous: bool = False,
     ) -> list[mx.array]:
-        """Run a kernel; see `mx.fast.precompiled_cuda_kernel`."""
+        """Run a kernel; see `mx.fast.precompiled_cuda_kernel`.
+
+        Raises:
+            ValueError: 32 bits do not hold a float, which MLX refuses too.
+        """
         self.runs += 1
+        if not all(ctypes.c_float(n).value == n for n in scalars if isinstance(n, float)):
+            raise ValueError("a float that 32 bits do not hold")
         library = ctypes.CDLL(compiled_source.decode())
         kernel = library.run_read if "_read_" in name else library.run_join
         given = [np.ascontiguousarray(_bits(each)) for each in inputs]

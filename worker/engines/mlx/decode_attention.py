@@ -320,7 +320,7 @@ class DecodeAttention:
             try:
                 self._kernels[key] = kernels = make_kernels(*key)
                 self._try_out(kernels, *key)
-            except (CompileError, RuntimeError) as error:  # MLX's, of the GPU
+            except (CompileError, RuntimeError, ValueError) as error:  # MLX's, of the GPU
                 self._kernels[key] = None
                 logger.warning(log_line("MLX's slower attention is used", reason=str(error)))
         return self._kernels[key]
@@ -360,7 +360,8 @@ def _run(
         inputs=[q, keys, values, padding],
         output_shapes=[(rows, heads, parts, width), *[(rows, heads, parts)] * 2],
         output_dtypes=[mx.float32] * 3,
-        scalars=[seen, places, float(scale)],  # their types decide how the kernel reads them
+        # Their types decide how the kernel reads them. MLX takes a float only if 32 bits hold it.
+        scalars=[seen, places, ctypes.c_float(scale).value],
         grid=(parts * THREADS, key_heads, rows),
         threadgroup=(THREADS, 1, 1),
         ensure_row_contiguous=True,
