@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.utils
 import numpy as np
 import pytest
 from mlx_lm.generate import StopSequences
@@ -17,7 +18,6 @@ from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, LoadPhase
 from mlxsup.worker.engine import BadLaunchError, EngineFacts, GpuFaultElsewhereError
-from mlxsup.worker.engines.mlx import loader as mlx_load
 from mlxsup.worker.engines.mlx.batch_modes import SerialMode, TogetherMode, make_mode
 from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers, row_bytes
 from mlxsup.worker.engines.mlx.engine import MlxEngine
@@ -58,7 +58,7 @@ def test_memory_that_runs_out_in_a_load_is_not_the_models_fault(
     def load_model(*args: object, **named: object) -> None:
         raise RuntimeError("[malloc] Unable to allocate 99 bytes.")
 
-    monkeypatch.setattr(mlx_load, "load_model", load_model)
+    monkeypatch.setattr(mlx_lm.utils, "load_model", load_model)
     with pytest.raises(MemoryError, match="99 bytes"):
         facts_of(tiny)
 

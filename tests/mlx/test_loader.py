@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,7 +15,10 @@ from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx_lm.utils
 import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.errors import RemoteError
@@ -33,6 +38,7 @@ from mlxsup.worker.engines.mlx import batch_modes as mlx_passes
 from mlxsup.worker.engines.mlx import capability_probe as mlx_way
 from mlxsup.worker.engines.mlx import engine as mlx_engine
 from mlxsup.worker.engines.mlx import loader as mlx_load
+from mlxsup.worker.engines.mlx import pictures
 from mlxsup.worker.engines.mlx import prefix_cache as mlx_prefix_size
 from mlxsup.worker.engines.mlx import text as mlx_text
 from mlxsup.worker.engines.mlx.batch import MlxBatch
@@ -47,6 +53,7 @@ from mlxsup.worker.engines.mlx.loader import (
     open_stream,
     raise_if_memory,
     raise_if_passing,
+    read_weights,
 )
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.prefill import LARGEST_CPU_CHUNK, CostModel
@@ -304,7 +311,7 @@ def test_a_model_that_cannot_be_made_is_blamed_on_a_file_B6(
         assert (path, lazy) == (folder.path, True)
         raise error
 
-    monkeypatch.setattr(mlx_load, "load_model", fail)
+    monkeypatch.setattr(mlx_lm.utils, "load_model", fail)
     with pytest.raises(BadModelError) as caught:
         load_lazily(folder)
     place = "" if message.startswith(":") else "/"
@@ -349,6 +356,77 @@ def test_of_very_many_files_each_is_read_as_it_is_opened(
     assert (len(set(os.listdir("/dev/fd")) - before) >= len(read)) == (not told)
     assert [one["a"].tolist() for one in read] == [[7, 7, 7]] * 2
     assert shares == told
+
+
+def test_a_model_is_made_of_what_was_read_before_without_another_look(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: array.tolist() for name, array in tree_flatten(load_model(tiny)[0].parameters())}
+    folder = check_folder(tiny, lambda share: None)
+    shares = list[float]()
+    weights = read_weights(folder, folder.weight_bytes, shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    monkeypatch.setattr(mx, "load", None)
+    model, _ = load_lazily(folder, weights=weights)
+    assert {name: array.tolist() for name, array in tree_flatten(model.parameters())} == known
+    assert not weights, "arrays that a model leaves out would stay in memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "limit_bytes"),
+    [("model.gguf", 1, None), ("a.safetensors", 1001, None), ("a.safetensors", 1, 99)],
+)
+def test_files_of_another_kind_too_many_or_too_large_are_left_to_the_model(
+    name: str, files: int, limit_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "load", None)
+    folder = ModelFolder(
+        path=Path("/models/m"),
+        config={},
+        shards=[Path("/models/m") / name] * files,
+        shard_of={},
+        weight_bytes=100,
+    )
+    assert read_weights(folder, limit_bytes, lambda share: None) == {}
+
+
+@pytest.mark.parametrize("left_out", ["a rank", "a tower"])
+def test_what_a_model_may_leave_out_is_not_read_before(
+    left_out: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[str]()
+    real = mlx_load.read_weights
+
+    def read(*args: Any) -> Any:
+        reads.append("all")
+        return real(*args)
+
+    def end(*_: Any, **__: Any) -> None:
+        raise MemoryError("far enough")
+
+    monkeypatch.setattr(mlx_load, "read_weights", read)
+    monkeypatch.setattr(mlx_load, "load_lazily", end)
+    monkeypatch.setattr(pictures, "is_installed", lambda: False)
+    for is_left_out in (False, True):
+        engine = MlxEngine(make_spec(tiny))
+        if is_left_out and left_out == "a rank":
+            monkeypatch.setattr(engine, "_rank", "a rank")
+            monkeypatch.setattr(mlx_engine, "join", lambda rank: None)
+        elif is_left_out:
+            monkeypatch.setattr(pictures, "has_vision_tower", lambda folder: True)
+        with pytest.raises(MemoryError, match="far enough"):
+            engine.load(lambda phase, progress: None)
+        assert reads == ["all"]
+
+
+def test_no_library_that_another_thread_imports_uses_mlx() -> None:
+    """MLX belongs to the thread that loads the model (A2)."""
+    look = "import sys; from mlxsup.worker.engines.mlx import imports; "
+    look += "[imports.importlib.import_module(name) for name in imports.LIBRARIES]; "
+    look += "print([name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm')])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_arrays_are_read_in_groups_and_each_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +490,16 @@ def test_errors_of_materialise_blame_file_memory_or_driver(
     with pytest.raises(expected) as caught:
         materialise([mx.zeros(1)], TWO, shares.append)
     assert (caught.type, str(caught.value), shares) == (expected, message, [])
+
+
+def test_a_file_that_ends_early_is_named_before_there_is_a_model(
+    tiny: Path, tmp_path: Path
+) -> None:
+    folder = check_folder(Path(shutil.copytree(tiny, tmp_path / "m")), lambda share: None)
+    [shard] = folder.shards
+    os.truncate(shard, folder.weight_bytes - 100)
+    with pytest.raises(BadModelError, match=str(shard)):
+        read_weights(folder, None, lambda share: None)
 
 
 # ---------------------------------------------------------------- what an engine is given

@@ -20,7 +20,12 @@ from mlxsup.protocol.states import LoadPhase, State
 from mlxsup.protocol.worker_messages import LoadProgress
 from mlxsup.worker.engines.mlx.engine import HALF, MOST, LoadSteps
 from mlxsup.worker.engines.mlx.folder import CHUNK_BYTES, read_files, reading_ahead
-from mlxsup.worker.engines.mlx.imports import MODULES, OWN_MODULES, import_everything
+from mlxsup.worker.engines.mlx.imports import (
+    LIBRARIES,
+    MODULES,
+    OWN_MODULES,
+    import_everything,
+)
 from mlxsup.worker.engines.mlx.quirks import (
     KNOWN_FAULTS,
     KnownFault,
@@ -40,7 +45,7 @@ def test_the_libraries_come_first_and_then_our_own_modules(
     import_everything()
     package = "mlxsup.worker.engines.mlx"
     ours = [(f".{name}", package) for name in OWN_MODULES]
-    assert asked == [*((name,) for name in MODULES), *ours]
+    assert asked == [*((name,) for name in (*MODULES, *LIBRARIES)), *ours]
 
 
 BEGIN = 0.9

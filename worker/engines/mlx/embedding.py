@@ -55,6 +55,7 @@ from .engine import (
     open_device,
 )
 from .folder import ModelFolder, fingerprint, reading_ahead
+from .imports import importing
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -240,9 +241,10 @@ class EmbeddingEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .embedding_text import load_embedding_text
-        from .loader import iterate_arrays, materialise
-        from .pooled import load_pooled
+        with importing():
+            from .embedding_text import load_embedding_text
+            from .loader import iterate_arrays, materialise
+            from .pooled import load_pooled
 
         report(LoadPhase.WEIGHTS, IMPORTED)
         with mx.stream(self._stream):

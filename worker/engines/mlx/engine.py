@@ -7,7 +7,6 @@ without MLX gets an answer, not a traceback.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +25,6 @@ from ...engine import (
     BadLaunchError,
     EngineBytes,
     EngineFacts,
-    NoDeviceError,
     Rank,
     ReportProgress,
     Row,
@@ -35,6 +33,7 @@ from ...engine import (
     TextCodec,
 )
 from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
+from .imports import import_libraries, importing, stay_offline
 from .prefill import (
     FIXED_CHUNK,
     LARGEST_CHUNK,
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from .draft_model import DraftModel
     from .drafts import Drafts
     from .limits import MemoryLimits
+    from .loader import Weights
     from .prefix_cache import PrefixCache
     from .text import MlxText
     from .vision import VisionModel
@@ -124,9 +124,6 @@ def memory_warnings(active_bytes: int, limit_bytes: int | None) -> tuple[str, ..
     )
 
 
-LIBRARY = "libmlx.so"
-"""In a package of its own on Linux, one for CPUs and one for CUDA, which pip leaves out unasked."""
-
 NO_NUMBERS = "its log-probabilities are not numbers (NaN), so its answers are meaningless"
 """The warning for a model whose weights do not fit its configuration, or are broken."""
 
@@ -138,18 +135,19 @@ NO_FIXED_DRAFTS = (
 
 CHECKED = 0.05
 IMPORTED = 0.2
-WEIGHTS_FOUND = 0.25
+WEIGHTS_FOUND = 0.5
 MATERIALISED = 0.75
 
 
 def find_folder(spec: LaunchSpec, report: ReportProgress) -> ModelFolder:
-    """Return the checked folder of a worker's model, before the import, which takes a second.
+    """Return the checked folder of a worker's model, while libraries are imported.
 
     Raises:
         ModelMissingError, BadModelError: permanent.
     """
     # A model is a local folder, or it is an error: nothing is ever fetched.
-    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    stay_offline()
+    import_libraries()
     report(LoadPhase.IMPORT, 0.0)
     return check_folder(Path(spec.path), lambda share: report(LoadPhase.IMPORT, CHECKED * share))
 
@@ -161,12 +159,10 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     Raises:
         NoDeviceError: MLX is not installed, or not for this machine.
     """
-    try:
+    with importing():
         from .decode_attention import use_decode_attention
         from .limits import MemoryLimits
         from .loader import keep_kernels, open_stream
-    except ImportError as error:
-        raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
     keep_kernels(spec)
     # Made before any work, and kept for all of it (A2).
     backend, stream = open_stream()
@@ -267,18 +263,25 @@ class MlxEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        from .adapters import adapt, read_adapters
-        from .loader import iterate_arrays, materialise
-        from .logits import FloatLogits
+        from .loader import iterate_arrays, materialise, read_weights
+        from .pictures import has_vision_tower
 
-        report(LoadPhase.WEIGHTS, IMPORTED)
-        adapters = read_adapters(self._spec.adapters)
-        self._adapters = {adapter.name: adapter.digest for adapter in adapters}
+        def report_weights(share: float) -> None:
+            report(LoadPhase.WEIGHTS, IMPORTED + (WEIGHTS_FOUND - IMPORTED) * share)
+
+        report_weights(0.0)
         with mx.stream(self.stream):
-            width = WEIGHTS_FOUND - IMPORTED
-            model = self._open_model(
-                folder, lambda share: report(LoadPhase.WEIGHTS, IMPORTED + width * share)
-            )
+            weights: Weights = {}
+            # A rank needs a share of them, and a model without its tower leaves that out.
+            if self._rank is None and not has_vision_tower(folder):
+                weights = read_weights(folder, self._spec.memory_limit_bytes, report_weights)
+
+            with importing():
+                from .adapters import adapt, read_adapters
+                from .logits import FloatLogits
+            adapters = read_adapters(self._spec.adapters)
+            self._adapters = {adapter.name: adapter.digest for adapter in adapters}
+            model = self._open_model(folder, weights, report_weights)
             if self._rank is not None:
                 assert self._group is not None
                 self._parallel = take_share(
@@ -309,7 +312,9 @@ class MlxEngine:
         self.model.group = self._group
         self._model_type = str(folder.config["model_type"])
 
-    def _open_model(self, folder: ModelFolder, report: Callable[[float], None]) -> Any:
+    def _open_model(
+        self, folder: ModelFolder, weights: Weights, report: Callable[[float], None]
+    ) -> Any:
         """Return the model, whose arrays are still to be read, and open its text side."""
         from .loader import load_lazily, shorten
         from .pictures import NO_EXTRA, has_vision_tower, is_installed
@@ -333,7 +338,7 @@ class MlxEngine:
                     self._picture_warnings = (warning,)
             else:
                 hint = NO_EXTRA
-        model, config = load_lazily(folder, report)
+        model, config = load_lazily(folder, report, weights=weights)
         self._text = self._open_text(folder, config)
         self._text.picture_hint = hint or self._text.picture_hint
         return model
@@ -677,11 +682,3 @@ class MlxEngine:
         if self.batch is None:
             raise RuntimeError("the engine is not loaded")
         return self.batch
-
-
-def _missing(error: ImportError) -> str:
-    """Return what to install if MLX's library is not there: for Linux it is a package of its own;
-    else what the system says."""
-    if LIBRARY in str(error) and "No such file" in str(error):
-        return "its build for Linux is missing; pip install 'mlxsup[cpu]', or 'mlxsup[cuda]'"
-    return str(error)

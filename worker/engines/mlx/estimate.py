@@ -26,6 +26,7 @@ from mlxsup.protocol.estimate import ModelMemory, estimates_folder, find_kept, k
 from mlxsup.protocol.pooling import find_pooling
 
 from ...engine import BadModelError, ModelMissingError
+from .imports import stay_offline
 
 MEMORY_BYTES = 3 * 2**30
 """What the process may allocate, on Linux; a model of 400 layers takes a tenth of a GiB."""
@@ -45,7 +46,7 @@ def main() -> None:
     """Answer every question of standard input in order."""
     _limit_memory()
     threading.Thread(target=_end_with, args=(int(sys.argv[-1]),), daemon=True).start()
-    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    stay_offline()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # model files print
     for line in sys.stdin.buffer:

@@ -1,11 +1,14 @@
-"""Loads a checked folder into a model with every array in memory."""
+"""Loads a checked folder into a model with every array in memory.
+
+mlx-lm is imported where it is needed, because weights are read while its own imports take place.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib.metadata import version
@@ -13,16 +16,15 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import RotatingKVCache
-from mlx_lm.utils import load_model
 
 from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
+from .imports import importing
 from .kernels import discard_if_unloadable, keep_plans, use_kernel_folder
 from .quirks import Remedy, find_fault
 
@@ -200,10 +202,51 @@ def open_stream() -> tuple[str, mx.Stream]:
     return "metal" if mx.metal.is_available() else "cuda", stream
 
 
+Weights = MutableMapping[Path, dict[str, mx.array]]
+"""The arrays of files, by name."""
+
+
+def read_weights(
+    folder: ModelFolder, limit_bytes: int | None, report: Callable[[float], None]
+) -> Weights:
+    """Read a folder's files into memory before there is a model, which needs no more than MLX.
+
+    None is read if the files are no safetensors, too many to be open, or larger than the limit: a
+    model may need less of them. They are left to `load_lazily`, and to `materialise`.
+
+    Args:
+        folder: of the model.
+        limit_bytes: for all of them; None: no limit.
+        report: called with the share of the bytes that are in memory.
+
+    Raises:
+        BadModelError: a file cannot be read.
+        MemoryError: not enough memory now.
+    """
+    is_usual = all(shard.suffix == ".safetensors" for shard in folder.shards)
+    has_room = limit_bytes is None or folder.weight_bytes <= limit_bytes
+    if not is_usual or not has_room or len(folder.shards) > MOST_LAZY:
+        return {}
+    streams = _count_streams()
+    with _reading(folder), reading_side_by_side(len(folder.shards), streams):
+        weights: Weights = {
+            shard.resolve(): cast(dict[str, mx.array], mx.load(str(shard)))
+            for shard in folder.shards
+        }
+        arrays = [array for held in weights.values() for array in held.values()]
+        read_arrays(arrays, GROUP_BYTES, report)
+    return weights
+
+
+def _count_streams() -> int:
+    return min(READERS, os.cpu_count() or 1)
+
+
 def load_lazily(
     folder: ModelFolder,
     report: Callable[[float], None] = lambda share: None,
     load: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
+    weights: Weights | None = None,
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and its configuration; arrays are still to be read, unless there are more
@@ -213,16 +256,20 @@ def load_lazily(
         folder: of the model.
         report: called with the share of the files that were read, if they are read now.
         load: takes and returns what mlx-lm's `load_model` does; None: that.
+        weights: what was read before, which is taken out of it.
         options: of `load`.
 
     Raises:
         BadModelError: mlx-lm cannot make a model of the folder; names the file and the cause.
+        NoDeviceError: mlx-lm cannot be imported.
         MemoryError: not enough memory now.
     """
+    with importing():
+        from mlx_lm.utils import load_model
     try:
         with _loadable(folder) as path:
-            streams = min(READERS, os.cpu_count() or 1)
-            with reading_side_by_side(len(folder.shards), streams, report):
+            files = len(folder.shards)
+            with reading_side_by_side(files, _count_streams(), report, weights):
                 model, config = (load or load_model)(path, lazy=True, **options)
     except MemoryError:
         raise
@@ -245,7 +292,10 @@ def load_lazily(
 
 @contextmanager
 def reading_side_by_side(
-    files: int, streams: int, report: Callable[[float], None] = lambda share: None
+    files: int,
+    streams: int,
+    report: Callable[[float], None] = lambda share: None,
+    weights: Weights | None = None,
 ) -> Iterator[None]:
     """Have what mlx-lm loads in the block read by several streams of the CPU: one stream reads
     1.8 GB/s of an 8B model from memory, eight read 9.
@@ -258,6 +308,7 @@ def reading_side_by_side(
         files: how many there are.
         streams: how many to use.
         report: see `load_lazily`.
+        weights: see there.
     """
     opened = count(1)
     plain = mx.load
@@ -266,6 +317,8 @@ def reading_side_by_side(
     times = max(min(streams, MOST_OPEN // max(files, 1)), 1)
 
     def load(file: Any, *args: Any, **named: Any) -> Any:
+        if weights and (place := Path(file).resolve()) in weights:
+            return weights.pop(place)
         parts: list[Any] = [
             plain(file, *args, stream=next(next_reader), **named) for _ in range(times)
         ]
@@ -301,6 +354,8 @@ def _loadable(folder: ModelFolder) -> Iterator[Path]:
 
 def widen_windows(model: Any) -> None:
     """Lets every cache of a sliding window that the model makes from now on keep one key more."""
+    from mlx_lm.models.cache import RotatingKVCache
+
     make_cache = model.make_cache
 
     def make_wider_cache() -> list[Any]:
@@ -346,9 +401,6 @@ def materialise(
 ) -> None:
     """Evaluates every array that a model refers to, on the calling thread (A4).
 
-    With CUDA, what the CPU has read moves to the GPU while the next files are read: left to the
-    first pass, the pages of a 7B model take it 1.8 s.
-
     Args:
         root: the module tree.
         folder: named when an array cannot be read.
@@ -360,30 +412,60 @@ def materialise(
         MemoryError: not enough memory now.
     """
     arrays = list(iterate_arrays(root))
+    total = sum(array.nbytes for array in arrays)
+    with _reading(folder):
+        read_arrays(
+            arrays, min(GROUP_BYTES, total // SHARE_GROUPS) if is_share else GROUP_BYTES, report
+        )
+
+
+def read_arrays(
+    arrays: Sequence[mx.array], group_bytes: int, report: Callable[[float], None]
+) -> None:
+    """Evaluate arrays in groups, `READERS` of which are under way.
+
+    With CUDA, what the CPU has read moves to the GPU while the next ones are read: left to the
+    first pass, the pages of a 7B model take it 1.8 s.
+
+    Args:
+        arrays: in the order in which they are read.
+        group_bytes: of each group, at least.
+        report: called with the share of the bytes that are in memory.
+    """
     total = sum(array.nbytes for array in arrays) or 1
     done = 0
     under_way: deque[list[mx.array]] = deque()
     moving: list[mx.array] = []
+    groups = iter(_groups(arrays, group_bytes))
+    for group in islice(groups, READERS):
+        under_way.append(_begin(group))
+    while under_way:
+        group = under_way.popleft()
+        done += _wait_for(group)
+        if mx.cuda.is_available():
+            moving += _begin([mx.sum(array) for array in group])
+        report(done / total)
+        under_way.extend(_begin(group) for group in islice(groups, 1))
+    if moving:
+        mx.eval(moving)
+    report(1.0)
+
+
+@contextmanager
+def _reading(folder: ModelFolder) -> Iterator[None]:
+    """Say which file of a folder could not be read.
+
+    Raises:
+        BadModelError: a weight file cannot be read.
+        MemoryError: not enough memory now.
+    """
     try:
-        group_bytes = min(GROUP_BYTES, total // SHARE_GROUPS) if is_share else GROUP_BYTES
-        groups = iter(_groups(arrays, group_bytes))
-        for group in islice(groups, READERS):
-            under_way.append(_begin(group))
-        while under_way:
-            group = under_way.popleft()
-            done += _wait_for(group)
-            if mx.cuda.is_available():
-                moving += _begin([mx.sum(array) for array in group])
-            report(done / total)
-            under_way.extend(_begin(group) for group in islice(groups, 1))
-        if moving:
-            mx.eval(moving)
+        yield
     except (RuntimeError, ValueError) as error:
         raise_if_memory(error)
-        if isinstance(error, ValueError) or "read" in str(error):
+        if isinstance(error, ValueError) or "[read" in str(error) or "[load" in str(error):
             raise BadModelError(f"{_culprit(folder, error)}: {shorten(error)}") from error
         raise
-    report(1.0)
 
 
 def _groups(arrays: Iterable[mx.array], least_bytes: int) -> Iterator[list[mx.array]]:

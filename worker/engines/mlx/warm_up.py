@@ -10,7 +10,7 @@ has no time for is run while the worker is idle.
 
 Several sizes are shown, because a cost model that saw 8 tokens cannot tell the cost of a pass from
 that of its tokens. A worker that follows a crash or a restart of the same daemon runs the shapes
-again for 0.6 s at most: their kernels are on disk, but their first run in a process is slow, too.
+again for 0.3 s at most: their kernels are on disk, but their first run in a process is slow, too.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ COMPILE_LIMIT_S = 120.0
 """Nothing more is compiled before READY after this long; what is left compiles when it is needed,
 under the longer limit of a new shape."""
 
-AGAIN_LIMIT_S = 0.6
+AGAIN_LIMIT_S = 0.3
 """The same in a worker that follows a crash or a restart, whose answers wait. The kernels were
-kept, but the first run of each in a process is slow: on a GPU 0.3 to 0.4 s for a burst of 16."""
+kept, but the first run of each in a process is slow: on a GPU 0.3 to 0.4 s for a burst of 16, which
+is what comes next."""
 
 TRIED = (9, 10, 11)
 """Tokens of the passes that show whether a new shape is dear."""
