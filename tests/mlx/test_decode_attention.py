@@ -78,9 +78,18 @@ def check_like_mlx(
     ids=str,
 )
 def test_kernels_compute_what_mlx_does_with_a_mask(
-    dtype: mx.Dtype, sizes: tuple[int, int, int, int, int]
+    monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, sizes: tuple[int, int, int, int, int]
 ) -> None:
+    taken = list[str]()
+    real = mx.fast.precompiled_cuda_kernel
+
+    def run(**call: Any) -> list[mx.array]:
+        taken.append(call["name"])
+        return real(**call)
+
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", run)
     check_like_mlx(DecodeAttention(), dtype, sizes)
+    assert len(taken) == 4, "they were tried out, and then used"
 
 
 # ---------------------------------------------------------------- kernels played on a processor
@@ -173,6 +182,19 @@ def test_a_cache_says_what_its_mask_hides(
     found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
     assert mx.allclose(found, attend(q, k, v, scale=0.1, mask=mask), atol=1e-5)
     assert (played.runs > 0) is is_used, "a window hides more than padding"
+
+
+def test_code_is_given_until_it_is_loaded(played: PlayedKernels) -> None:
+    """Each call copies it, 64 times in a step of an 8B model."""
+    q, k, v = arrays(3, 4, 2, 64, 20)
+    mask = mask_of([0, 3, 19], 20)
+    hides(mask, mx.array([0, 3, 19]))
+    given = []
+    for _ in range(3):
+        mx.eval(mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask))
+        given.append(played.given_bytes)
+    assert given[0] > 0
+    assert len(set(given)) == 1
 
 
 def test_a_scale_may_be_a_whole_number(played: PlayedKernels) -> None:

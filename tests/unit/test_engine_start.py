@@ -25,6 +25,7 @@ from mlxsup.worker.engines.mlx.imports import (
     MODULES,
     OWN_MODULES,
     import_everything,
+    import_libraries,
 )
 from mlxsup.worker.engines.mlx.quirks import (
     KNOWN_FAULTS,
@@ -46,6 +47,27 @@ def test_the_libraries_come_first_and_then_our_own_modules(
     package = "mlxsup.worker.engines.mlx"
     ours = [(f".{name}", package) for name in OWN_MODULES]
     assert asked == [*((name,) for name in (*MODULES, *LIBRARIES)), *ours]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_imports_beside_the_readers_let_go_of_the_interpreter_soon_until_they_end(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 5 ms for each of the owner's calls, the weights of a 7B model take a second more."""
+    before_s = sys.getswitchinterval()
+    seen_s: list[float] = []
+
+    def load(name: str) -> None:
+        seen_s.append(sys.getswitchinterval())
+        if fails:
+            raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    import_libraries()
+    eventually(lambda: not any(one.name == "imports" for one in threading.enumerate()))
+    assert len(seen_s) == (1 if fails else len(LIBRARIES))
+    assert max(seen_s) < before_s / 2
+    assert sys.getswitchinterval() == before_s
 
 
 BEGIN = 0.9

@@ -318,8 +318,10 @@ class DecodeAttention:
         key = (q.dtype, q.shape[3], shared)
         if key not in self._kernels:
             try:
-                self._kernels[key] = kernels = make_kernels(*key)
+                kernels = make_kernels(*key)
                 self._try_out(kernels, *key)
+                # MLX has loaded them, and finds them by their names: no call copies their code.
+                self._kernels[key] = kernels._replace(code=b"")
             except (CompileError, RuntimeError, ValueError) as error:  # MLX's, of the GPU
                 self._kernels[key] = None
                 logger.warning(log_line("MLX's slower attention is used", reason=str(error)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from ...engine import NoDeviceError
 
@@ -34,6 +35,10 @@ MODULES = (
     "mlx_lm.utils",
 )
 """Others' modules. Most architectures of mlx-lm share what the one of Llama imports."""
+
+SWITCH_S = 0.0005
+"""How long the imports may keep the interpreter from the thread that gives the readers of weights
+their work, some hundred times; Python's own 5 ms would add a second."""
 
 OWN_MODULES = (
     "batch",
@@ -74,9 +79,15 @@ def import_libraries() -> None:
     """Begin to import what does not use MLX, on a thread of its own."""
 
     def run() -> None:
-        with suppress(ImportError):  # the load imports it as well, and says so
+        before_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        try:
             for name in LIBRARIES:
                 importlib.import_module(name)
+        except ImportError:
+            pass  # the load imports it as well, and says so
+        finally:
+            sys.setswitchinterval(before_s)
 
     threading.Thread(target=run, name="imports", daemon=True).start()
 
