@@ -31,8 +31,13 @@ from .quirks import Remedy, find_fault
 P = ParamSpec("P")
 R = TypeVar("R")
 
-GROUP_BYTES = 128 * 1024 * 1024
-"""How much is read between two reports of progress."""
+READ_BYTES = 256 * 1024 * 1024
+"""How much is read between two reports of progress. With 64 MiB readers wait for each other: until
+13.7 GB are in an H200 takes 3.4 s instead of 2.6."""
+
+GROUP_BYTES = READ_BYTES // 2
+"""How much of a model is evaluated between two reports: what its arrays are made of is in memory,
+too, such as experts that are stacked."""
 
 SHARE_GROUPS = 200
 """Into so many groups a rank divides its share, because while a group is read the parts of other
@@ -234,7 +239,7 @@ def read_weights(
             for shard in folder.shards
         }
         arrays = [array for held in weights.values() for array in held.values()]
-        read_arrays(arrays, GROUP_BYTES, report)
+        read_arrays(arrays, READ_BYTES, report)
     return weights
 
 
