@@ -130,8 +130,8 @@ because a life knows nothing about requests, callers and watchers."""
 DOING = {
     LoadPhase.SPAWN: "its process started",
     LoadPhase.IMPORT: "MLX was imported",
-    LoadPhase.WEIGHTS: "its weights were opened",
-    LoadPhase.MATERIALISE: "its weights were read",
+    LoadPhase.WEIGHTS: "its weights were read",
+    LoadPhase.MATERIALISE: "its arrays were computed",
     LoadPhase.WARMUP: "it was warmed up",
 }
 

@@ -222,7 +222,7 @@ ENDINGS: dict[str, tuple[State, Callable[[Driver], object], str, str]] = {
     ),
     "a disk that does not let go": (
         State.LOADING, reads_and_stalls, "stall",
-        "the load made no progress for 20 s while its weights were opened",
+        "the load made no progress for 20 s while its weights were read",
     ),
 }  # fmt: skip
 
