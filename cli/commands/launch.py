@@ -23,8 +23,8 @@ from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
-from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..connection import START_S, Target, connect, daemon_options, status_of_daemon
+from ..exit_status import CliError, NoDaemonError
 from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
@@ -106,9 +106,7 @@ def launch(
         _print(agent, arguments, model, target, output)
         return None
     assert executable is not None
-    from ..detach import status_once_up
-
-    status = status_once_up(target)
+    status = status_of_daemon(target, START_S)
     if status is None:
         _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
     elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):
@@ -192,12 +190,7 @@ def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
     if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
         where = f" at {place.endpoint}" if target.endpoint_source else ""
         hint = "" if target.endpoint_source else f"`mlxsup launch {agent} --yes` starts one"
-        raise CliError(
-            f"no daemon runs{where}",
-            code="connection_lost",
-            hint=target.repeat_in(hint),
-            status=ExitStatus.NO_DAEMON,
-        )
+        raise NoDaemonError(f"no daemon runs{where}", target.repeat_in(hint))
     if place.config is None or not read_configuration(place.config).models:
         raise CliError(
             "no model is configured",
