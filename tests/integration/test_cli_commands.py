@@ -406,10 +406,13 @@ def test_watch_draws_in_place_on_a_terminal_and_ends_with_0(daemon: Daemon) -> N
     assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
 
 
-def test_debug_tells_each_model_s_latest_events(daemon: Daemon) -> None:
+def test_debug_shows_what_loads_found_out_and_gives_programs_the_latest_events(
+    daemon: Daemon,
+) -> None:
     where = ("--endpoint", daemon.endpoint)
     text = run_cli("status", "--debug", *where).stdout
-    assert "READY" in text.partition("latest events of alpha:\n")[2]
+    assert "load times: " in text.partition("found while loading alpha:\n")[2]
+    assert text.endswith("\n`mlxsup why MODEL` shows what happened before\n")
     debug = json.loads(run_cli("status", "--debug", "--json", *where).stdout)
     assert "alpha" in {one["model"] for one in debug["flight"]}
     assert "flight" not in json.loads(run_cli("status", "--json", *where).stdout)
