@@ -59,7 +59,7 @@ GROUPS = {
     },
     "More": {
         "launch": "Start a coding agent that uses a model of the daemon.",
-        "connect": "Connect another program to the daemon.",
+        "connect": "Connect an editor to the daemon.",
         "bench": "Measure how fast models answer.",
         "demo": "See mlxsup at work with a small model.",
         "completion": "Print the completion script for a shell.",
