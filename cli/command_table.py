@@ -55,7 +55,6 @@ GROUPS = {
         "config": "Change and check the configuration file.",
         "key": "Create and revoke API keys of the HTTP gateway.",
         "service": "Run the daemon as a service of systemd or launchd.",
-        "log-level": "Change how much is logged.",
     },
     "More": {
         "launch": "Start a coding agent that uses a model of the daemon.",
@@ -74,7 +73,6 @@ FILES = {
     "cancel": "requests",
     "events": "status",
     "load": "lifecycle",
-    "log-level": "settings",
     "pause": "requests",
     "prioritize": "requests",
     "reload": "settings",
@@ -113,6 +111,7 @@ HABITS = {
     "install": "add OWNER/NAME", "is-active": "status --check", "jobs": "requests",
     "journalctl": "logs", "keys": "key list", "kill": "stop", "kill MODEL": "unload MODEL",
     "limits": "plan", "list": "models", "log": "logs", "login": "key new NAME", "memory": "plan",
+    "log-level": "config set supervisor.log_level debug",
     "monitor": "top", "mv": "add MODEL --as NAME", "nice": "prioritize ID CLASS",
     "prune": "rm --files MODEL", "quantize": "convert MODEL --quantize", "queue": "requests",
     "quit": "stop", "remove": "rm MODEL", "rename": "add MODEL --as NAME",

@@ -47,7 +47,6 @@ WITHOUT_FILE = Path("--model")
 _FIXED_KEYS = {
     "runtime_dir": "runtime_dir",
     "log_dir": "log_dir",
-    "log_level": "log_level",
     "log_format": "log_format",
     "prevent_sleep": "prevent_sleep",
     "gateway": "gateway",
@@ -93,7 +92,6 @@ class DaemonConfig:
         runtime_dir: where the sockets and the lock are.
         keys: where the API keys of the gateway are.
         log_dir: where the logs are.
-        log_level: `debug`, `info`, `warning` or `error`.
         log_format: `text` or `json`.
         prevent_sleep: `off` or `busy`.
         memory_budget: what all models may take together, in bytes; None: automatic.
@@ -109,7 +107,6 @@ class DaemonConfig:
     runtime_dir: Path
     keys: KeyPlace
     log_dir: Path
-    log_level: str
     memory_budget: int | None
     core: CoreSettings
     models: tuple[ModelSettings, ...]
@@ -261,7 +258,6 @@ def parse_config(
         runtime_dir=runtime_dir,
         keys=keys,
         log_dir=log_dir,
-        log_level=supervisor.log_level,
         log_format=supervisor.log_format,
         prevent_sleep=supervisor.prevent_sleep,
         memory_budget=supervisor.memory_budget,

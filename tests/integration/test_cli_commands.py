@@ -66,7 +66,7 @@ ROW = {
 
 RELOADED: dict[str, Any] = {
     "added": [], "changed": [], "removed": [], "settings": [], "foreseen": [],
-    "later": ["log_level"],
+    "later": ["log_format"],
     "over_budget_bytes": 2**30, "evicts": ["qwen"], "still_over_bytes": 1,
     "refuses": [{"model": "big", "reason": "needs 9.00 GiB"}],
     "unread": {"silent": "its disk does not answer"},
@@ -150,7 +150,7 @@ def test_reload_says_what_does_not_fit_any_more(
         freed = f"qwen would be unloaded; busy models would be unloaded {later}"
     done = at(supervisor, "reload", *(["--dry-run"] if is_dry else []))
     assert (done.returncode, done.stderr.splitlines()) == (0, [
-        "takes effect at the next start: log_level",
+        "takes effect at the next start: log_format",
         f"models may grow to 1.00 GiB more than the new memory budget: {freed}",
         "big could not be loaded: it needs 9.00 GiB",
         "silent: its disk does not answer",

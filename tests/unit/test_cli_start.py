@@ -348,7 +348,7 @@ def test_what_names_no_endpoint_is_refused(
         ("`mlxsup logs m`, `mlxsup stop`", "`mlxsup logs m OPTIONS`, `mlxsup stop OPTIONS`"),
         ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
         ("`mlxsup config check f`", "`mlxsup config check f`"),
-        ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
+        ("`mlxsup pull a/b`, `mlxsup reload`", "`mlxsup pull a/b`, `mlxsup reload OPTIONS`"),
         ("`mlxsup plan`", "`mlxsup plan --config /c`"),
         ("`kill -KILL 7`", "`kill -KILL 7`"),
         ("`mlxsup stop --endpoint ipc:///o`", "`mlxsup stop --endpoint ipc:///o`"),
