@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
 @click.option("--check", "is_checking", is_flag=True, help="Exit with 1 if anything is broken.")
 @click.option(
-    "--debug", "is_debug", is_flag=True, help="Also show the latest events of each model."
+    "--debug", "is_debug", is_flag=True, help="Also show what loading each model found out."
 )
 @daemon_options
 def status(
