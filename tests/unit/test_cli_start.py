@@ -214,11 +214,13 @@ class SlowDaemon:
 
     Attributes:
         pings: that have come.
+        turns_away: whether it ends connections before it answers.
     """
 
     def __init__(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.endpoint = endpoint
         self.pings = 0
+        self.turns_away = False
         monkeypatch.setattr(client, "Client", lambda _: nullcontext(self))
 
     def ping(self) -> None:
@@ -233,7 +235,8 @@ class SlowDaemon:
 
     @property
     def lost(self) -> ConnectionLost:
-        return ConnectionLost("no daemon answers", self.endpoint, "look for it")
+        away = self.turns_away
+        return ConnectionLost("none answers", self.endpoint, "look for it", is_turned_away=away)
 
 
 @pytest.fixture
@@ -252,7 +255,7 @@ def test_a_daemon_that_does_not_answer_yet_is_waited_for_until_the_limit(
         assert status_of_daemon(target) == {"pid": 7}
 
 
-def test_a_daemon_that_is_silent_stopped_or_not_there_is_not_waited_for(
+def test_a_daemon_that_is_silent_stopped_full_or_not_there_is_not_waited_for(
     lock: Path, slow: SlowDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Target(endpoint=slow.endpoint)
@@ -264,10 +267,15 @@ def test_a_daemon_that_is_silent_stopped_or_not_there_is_not_waited_for(
             with pytest.raises(CliError, match="it is stopped"):
                 status_of_daemon(target)
         assert slow.pings == 2
+        slow.pings, slow.turns_away = 0, True
+        with pytest.raises(CliError, match="none answers"):
+            status_of_daemon(target)
+        assert slow.pings == 1
         os.utime(lock, (0, 0))
+        slow.turns_away = False
         with pytest.raises(CliError, match="does not answer at"):
             status_of_daemon(target)
-    assert slow.pings == 2, "it has done nothing since 1970"
+    assert slow.pings == 1, "it has done nothing since 1970"
 
 
 def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(lock: Path) -> None:
