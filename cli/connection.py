@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,8 @@ from mlxsup.protocol.discovery import (
 from mlxsup.protocol.folders import default_log_dir, recorded_log_dir
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 
-from .exit_status import CliError, ExitStatus
-from .terminal.output import Output
+from .exit_status import CliError, ExitStatus, NoDaemonError
+from .terminal.output import LiveLine, Output
 from .terminal.text import counted
 
 if TYPE_CHECKING:
@@ -74,6 +73,8 @@ SILENCE = {
 
 REACH_S = 10.0
 """How long a command waits for a daemon that lives and is out of reach."""
+START_S = 60.0
+"""How long a command that needs a daemon, and would start one, waits for one that is starting."""
 REACH_AGAIN_S = 0.1
 
 _COMMAND = r"`mlxsup (?!(?:config|completion|convert|demo|init|pull)\b)([a-z-]+)([^`]*)(?<! -h)`"
@@ -237,18 +238,32 @@ def target_to_reach(endpoint: str, config: Path | None) -> Target:
 
 
 @contextmanager
-def connect(target: Target) -> Iterator[Client]:
-    """Yield a client of the chosen daemon.
+def connect(target: Target, limit_s: float = REACH_S) -> Iterator[Client]:
+    """Yield a client of the chosen daemon, once it answers.
+
+    Args:
+        target: the daemon.
+        limit_s: how long to wait for one that lives and does not answer yet.
 
     Raises:
-        CliError: the request failed, or no daemon answers.
+        NoDaemonError: no daemon runs there.
+        CliError: the request failed, or a daemon that lives does not answer.
     """
     from mlxsup.client import Client
 
     endpoint = target.find_endpoint()
     with errors_explained(), Client(endpoint) as client:
-        _reach(client, endpoint)
+        _reach(client, endpoint, limit_s)
         yield client
+
+
+def status_of_daemon(target: Target, limit_s: float = REACH_S) -> dict[str, Any] | None:
+    """Return the status of the daemon, reached as by `connect`; None if no daemon runs there."""
+    try:
+        with connect(target, limit_s) as client:
+            return client.status()
+    except NoDaemonError:
+        return None
 
 
 @contextmanager
@@ -264,14 +279,15 @@ def errors_explained() -> Iterator[None]:
         raise explain_connection_lost(error) from None
 
 
-def _reach(client: Client, endpoint: str) -> None:
-    """Wait until a daemon that lives answers, for a moment.
+def _reach(client: Client, endpoint: str, limit_s: float) -> None:
+    """Wait until a daemon that lives answers.
 
-    Its queue of connections may be full, its files may have run out, or its socket was removed and
-    it is about to make it again. libzmq reports all of that as it does its absence.
+    It may be starting, its queue of connections may be full, its files may have run out, or its
+    socket was removed and it is about to make it again. libzmq reports all of that as it does its
+    absence.
 
     Raises:
-        ConnectionLost: it does not answer.
+        ConnectionLost: it does not answer within the limit, or is stopped, silent or not there.
     """
     from mlxsup.client import ConnectionLost
 
@@ -279,22 +295,20 @@ def _reach(client: Client, endpoint: str) -> None:
 
     if not is_beating(endpoint):
         return
-    until = time.monotonic() + REACH_S
-    said = "the daemon is busy; waiting for it to answer" if sys.stderr.isatty() else ""
-    while True:
-        try:
-            client.ping()
-            return
-        except ConnectionLost as error:
-            if error.is_turned_away or time.monotonic() >= until:
-                raise
-            holder = lock_holder(error.endpoint)
-            if holder is None or not holder.is_beating:
-                raise
-        if said:
-            click.echo(said, err=True)
-            said = ""
-        time.sleep(REACH_AGAIN_S)
+    until = time.monotonic() + limit_s
+    with LiveLine(Output()) as line:
+        while True:
+            try:
+                client.ping()
+                return
+            except ConnectionLost as error:
+                if error.is_turned_away or time.monotonic() >= until:
+                    raise
+                holder = lock_holder(error.endpoint)
+                if holder is None or holder.is_stopped or not holder.is_beating:
+                    raise
+            line.show("waiting for the daemon to answer")
+            time.sleep(REACH_AGAIN_S)
 
 
 def explain_connection_lost(error: ConnectionLost) -> CliError:
@@ -307,10 +321,11 @@ def explain_connection_lost(error: ConnectionLost) -> CliError:
             hint="run this as that user; `mlxsup config path` shows why this daemon was chosen",
             status=ExitStatus.NO_PERMISSION,
         )
-    message = error.message
-    hint = error.hint or "`mlxsup status` shows whether it is running"
-    holder = None if error.is_turned_away else lock_holder(error.endpoint)
-    if holder is not None:
+    message, hint = error.message, error.hint
+    if not error.is_turned_away:
+        holder = lock_holder(error.endpoint)
+        if holder is None:
+            return NoDaemonError(message, hint)
         condition = "stopped" if holder.is_stopped else "busy" if holder.is_beating else "silent"
         why, hint = (text.format(pid=holder.pid) for text in SILENCE[condition])
         message = f"the daemon with pid {holder.pid} does not answer at {error.endpoint}{why}"
@@ -381,23 +396,6 @@ def _unreadable(error: UnreadableConfigError) -> CliError:
     if not os.path.lexists(error.path):
         hint = f"choose another file, or create it with `mlxsup init {path}`"
     return CliError(str(error), hint=hint, status=ExitStatus.BAD_CONFIGURATION)
-
-
-def status_of_daemon(target: Target) -> dict[str, Any] | None:
-    """Return the status of the daemon; None if no daemon runs there."""
-    from mlxsup.client import Client, ConnectionLost, RequestError
-
-    from .lock_holder import lock_holder
-
-    try:
-        with Client(target.find_endpoint()) as client:
-            return client.status()
-    except RequestError as error:
-        raise explain_request_error(error) from None
-    except ConnectionLost as error:
-        if error.is_turned_away or lock_holder(error.endpoint) is not None:
-            raise explain_connection_lost(error) from None
-        return None
 
 
 def log_dir_left_by(target: Target) -> Path | None:

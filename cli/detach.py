@@ -18,16 +18,14 @@ from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.regular_file import room_hint
 
 from .configuration import read_configuration
-from .connection import Target, status_of_daemon
+from .connection import START_S, Target, status_of_daemon
 from .exit_status import PERMANENT_EXITS, CliError, ExitStatus
-from .lock_holder import lock_holder
 from .terminal.output import LiveLine, Output
 
 OUTPUT_NAME = "daemon.out"
 MAX_OUTPUT_BYTES = 1024 * 1024
 """The output of earlier daemons is moved aside once it is longer."""
 
-ANSWER_LIMIT_S = 60.0
 LOOK_INTERVAL_S = 0.05
 """How often to look for the daemon: a process that is not up yet cannot announce itself."""
 
@@ -107,7 +105,7 @@ def start_configured(path: Path, *options: str) -> Started:
     except CliError as error:
         if error.status is not ExitStatus.ALREADY_RUNNING:
             raise
-        status = status_once_up(Target(endpoint=endpoint))
+        status = status_of_daemon(Target(endpoint=endpoint), START_S)
         if status is None:
             raise
         return Started(
@@ -117,28 +115,6 @@ def start_configured(path: Path, *options: str) -> Started:
             gateway=status["gateway"],
             is_ours=False,
         )
-
-
-def status_once_up(target: Target) -> dict[str, Any] | None:
-    """Return the status of the daemon, which may be starting or busy; None if no daemon runs there.
-
-    Raises:
-        CliError: one runs, but does not answer.
-    """
-    endpoint = target.find_endpoint()
-    give_up_at = time.monotonic() + ANSWER_LIMIT_S
-    with LiveLine(Output()) as line:
-        while True:
-            try:
-                return status_of_daemon(target)
-            except CliError:
-                holder = lock_holder(endpoint)
-                if holder is None or holder.is_stopped or not holder.is_beating:
-                    raise
-                if time.monotonic() >= give_up_at:
-                    raise
-            line.show("waiting for the daemon to answer")
-            time.sleep(LOOK_INTERVAL_S)
 
 
 def report(started: Started, first: str, target: Target, output: Output) -> None:
@@ -225,7 +201,7 @@ def _wait(
     process: subprocess.Popen[bytes], endpoint: str, output: Path, begin: int
 ) -> Mapping[str, Any] | None:
     """Return what the daemon says of its gateway, once both are up, or the gateway has failed."""
-    give_up_at = time.monotonic() + ANSWER_LIMIT_S
+    give_up_at = time.monotonic() + START_S
     with LiveLine(Output()) as line:
         line.show("starting the daemon")
         while time.monotonic() < give_up_at:
@@ -235,7 +211,7 @@ def _wait(
                 status = None
                 if socket_at(endpoint).exists():
                     with suppress(CliError):  # it is too busy to answer
-                        status = status_of_daemon(Target(endpoint=endpoint))
+                        status = status_of_daemon(Target(endpoint=endpoint), 0.0)
                 # Another daemon may answer there while ours finds out that it is not needed.
                 if status is None or status["pid"] != process.pid:
                     continue
@@ -245,7 +221,7 @@ def _wait(
                 line.show("the daemon runs; starting its HTTP gateway")
             else:
                 raise _failure(process.returncode, output, begin)
-    raise CliError(f"the daemon did not answer within {ANSWER_LIMIT_S:g} s", hint=f"see {output}")
+    raise CliError(f"the daemon did not answer within {START_S:g} s", hint=f"see {output}")
 
 
 def _failure(code: int, output: Path, begin: int) -> CliError:

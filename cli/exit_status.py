@@ -61,6 +61,13 @@ class CliError(Exception):
         self.status = status
 
 
+class NoDaemonError(CliError):
+    """No daemon runs at the endpoint, as far as its lock says."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message, code="connection_lost", hint=hint, status=ExitStatus.NO_DAEMON)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with a sentence that says what has ended and what goes on."""
 

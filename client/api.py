@@ -13,7 +13,6 @@ from mlxsup.protocol.client_messages import (
     AddModel,
     Attach,
     CancelRequest,
-    ChangeLogLevel,
     Configure,
     Load,
     PauseRequest,
@@ -40,7 +39,6 @@ from .parameters import (
     check_client,
     check_count,
     check_keep_alive,
-    check_level,
     check_limit,
     check_model,
     check_name,
@@ -485,17 +483,6 @@ class ClientBase(ABC, Generic[StreamType, Answer]):
             RequestError: there is no such model, or the file is wrong.
         """
         return self._call(SettingsQuery(id=self._ids.next(), model=check_model(model)))
-
-    def log_level(self, level: str) -> Answer:
-        """Make the daemon and its workers log from this level on, until the daemon ends.
-
-        Args:
-            level: `debug`, `info`, `warning` or `error`.
-
-        Raises:
-            RequestError: `invalid_request`: there is no such level.
-        """
-        return self._call(ChangeLogLevel(id=self._ids.next(), level=check_level(level)))
 
     def stop(self, *, now: bool = False, timeout_s: float | None = None) -> Answer:
         """Ask the daemon to end; return at once with the pids that will go.

@@ -115,7 +115,7 @@ class Connection:
             self._drop(_lost(link, self.endpoint))
         elif self._session.is_silent(self._clock.now(), self._is_busy):
             message = f"the daemon at {self.endpoint} stopped responding"
-            self._drop(ConnectionLost(message, self.endpoint))
+            self._drop(ConnectionLost(message, self.endpoint, LOOK))
         return False
 
     def pump_messages(self) -> bool:
@@ -183,6 +183,8 @@ class Connection:
             old.close(CLOSE_LINGER_MS if is_peer_there else 0)
 
 
+LOOK = "`mlxsup status` shows whether it is running"
+AGAIN = "`mlxsup start` starts it again"
 TOO_MANY = "it has too many connections or is shutting down; close some, or try again later"
 
 
@@ -191,7 +193,7 @@ def _lost(link: Link, endpoint: str) -> ConnectionLost:
         message = f"the daemon at {endpoint} refused the connection"
         return ConnectionLost(message, endpoint, TOO_MANY, is_turned_away=True)
     if link.was_heard:
-        return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint)
+        return ConnectionLost(f"the daemon at {endpoint} is gone", endpoint, AGAIN)
     if link.was_connected:
         # libzmq completes the handshake before the daemon looks at who has come.
         message = f"the daemon at {endpoint} ended the connection before it answered"

@@ -119,11 +119,6 @@ def check_client(client: object) -> str | None:
     return None if client is None else check_name("client", client)
 
 
-def check_level(level: object) -> str:
-    """Return a text that may be a log level; the daemon knows which there are."""
-    return check_name("level", level, MAX_ID_CHARACTERS)
-
-
 def check_priority(value: object) -> Priority:
     """Return the class of that name."""
     known = {priority.value: priority for priority in Priority}

@@ -105,7 +105,7 @@ HOW_TO_ADD = "; `mlxsup add MODEL` serves another one, while the daemon runs"
 def failure_of(error: RequestError | ConnectionLost) -> Failure:
     """Return what the client of the gateway gets for an error of the daemon."""
     if isinstance(error, ConnectionLost):
-        return _failure(LOST, error.message, "daemon_lost")
+        return _failure(LOST, str(error), "daemon_lost")
     param, message = "", error.message
     if error.code is ErrorCode.UNKNOWN_MODEL:
         param = "model"

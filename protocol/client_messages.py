@@ -184,18 +184,6 @@ class ResumeRequest(OfRequest):
 
 
 @record
-class ChangeLogLevel(Command):
-    """Client → supervisor: log from this level on, in the daemon and its workers; answered at once.
-
-    Attributes:
-        level: one of `text.LOG_LEVELS`; until it is changed again, or the daemon ends.
-    """
-
-    TYPE: ClassVar[str] = "log_level"
-    level: str
-
-
-@record
 class Stop(Command):
     """Client → supervisor: end everything; answered at once with the pids that will go.
 
@@ -296,7 +284,6 @@ ClientMessage = (
     | RequestsQuery
     | CancelRequest
     | Attach
-    | ChangeLogLevel
     | Stop
     | Subscribe
     | Reload

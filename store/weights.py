@@ -1,4 +1,4 @@
-"""The weight files of a model folder: whether each is whole, and what its arrays take in memory.
+"""The weight files of a model folder: whether each is whole, and what its arrays take.
 
 A safetensors file says in its header, at its beginning, how long it must be: its data is not read.
 """
@@ -16,12 +16,6 @@ from mlxsup.protocol.regular_file import MIB, open_regular
 
 MAX_HEADERS_BYTES = 64 * MIB
 """Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
-
-WIDENED = {"F8_E4M3": 2, "F8_E5M2": 2}
-"""mlx-lm widens these types to 16 bits when it loads them."""
-
-OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector", "patch_merge", "mtp")
-"""In the names of arrays that mlx-lm leaves out: it only serves the text model."""
 
 
 class FolderError(Exception):
@@ -51,7 +45,7 @@ def read_header(path: Path, max_bytes: int) -> tuple[int, bytes]:
 
 
 def array_bytes(path: Path, size: int, header: bytes) -> int:
-    """Return what the arrays of a weight file take once they are loaded, from its header alone.
+    """Return what the arrays of a weight file take in it, from its header alone.
 
     Args:
         path: the file, as errors call it.
@@ -65,13 +59,12 @@ def array_bytes(path: Path, size: int, header: bytes) -> int:
     try:
         values = json.loads(header)
         values.pop("__metadata__", None)
-        for name, value in values.items():
+        for value in values.values():
             begin, end = (int(place) for place in value["data_offsets"])
             if begin > end or math.prod(map(int, value["shape"])) > MAX_BYTES:
                 raise FolderError(f"{path}: its header has impossible sizes")
             last = max(last, end)
-            if not any(part in name for part in OTHER_PARTS):
-                total_bytes += (end - begin) * WIDENED.get(str(value["dtype"]), 1)
+            total_bytes += end - begin
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip

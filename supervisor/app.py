@@ -26,7 +26,7 @@ from mlxsup.store.references import RefusedModelError, find_source, servable
 from .announcements import Announcer
 from .config.entries import Edit, adding, parsed, planned, removing, still_written, write_text
 from .config.keys import changing, settings_of
-from .config.load import ConfigError, DaemonConfig, changed_for_later, read_text
+from .config.load import ConfigError, ConfigText, DaemonConfig, changed_for_later, read_text
 from .core.actions import (
     Abandon,
     Action,
@@ -598,11 +598,13 @@ class App:
         """Keep a change for as long as the daemon runs, which was started without a file."""
         if plan is None:
             raise ConfigError(["the daemon was started without a configuration file"])
-        edit = await self._planned(partial(plan, self._config))
-        read = await self._memory.read(replace(self._config, models=edit.models))
+        text = ConfigText(raw=self._config.text, folder=Path.cwd())
+        done = await self._planned(partial(planned, text, None, plan))
+        config = replace(self._config, models=done.config.models, text=done.raw)
+        read = await self._memory.read(config)
         self._check(read)
         self._config = read.config
-        return _Read(read, _placed(edit.answer, None))
+        return _Read(read, _placed(done.edit.answer, None))
 
     async def _planned(self, plan: Callable[[], Value]) -> Value:
         """Plan a change: the folders with models, which are searched for it, may be on any disk."""

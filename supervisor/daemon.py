@@ -66,7 +66,7 @@ def run_daemon(
     ):
         writer = LogWriter(report)
         is_json = config.log_format == "json"
-        log = DaemonLog(config.log_dir, config.log_level, writer, is_json=is_json)
+        log = DaemonLog(config.log_dir, config.core.log_level, writer, is_json=is_json)
         _warn_of_watchdog(manager, log)
         _record_places(config, log)
         record = WorkerRecord(config.runtime_dir)

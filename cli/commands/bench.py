@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..arguments import check_known, complete_model, only_model, row_called
+from ..arguments import check_known, complete_model, only_model
 from ..changes import progress_shown
 from ..connection import Target, connect, daemon_options, errors_explained
 from ..exit_status import CliError, ExitStatus
@@ -50,10 +50,6 @@ WARM_UP_TOKENS = 16
 PROMPT_IDS = range(100, 250)
 """The token ids of prompts. Every vocabulary has them, that of bytes alone too, and the ids below
 are those that tokenizers like to use for their marks."""
-
-NOTEWORTHY_S = 0.1
-"""A request that waited this long in the queue has waited for something: not for others of its
-burst, which are gathered within a quarter of that."""
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -190,38 +186,25 @@ def cells_of(
 # ---------------------------------------------------------------- measuring
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """Answers that were asked for at the same time.
+def figures_of(sent_s: Sequence[float], times: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return the figures that a burst shows, by their keys for programs.
 
-    Attributes:
+    Args:
         sent_s: when each prompt was sent, in seconds after the first.
         times: when each token of each answer was there, by the same clock.
-        cached_tokens: tokens of the prompts that needed no prefill.
-        interrupted: answers that were paused, or continued after a crash.
-        waited: answers that waited in the queue.
     """
-
-    sent_s: Sequence[float]
-    times: Sequence[Sequence[float]]
-    cached_tokens: int = 0
-    interrupted: int = 0
-    waited: int = 0
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures that this burst shows, by their keys for programs."""
-        firsts = [own[0] - sent for own, sent in zip(self.times, self.sent_s, strict=True)]
-        gaps = [later - earlier for own in self.times for earlier, later in pairwise(own)]
-        # Tokens of one answer may have come at one time.
-        speeds = [(len(own) - 1) / (own[-1] - own[0]) for own in self.times if own[-1] > own[0]]
-        whole_s = max(own[-1] for own in self.times)
-        found = {
-            "first_token_s": statistics.median(firsts),
-            "tokens_per_s": sum(map(len, self.times)) / whole_s,
-        }
-        if gaps:
-            found |= {"gap_p50_s": percentile(gaps, 50), "gap_p99_s": percentile(gaps, 99)}
-        return found | ({"stream_tokens_per_s": statistics.median(speeds)} if speeds else {})
+    firsts = [own[0] - sent for own, sent in zip(times, sent_s, strict=True)]
+    gaps = [later - earlier for own in times for earlier, later in pairwise(own)]
+    # Tokens of one answer may have come at one time.
+    speeds = [(len(own) - 1) / (own[-1] - own[0]) for own in times if own[-1] > own[0]]
+    whole_s = max(own[-1] for own in times)
+    found = {
+        "first_token_s": statistics.median(firsts),
+        "tokens_per_s": sum(map(len, times)) / whole_s,
+    }
+    for percent in (50, 99) if gaps else ():
+        found[f"gap_p{percent}_s"] = percentile(gaps, percent)
+    return found | ({"stream_tokens_per_s": statistics.median(speeds)} if speeds else {})
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -237,36 +220,35 @@ class Run:
         cells: the sizes.
         repeats: how often each is measured.
         values: by size and figure, a value for each repeat so far that showed it.
-        took_s: how long the latest repeat of each size took.
-        bursts: that were measured so far.
+        done: bursts that were measured so far.
+        took_s: how long they took.
+        interrupted: answers that were paused, or continued after a crash.
         other_requests: the most requests of others that were open between two bursts.
     """
 
     cells: Sequence[Cell]
     repeats: int
     values: dict[Cell, dict[str, list[float]]] = field(default_factory=dict)
-    took_s: dict[Cell, float] = field(default_factory=dict)
-    bursts: list[Burst] = field(default_factory=list)
+    done: int = 0
+    took_s: float = 0.0
+    interrupted: int = 0
     other_requests: int = 0
 
     @property
-    def is_complete(self) -> bool:
-        """True if every repeat of every size was measured."""
-        return len(self.bursts) == len(self.cells) * self.repeats
+    def bursts(self) -> int:
+        """Return how many are to be measured."""
+        return len(self.cells) * self.repeats
 
-    def take(self, cell: Cell, burst: Burst, took_s: float) -> None:
+    def take(self, cell: Cell, figures: Mapping[str, float], took_s: float) -> None:
         """Add a repeat of a size."""
         values = self.values.setdefault(cell, {})
-        for name, value in burst.figures().items():
+        for name, value in figures.items():
             values.setdefault(name, []).append(value)
-        self.took_s[cell] = took_s
-        self.bursts.append(burst)
+        self.done += 1
+        self.took_s += took_s
 
-    def look(self, status: Mapping[str, Any], cell: Cell) -> None:
-        """Note which requests of others are open."""
-        if row_called(status, cell.model) is None:
-            message = f"{cell.model} is no longer configured"
-            raise CliError(message, code="unknown_model", hint="see `mlxsup status`")
+    def look(self, status: Mapping[str, Any]) -> None:
+        """Note how many requests of others are open."""
         still_open = (
             len(one["running"]) + len(one["paused"]) + one["queued"] for one in status["models"]
         )
@@ -274,27 +256,21 @@ class Run:
 
     def progress(self, cell: Cell) -> str:
         """Return what is measured now, and how long the rest takes once every size was measured."""
-        done, bursts = len(self.bursts), len(self.cells) * self.repeats
-        text = f"{done + 1}/{bursts}: {cell}"
-        if len(self.took_s) < len(self.cells):
+        text = f"{self.done + 1}/{self.bursts}: {cell}"
+        if self.done < len(self.cells):
             return text
-        left_s = sum(self.took_s.values()) / len(self.cells) * (bursts - done)
+        left_s = self.took_s / self.done * (self.bursts - self.done)
         return f"{text}, about {format_duration(left_s)} left"
 
     def remarks(self) -> list[str]:
         """Return a sentence for each thing that has touched the figures."""
-        done, bursts = len(self.bursts), len(self.cells) * self.repeats
-        interrupted, waited, cached = (
-            sum(getattr(burst, name) for burst in self.bursts)
-            for name in ("interrupted", "waited", "cached_tokens")
-        )
         found = {
-            f"incomplete: only {done} of {bursts} bursts were measured": done < bursts,
+            f"incomplete: only {self.done} of {self.bursts} bursts were measured": (
+                self.done < self.bursts
+            ),
             f"up to {counted(self.other_requests, 'other request')} ran or waited during the run: "
             "measure again when the daemon is idle": self.other_requests,
-            f"interrupted and resumed: {counted(interrupted, 'answer')}": interrupted,
-            f"delayed in the queue: {counted(waited, 'answer')}": waited,
-            f"{cached} prompt tokens came from the cache": cached,
+            f"interrupted and resumed: {counted(self.interrupted, 'answer')}": self.interrupted,
         }
         return [sentence for sentence, is_so in found.items() if is_so]
 
@@ -308,28 +284,28 @@ async def measure(endpoint: str, run: Run, tell: Callable[[str], None]) -> None:
         tell: gets the progress.
 
     Raises:
-        CliError: a model is gone, or an answer has another length than was asked for.
-        RequestError, ConnectionLost: an answer has failed.
+        CliError: an answer has another length than was asked for.
+        RequestError, ConnectionLost: an answer has failed, such as that of a model that is gone.
     """
     from mlxsup.client import AsyncClient
 
     async with AsyncClient(endpoint) as client:
         for number, cell in enumerate(run.cells, start=1):
             tell(f"warming up {number}/{len(run.cells)}: {cell}")
-            await _ask(client, cell, min(cell.output_tokens, WARM_UP_TOKENS))
+            await _ask(client, run, cell, min(cell.output_tokens, WARM_UP_TOKENS))
         for repeat in range(run.repeats):
             # Every other repeat runs backwards: what changes with time touches all sizes alike.
             for cell in run.cells if repeat % 2 == 0 else reversed(run.cells):
                 tell(run.progress(cell))
-                run.look(await client.status(), cell)
+                run.look(await client.status())
                 begin = time.perf_counter()
-                burst = await _ask(client, cell, cell.output_tokens)
-                run.take(cell, burst, time.perf_counter() - begin)
+                figures = await _ask(client, run, cell, cell.output_tokens)
+                run.take(cell, figures, time.perf_counter() - begin)
 
 
-async def _ask(client: AsyncClient, cell: Cell, tokens: int) -> Burst:
-    """Send all requests of a size at once, each with another prompt: the daemon may remember
-    earlier ones."""
+async def _ask(client: AsyncClient, run: Run, cell: Cell, tokens: int) -> dict[str, float]:
+    """Send all requests of a size at once, each with another prompt, because the daemon may
+    remember earlier ones; return the figures."""
     import asyncio
 
     times: list[list[float]] = [[] for _ in range(cell.concurrency)]
@@ -352,13 +328,8 @@ async def _ask(client: AsyncClient, cell: Cell, tokens: int) -> Burst:
                 code="broken_answer",
                 hint=f"see `mlxsup logs {cell.model}`",
             )
-    return Burst(
-        sent_s=sent_s,
-        times=times,
-        cached_tokens=sum(result.usage.cached_tokens for result in results),
-        interrupted=sum(bool(result.resumed or result.paused) for result in results),
-        waited=sum(result.timings.queued_s >= NOTEWORTHY_S for result in results),
-    )
+    run.interrupted += sum(bool(result.resumed or result.paused) for result in results)
+    return figures_of(sent_s, times)
 
 
 # ---------------------------------------------------------------- results
@@ -373,7 +344,7 @@ def value_of(run: Run, daemon: str) -> dict[str, Any]:
         "daemon": daemon,
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "repeats": run.repeats,
-        "is_complete": run.is_complete,
+        "is_complete": run.done == run.bursts,
         "cells": [
             {
                 **cell._asdict(),

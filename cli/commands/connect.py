@@ -1,5 +1,4 @@
-"""`mlxsup connect`: prints the settings with which other programs use the daemon; and what `mlxsup
-launch` gives to the process of an agent."""
+"""`mlxsup connect`: prints the settings with which an editor uses the daemon."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,40 +91,6 @@ class Settings(NamedTuple):
     variables: Mapping[str, str] = {}
 
 
-class Start(NamedTuple):
-    """The settings that make one process of an agent use a daemon; no file of the user changes.
-
-    Attributes:
-        arguments: in front of the user's own; `SETTINGS_FILE` stands for the path of the file.
-        variables: of its environment.
-        file: the name and the text of a temporary file that it needs.
-    """
-
-    arguments: Sequence[str] = ()
-    variables: Mapping[str, str] = {}
-    file: tuple[str, str] | None = None
-
-
-SETTINGS_FILE = "{file}"
-
-KEY_VARIABLE = "MLXSUP_API_KEY"
-"""Has the key for programs that can be told the name of a variable: other users see arguments."""
-
-
-class Program(NamedTuple):
-    """A program that can use a daemon.
-
-    Attributes:
-        settings: returns what `connect` prints; None for an agent that has no file for it.
-        start: returns what `launch` gives to its process; None for a program that is no agent.
-        install: the command that installs the agent.
-    """
-
-    settings: Callable[[Site], Settings] | None = None
-    start: Callable[[Site], Start] | None = None
-    install: str = ""
-
-
 # ---------------------------------------------------------------- the daemon
 
 
@@ -205,184 +170,6 @@ def _home(variable: str, default: str) -> Path:
     return Path(given).expanduser() if given else Path.home() / default
 
 
-def _claude_variables(site: Site) -> dict[str, str]:
-    name = site.model.name
-    return {
-        "ANTHROPIC_BASE_URL": site.url,
-        "ANTHROPIC_AUTH_TOKEN": site.key,
-        "ANTHROPIC_API_KEY": "",
-        "ANTHROPIC_MODEL": name,
-        **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": name for tier in ("OPUS", "SONNET", "HAIKU")},
-        # Any of these would send the user's files to a cloud instead.
-        **{f"CLAUDE_CODE_USE_{cloud}": "0" for cloud in ("BEDROCK", "FOUNDRY", "VERTEX")},
-        # Otherwise each request begins with another line, and no prompt is ever known.
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-
-
-def _claude(site: Site) -> Settings:
-    path = _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    return Settings(path=path, text=_json({"env": _claude_variables(site)}), usage="claude")
-
-
-def _start_claude(site: Site) -> Start:
-    # The `env` of the user's own settings wins over the environment, but not over --settings.
-    variables = _claude_variables(site)
-    text = json.dumps({"env": variables}, indent=2)
-    return Start(
-        arguments=["--settings", SETTINGS_FILE],
-        variables=variables,
-        file=("claude.json", f"{text}\n"),
-    )
-
-
-def _codex_text(site: Site, key: str) -> str:
-    """Return the settings of Codex.
-
-    Args:
-        site: the gateway.
-        key: the line of the provider that has the key, or says where it is.
-    """
-    # A text of JSON is one of TOML, too.
-    return f"""\
-model = {json.dumps(site.model.name)}
-model_provider = "{PROVIDER}"
-model_context_window = {site.model.tokens}
-# Only OpenAI's own service searches.
-web_search = "disabled"
-
-# Their tools would be a quarter of every prompt.
-[agents]
-enabled = false
-
-[model_providers.{PROVIDER}]
-name = "{PROVIDER}"
-base_url = {json.dumps(site.base)}
-wire_api = "responses"
-{key}
-"""
-
-
-def _codex(site: Site) -> Settings:
-    text = _codex_text(site, f"experimental_bearer_token = {json.dumps(site.key)}")
-    path = _home("CODEX_HOME", ".codex") / f"{PROVIDER}.config.toml"
-    return Settings(path=path, text=text.rstrip("\n"), usage=f"codex --profile {PROVIDER}")
-
-
-def _start_codex(site: Site) -> Start:
-    def flat(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                yield from flat(value, f"{name}{key}.")
-            else:
-                yield from ("-c", f"{name}{key}={json.dumps(value)}")
-
-    import tomllib
-
-    table = tomllib.loads(_codex_text(site, f'env_key = "{KEY_VARIABLE}"'))
-    return Start(arguments=list(flat(table)), variables={KEY_VARIABLE: site.key})
-
-
-def _opencode_provider(site: Site) -> dict[str, Any]:
-    models = {
-        one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
-        for one in site.models
-    }
-    return {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": PROVIDER,
-        "options": {"baseURL": site.base, "apiKey": site.key},
-        "models": models,
-    }
-
-
-def _opencode(site: Site) -> Settings:
-    folder = _home("XDG_CONFIG_HOME", ".config") / "opencode"
-    commented = folder / "opencode.jsonc"
-    return Settings(
-        path=commented if commented.exists() else folder / "opencode.json",
-        text=_json({"provider": {PROVIDER: _opencode_provider(site)}}),
-        usage=f"opencode --model {PROVIDER}/{site.model.name}",
-    )
-
-
-def _start_opencode(site: Site) -> Start:
-    model = f"{PROVIDER}/{site.model.name}"
-    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
-    chosen = {"model": model, "small_model": model}
-    # It is merged with the files of the user and of the project, and wins over them.
-    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
-
-
-def _pi_provider(site: Site, key: str) -> dict[str, Any]:
-    free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
-    models = [
-        {
-            "id": one.name,
-            "name": one.name,
-            "reasoning": False,
-            "input": ["text"],
-            "cost": free,
-            "contextWindow": one.tokens,
-            "maxTokens": one.answer,
-        }
-        for one in site.models
-    ]
-    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
-
-
-def _pi(site: Site) -> Settings:
-    return Settings(
-        path=_home("PI_CODING_AGENT_DIR", ".pi/agent") / "models.json",
-        text=_json({"providers": {PROVIDER: _pi_provider(site, site.key)}}),
-        usage=shlex.join(_pi_choice(site)),
-    )
-
-
-def _pi_choice(site: Site) -> list[str]:
-    return ["pi", "--provider", PROVIDER, "--model", site.model.name]
-
-
-def _start_pi(site: Site) -> Start:
-    key = f"process.env.{KEY_VARIABLE}"
-    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
-    extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
-    return Start(
-        arguments=["--extension", SETTINGS_FILE, *_pi_choice(site)[1:]],
-        variables={KEY_VARIABLE: site.key},
-        file=("pi.js", extension),
-    )
-
-
-def _start_aider(site: Site) -> Start:
-    # Arguments, because a file .env of the project wins over the environment.
-    where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
-    return Start(
-        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
-    )
-
-
-def _start_qwen(site: Site) -> Start:
-    model = ["--model", site.model.name]
-    where = ["--auth-type", "openai", "--openai-base-url", site.base]
-    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
-
-
-def _start_copilot(site: Site) -> Start:
-    model = site.model
-    return Start(
-        variables={
-            "COPILOT_MODEL": model.name,
-            "COPILOT_PROVIDER_TYPE": "openai",
-            "COPILOT_PROVIDER_BASE_URL": site.base,
-            "COPILOT_PROVIDER_API_KEY": site.key,
-            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(model.tokens - model.answer),
-            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(model.answer),
-        }
-    )
-
-
 def _vscode(site: Site) -> Settings:
     models = [
         {
@@ -428,23 +215,10 @@ def _zed(site: Site) -> Settings:
     )
 
 
-PROGRAMS: dict[str, Program] = {
-    "claude": Program(_claude, _start_claude, "npm install --global @anthropic-ai/claude-code"),
-    "codex": Program(_codex, _start_codex, "npm install --global @openai/codex"),
-    "opencode": Program(_opencode, _start_opencode, "npm install --global opencode-ai"),
-    "pi": Program(_pi, _start_pi, "npm install --global @earendil-works/pi-coding-agent"),
-    "qwen": Program(None, _start_qwen, "npm install --global @qwen-code/qwen-code"),
-    "copilot": Program(None, _start_copilot, "npm install --global @github/copilot"),
-    "aider": Program(None, _start_aider, "uv tool install --python 3.12 aider-chat"),
-    "vscode": Program(_vscode),
-    "zed": Program(_zed),
-}
-"""By the word that users type; an agent's is its command."""
-
-
 # ---------------------------------------------------------------- the command
 
-TOOLS = {name: one.settings for name, one in PROGRAMS.items() if one.settings is not None}
+TOOLS = {"vscode": _vscode, "zed": _zed}
+"""What makes the settings of each program, by the word that users type."""
 
 
 @click.command()
@@ -463,12 +237,12 @@ TOOLS = {name: one.settings for name, one in PROGRAMS.items() if one.settings is
 )
 @daemon_options
 def connect(tool: str, model: str | None, key: str | None, target: Target, output: Output) -> None:
-    """Example: mlxsup connect opencode
+    """Example: mlxsup connect zed
 
-    Prints the settings that another program needs to use the models of the daemon over HTTP, and
-    into which of its files they go. TOOL is claude, codex, opencode, pi, vscode or zed; `mlxsup
-    launch AGENT` starts an agent without any settings. Other programs take the base URL that
-    `mlxsup status` prints, with /v1 behind it for OpenAI's API, and any text as the API key.
+    Prints the settings that an editor needs to use the models of the daemon over HTTP, and into
+    which of its files they go. TOOL is vscode or zed; `mlxsup launch AGENT` starts a coding agent,
+    and with --print shows its settings. Other programs take the base URL that `mlxsup status`
+    prints, with /v1 behind it for OpenAI's API, and any text as the API key.
     """
     given = read_key(key)
     with connect_to(target) as client:

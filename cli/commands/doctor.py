@@ -465,13 +465,10 @@ def check_daemon(setting: Setting) -> Iterator[Finding]:
 
 def check_services(_setting: Setting) -> Iterator[Finding]:
     """Judge whether what the services start is still there, this user's and the machine's."""
-    from ..service.facts import read_file
-    from ..service.launchd import Launchd
-    from ..service.systemd import Systemd
+    from ..service import manager_here, read_file
 
-    kind = Launchd if platform.system() == "Darwin" else Systemd
     for is_system in (False, True):
-        manager = kind(Path.home(), is_system=is_system)
+        manager = manager_here(Path.home(), is_system=is_system)
         text = read_file(manager.path)
         if text is None:
             continue
@@ -482,6 +479,6 @@ def check_services(_setting: Setting) -> Iterator[Finding]:
             yield ok("service", f"{manager.path} starts {words[0]}")
             continue
         what = f"names {missing[0]}, which does not exist" if missing else "starts no program"
-        again = "mlxsup service install --force" + (" --system" if is_system else "")
+        again = "mlxsup service install" + (" --system" if is_system else "")
         why = "the service manager cannot start the daemon"
         yield problem("service", f"{manager.path} {what}", why=why, command=again)

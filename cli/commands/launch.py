@@ -6,15 +6,17 @@ arguments, its environment and a temporary file, and no file of the user changes
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -23,20 +25,18 @@ from mlxsup.protocol.folders import DEFAULT_LISTEN
 
 from ..arguments import complete_writer, is_writer, model_meant
 from ..changes import progress_shown
-from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus
+from ..connection import START_S, Target, connect, daemon_options, status_of_daemon
+from ..exit_status import CliError, NoDaemonError
 from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
-from .connect import PROGRAMS, SETTINGS_FILE, Start, gateway_url, site_of
+from .connect import PROVIDER, Site, gateway_url, site_of
 
 if TYPE_CHECKING:
     import subprocess
     from types import FrameType
 
     from mlxsup.client import Client
-
-AGENTS = {name: program for name, program in PROGRAMS.items() if program.start is not None}
 
 GATEWAY_LIMIT_S = 60.0
 LOOK_INTERVAL_S = 0.1
@@ -53,6 +53,178 @@ UNKNOWN_KEY = "KEY"
 
 SIGNALLED = 128
 """Shells add the number of the signal that ended a process to this."""
+
+
+# ---------------------------------------------------------------- the agents
+
+
+class Start(NamedTuple):
+    """The settings that make one process of an agent use a daemon; no file of the user changes.
+
+    Attributes:
+        arguments: in front of the user's own; `SETTINGS_FILE` stands for the path of the file.
+        variables: of its environment.
+        file: the name and the text of a temporary file that it needs.
+    """
+
+    arguments: Sequence[str] = ()
+    variables: Mapping[str, str] = {}
+    file: tuple[str, str] | None = None
+
+
+SETTINGS_FILE = "{file}"
+
+KEY_VARIABLE = "MLXSUP_API_KEY"
+"""Has the key for programs that can be told the name of a variable: other users see arguments."""
+
+
+def _claude_variables(site: Site) -> dict[str, str]:
+    name = site.model.name
+    return {
+        "ANTHROPIC_BASE_URL": site.url,
+        "ANTHROPIC_AUTH_TOKEN": site.key,
+        "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_MODEL": name,
+        **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": name for tier in ("OPUS", "SONNET", "HAIKU")},
+        # Any of these would send the user's files to a cloud instead.
+        **{f"CLAUDE_CODE_USE_{cloud}": "0" for cloud in ("BEDROCK", "FOUNDRY", "VERTEX")},
+        # Otherwise each request begins with another line, and no prompt is ever known.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _start_claude(site: Site) -> Start:
+    # The `env` of the user's own settings wins over the environment, but not over --settings.
+    variables = _claude_variables(site)
+    text = json.dumps({"env": variables}, indent=2)
+    return Start(
+        arguments=["--settings", SETTINGS_FILE],
+        variables=variables,
+        file=("claude.json", f"{text}\n"),
+    )
+
+
+def _start_codex(site: Site) -> Start:
+    about = {"name": PROVIDER, "base_url": site.base, "wire_api": "responses"}
+    settings = {
+        "model": site.model.name,
+        "model_provider": PROVIDER,
+        "model_context_window": site.model.tokens,
+        "web_search": "disabled",  # only OpenAI's own service searches
+        "agents.enabled": False,  # their tools would be a quarter of every prompt
+        **{f"model_providers.{PROVIDER}.{key}": text for key, text in about.items()},
+        f"model_providers.{PROVIDER}.env_key": KEY_VARIABLE,
+    }
+    # A text of JSON is one of TOML, too.
+    words = [("-c", f"{key}={json.dumps(value)}") for key, value in settings.items()]
+    return Start(arguments=[*chain(*words)], variables={KEY_VARIABLE: site.key})
+
+
+def _opencode_provider(site: Site) -> dict[str, Any]:
+    models = {
+        one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
+        for one in site.models
+    }
+    return {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": PROVIDER,
+        "options": {"baseURL": site.base, "apiKey": site.key},
+        "models": models,
+    }
+
+
+def _start_opencode(site: Site) -> Start:
+    model = f"{PROVIDER}/{site.model.name}"
+    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
+    chosen = {"model": model, "small_model": model}
+    # It is merged with the files of the user and of the project, and wins over them.
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
+
+
+def _pi_provider(site: Site, key: str) -> dict[str, Any]:
+    free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
+    models = [
+        {
+            "id": one.name,
+            "name": one.name,
+            "reasoning": False,
+            "input": ["text"],
+            "cost": free,
+            "contextWindow": one.tokens,
+            "maxTokens": one.answer,
+        }
+        for one in site.models
+    ]
+    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
+
+
+def _start_pi(site: Site) -> Start:
+    key = f"process.env.{KEY_VARIABLE}"
+    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
+    extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
+    return Start(
+        arguments=[
+            "--extension",
+            SETTINGS_FILE,
+            "--provider",
+            PROVIDER,
+            "--model",
+            site.model.name,
+        ],
+        variables={KEY_VARIABLE: site.key},
+        file=("pi.js", extension),
+    )
+
+
+def _start_aider(site: Site) -> Start:
+    # Arguments, because a file .env of the project wins over the environment.
+    where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
+    return Start(
+        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
+    )
+
+
+def _start_qwen(site: Site) -> Start:
+    model = ["--model", site.model.name]
+    where = ["--auth-type", "openai", "--openai-base-url", site.base]
+    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
+
+
+def _start_copilot(site: Site) -> Start:
+    model = site.model
+    return Start(
+        variables={
+            "COPILOT_MODEL": model.name,
+            "COPILOT_PROVIDER_TYPE": "openai",
+            "COPILOT_PROVIDER_BASE_URL": site.base,
+            "COPILOT_PROVIDER_API_KEY": site.key,
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(model.tokens - model.answer),
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(model.answer),
+        }
+    )
+
+
+class Agent(NamedTuple):
+    """A coding agent: what its process gets, and the command that installs it."""
+
+    start: Callable[[Site], Start]
+    install: str
+
+
+AGENTS = {
+    "claude": Agent(_start_claude, "npm install --global @anthropic-ai/claude-code"),
+    "codex": Agent(_start_codex, "npm install --global @openai/codex"),
+    "opencode": Agent(_start_opencode, "npm install --global opencode-ai"),
+    "pi": Agent(_start_pi, "npm install --global @earendil-works/pi-coding-agent"),
+    "qwen": Agent(_start_qwen, "npm install --global @qwen-code/qwen-code"),
+    "copilot": Agent(_start_copilot, "npm install --global @github/copilot"),
+    "aider": Agent(_start_aider, "uv tool install --python 3.12 aider-chat"),
+}
+"""By the word that users type, which is the agent's command."""
+
+
+# ---------------------------------------------------------------- the command
 
 
 @click.command()
@@ -106,9 +278,7 @@ def launch(
         _print(agent, arguments, model, target, output)
         return None
     assert executable is not None
-    from ..detach import status_once_up
-
-    status = status_once_up(target)
+    status = status_of_daemon(target, START_S)
     if status is None:
         _start_daemon(_file_to_start(agent, target, is_sure=is_sure), target, output)
     elif not status["gateway"] and status["config_path"] and (is_sure or sys.stdin.isatty()):
@@ -132,10 +302,8 @@ def launch(
         if row["state"] != "READY":
             with progress_shown(client, row["name"], output):
                 client.load(row["name"])
-    start = AGENTS[agent].start
-    assert start is not None
     settle_streams()
-    return _run(executable, agent, start(site), arguments)
+    return _run(executable, agent, AGENTS[agent].start(site), arguments)
 
 
 def _print(
@@ -146,9 +314,7 @@ def _print(
         status = client.status()
     _, name = _choose(status, model, agent, output)
     key, is_missing = launch_key(target, is_made=False)
-    start = AGENTS[agent].start
-    assert start is not None
-    begin = start(site_of(status, name, UNKNOWN_KEY if is_missing else key))
+    begin = AGENTS[agent].start(site_of(status, name, UNKNOWN_KEY if is_missing else key))
     command = [agent, *begin.arguments, *arguments]
     variables = {**begin.variables, **_direct()}
     shown = [f"export {one}={shlex.quote(text)}" for one, text in variables.items()]
@@ -192,12 +358,7 @@ def _file_to_start(agent: str, target: Target, *, is_sure: bool) -> Path:
     if target.endpoint_source or not (is_sure or sys.stdin.isatty()):
         where = f" at {place.endpoint}" if target.endpoint_source else ""
         hint = "" if target.endpoint_source else f"`mlxsup launch {agent} --yes` starts one"
-        raise CliError(
-            f"no daemon runs{where}",
-            code="connection_lost",
-            hint=target.repeat_in(hint),
-            status=ExitStatus.NO_DAEMON,
-        )
+        raise NoDaemonError(f"no daemon runs{where}", target.repeat_in(hint))
     if place.config is None or not read_configuration(place.config).models:
         raise CliError(
             "no model is configured",

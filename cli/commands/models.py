@@ -18,6 +18,7 @@ from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
 if TYPE_CHECKING:
+    from mlxsup.store.folder_problems import FolderProblem
     from mlxsup.supervisor.config.load import DaemonConfig
 
 
@@ -114,7 +115,9 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
 
     configuration = optional_configuration(config_path)
     row = find_row(model, configuration)
-    needs = _needs(row, configuration, output)
+    needs, problem = _needs(row, configuration, output)
+    if problem is not None:
+        row |= {"problem": problem.text, "hint": problem.hint or None}
     output.result(row | {"needs": needs}, listing((), _facts(row, needs)))
     if row["hint"]:
         output.note(f"hint: {row['hint']}")
@@ -123,24 +126,26 @@ def show(model: str, config_path: Path | None, output: Output) -> int:
 
 def _needs(
     row: Mapping[str, Any], configuration: DaemonConfig | None, output: Output
-) -> dict[str, Any] | None:
+) -> tuple[dict[str, Any] | None, FolderProblem | None]:
     """Return what the model needs in memory, as the plan has it for this one alone; None if it
-    cannot be loaded."""
+    cannot be loaded, and why it cannot, if that shows only here or in the content of its files."""
+    from mlxsup.store.folder_problems import FolderProblem, damage
+
     from .plan import plan_of_row
 
     if row["engine"] != "mlx" or row["problem"]:
-        return None
+        return None, None
     plan = plan_of_row(row, configuration, output)
     [planned] = plan["models"]
     if planned["problem"]:
-        return None
+        return None, damage(Path(row["path"])) or FolderProblem(text=planned["problem"])
     return {
         "bytes": planned["needed"]["bytes"],
         "source": planned["needed"]["source"],
         "memory_bytes": planned["memory_bytes"],
         "budget_bytes": plan["budget"]["bytes"],
         "fits": not planned["missing_bytes"],
-    }
+    }, None
 
 
 def _facts(row: Mapping[str, Any], needs: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

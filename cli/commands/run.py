@@ -11,8 +11,8 @@ import click
 from mlxsup.protocol.tasks import Task
 
 from ..arguments import check_makes, complete_writer_or_repository
-from ..connection import Target, connect, daemon_options
-from ..exit_status import CliError, ExitStatus, interrupt_says
+from ..connection import START_S, Target, connect, daemon_options, status_of_daemon
+from ..exit_status import NoDaemonError, interrupt_says
 from ..options import answer_options, check_parameters, keep_alive_option, priority_options
 from ..pictures import image_option
 from ..terminal.output import Output
@@ -73,9 +73,7 @@ def run(
 
 def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     """Return what the daemon calls the model, once one runs that serves it."""
-    from ..detach import status_once_up
-
-    if status_once_up(target) is None:
+    if status_of_daemon(target, START_S) is None:
         return _start_with(model, target, output, is_sure=is_sure)
     with connect(target) as client:
         name, preset = served_name(
@@ -95,12 +93,9 @@ def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) ->
 
     place = target.find()
     if target.endpoint_source:
-        raise CliError(
+        raise NoDaemonError(
             f"no daemon runs at {place.endpoint}, which {place.source} names",
-            code="connection_lost",
-            hint=f"start one there, or run this without {place.source} to start one that serves "
-            f"{model}",
-            status=ExitStatus.NO_DAEMON,
+            f"start one there, or run this without {place.source} to start one that serves {model}",
         )
     path, entry, name = place.config, None, model
     if path is not None:

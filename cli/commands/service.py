@@ -20,11 +20,7 @@ from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Output
 
 if TYPE_CHECKING:
-    from ..service.facts import ServiceFacts, Steps
-    from ..service.launchd import Launchd
-    from ..service.systemd import Systemd
-
-    Manager = Systemd | Launchd
+    from ..service import Manager, ServiceFacts, Steps
 
 system_option = click.option(
     "--system",
@@ -53,17 +49,15 @@ def service() -> None:
 @config_option
 @system_option
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only print what would be done.")
-@click.option("--force", "is_forced", is_flag=True, help="Replace a service with other settings.")
 @output_options
-def install(
-    config_path: Path | None, is_system: bool, is_dry: bool, is_forced: bool, output: Output
-) -> None:
+def install(config_path: Path | None, is_system: bool, is_dry: bool, output: Output) -> None:
     """Example: mlxsup service install --config mlxsup.toml
 
     Writes a systemd unit or a launchd job that starts this mlxsup with this configuration, and
-    starts it. If a service is installed already, nothing changes: the difference is printed.
+    starts it. A service that mlxsup has written with other settings is replaced: the difference is
+    printed. A file of another program stays.
     """
-    from ..service.facts import read_file
+    from ..service import MARKER, read_file
 
     manager = _find_manager(is_system=is_system)
     facts = _find_facts(config_path, is_system=is_system)
@@ -90,12 +84,13 @@ def install(
     manager.check(by_root)
     if before is None:
         _refuse_running(facts)
-    elif before != text and not is_forced:
-        output.note(difference)
-        raise _other(manager, before, facts)
+    elif MARKER not in before:
+        raise _foreign(manager)
     if is_done:
         done = f"already installed: {manager.path}; nothing was changed"
     else:
+        if difference:
+            output.note(difference)
         _write(manager, text, facts, steps, output)
         done = f"{'started' if before == text else 'installed'}: {manager.path}"
         if is_system:
@@ -118,17 +113,13 @@ def uninstall(is_system: bool, output: Output) -> None:
     Stops the service, which finishes running requests, and removes the file that `install` has
     written. A file of another program stays, and so do configuration, models and logs.
     """
-    from ..service.facts import MARKER, read_file
+    from ..service import MARKER, read_file
 
     manager = _find_manager(is_system=is_system)
     text, commands, done = read_file(manager.path), [], "not installed"
     if text is not None:
         if MARKER not in text:
-            raise CliError(
-                f"{manager.path} was not written by mlxsup, so it was not removed",
-                code="foreign_service",
-                hint="remove it with the program that wrote it",
-            )
+            raise _foreign(manager)
         if is_system:
             _need_root(manager, _by_root(_find_program(), "uninstall"))
         manager.check("")
@@ -150,7 +141,7 @@ def status(is_system: bool, output: Output) -> None:
     Shows whether the service is installed, runs, and starts by itself, and the command that prints
     its log, such as why the daemon could not start. `mlxsup status` shows the models.
     """
-    from ..service.facts import MARKER, read_file
+    from ..service import MARKER, read_file
 
     manager = _find_manager(is_system=is_system)
     text = read_file(manager.path)
@@ -192,18 +183,11 @@ def _difference(before: str | None, text: str) -> str:
     return "\n".join(difflib.unified_diff(old, new, "installed", "new", lineterm=""))
 
 
-def _other(manager: Manager, before: str, facts: ServiceFacts) -> CliError:
-    """Return the error for a file that is not the one to write: it says whose it is."""
-    from ..service.facts import MARKER
-
-    program = next(iter(manager.command_in(before)), "no program")
-    message, code = "the service is installed with other settings", "service_differs"
-    if MARKER not in before:
-        message, code = f"{manager.path} was not written by mlxsup", "foreign_service"
-    elif program != str(facts.program):
-        message = f"the installed service starts {program}, but this is {facts.program}"
-        code = "other_program"
-    return CliError(message, code=code, hint="`mlxsup service install --force` replaces it")
+def _foreign(manager: Manager) -> CliError:
+    """Return the error for a file of another program, which stays."""
+    message = f"{manager.path} was not written by mlxsup; nothing was changed"
+    hint = "remove it with the program that wrote it"
+    return CliError(message, code="foreign_service", hint=hint)
 
 
 def _refuse_running(facts: ServiceFacts) -> None:
@@ -215,15 +199,11 @@ def _refuse_running(facts: ServiceFacts) -> None:
     with contextlib.suppress(ValueError):  # the daemon will say that its path is too long
         holder = lock_holder(endpoint_in(facts.runtime_dir))
         if holder is not None:
+            stop = f"`mlxsup stop --config {shlex.quote(str(facts.config))}`"
             raise CliError(
-                (
-                    "a daemon with this configuration is already running outside the service (pid "
-                    f"{holder.pid})"
-                ),
-                hint=(
-                    f"stop it with `mlxsup stop --config {shlex.quote(str(facts.config))}`, then "
-                    "install the service"
-                ),
+                "a daemon with this configuration already runs outside the service"
+                f" (pid {holder.pid})",
+                hint=f"stop it with {stop}, then install the service",
                 status=ExitStatus.ALREADY_RUNNING,
             )
 
@@ -262,7 +242,7 @@ def _find_manager(*, is_system: bool) -> Manager:
     """Return what starts services here; refuse if that of the user is meant and root asks."""
     import pwd
 
-    from ..service.facts import no_program
+    from ..service import manager_here
 
     user = os.environ.get("SUDO_USER", "")
     if is_system and user:
@@ -276,15 +256,7 @@ def _find_manager(*, is_system: bool) -> Manager:
             hint="run this without sudo, or with --system",
             status=ExitStatus.USAGE,
         )
-    if sys.platform == "darwin":
-        from ..service.launchd import Launchd
-
-        return Launchd(Path.home(), is_system=is_system)
-    if sys.platform == "linux":
-        from ..service.systemd import Systemd
-
-        return Systemd(Path.home(), is_system=is_system)
-    raise no_program("systemctl")
+    return manager_here(Path.home(), is_system=is_system)
 
 
 def _need_root(manager: Manager, command: str) -> None:
@@ -332,7 +304,7 @@ def _find_facts(config_path: Path | None, *, is_system: bool) -> ServiceFacts:
     from mlxsup.store.hub_cache import find_cache
 
     from ..configuration import find_configuration, read_configuration
-    from ..service.facts import ServiceFacts
+    from ..service import ServiceFacts
 
     with _acting_for_user(is_system=is_system):
         path = Path(os.path.abspath(find_configuration(config_path).expanduser()))

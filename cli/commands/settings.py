@@ -1,4 +1,4 @@
-"""The commands that change a running daemon: `reload` and `log-level`."""
+"""`mlxsup reload`: a running daemon reads its configuration again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from mlxsup.protocol.text import LOG_LEVELS
 
 from ..connection import daemon_command
 from ..exit_status import CliError, ExitStatus
@@ -22,19 +20,6 @@ if TYPE_CHECKING:
 
 LATER = "after their turn or once they are idle"
 FORESEEN = ("MODEL", "CHANGE", "STATE", "WHAT HAPPENS")
-
-
-@click.command()
-@click.argument("level", type=click.Choice(LOG_LEVELS))
-@daemon_command
-def log_level(level: str, client: Client, output: Output) -> None:
-    """Example: mlxsup log-level debug
-
-    Changes the log level of the daemon and its workers to debug, info, warning or error until the
-    daemon ends. `mlxsup logs -f` follows the logs.
-    """
-    value = client.log_level(level)
-    output.result(value, f"the log level is {value['level']} until the daemon ends")
 
 
 @click.command()

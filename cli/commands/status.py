@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--watch", "is_watching", is_flag=True, help="Refresh until interrupted.")
 @click.option("--check", "is_checking", is_flag=True, help="Exit with 1 if anything is broken.")
 @click.option(
-    "--debug", "is_debug", is_flag=True, help="Also show the latest events of each model."
+    "--debug", "is_debug", is_flag=True, help="Also show what loading each model found out."
 )
 @daemon_options
 def status(
@@ -112,13 +112,13 @@ def _lines(value: Mapping[str, Any], output: Output) -> Iterator[Line]:
     for line in lines_below(value):
         yield from text_lines(line, width, style="dim")
     if "flight" in value:
-        for title, found in (*_findings(value), *traffic(value), *_events(value)):
+        for title, found in (*_findings(value), *traffic(value)):
             yield []
             yield from text_lines(title, width, style="bold")
             for line in found:
                 yield from text_lines(line, width, indent=INDENT)
         yield []
-        yield from text_lines("`mlxsup why MODEL` explains them", width)
+        yield from text_lines("`mlxsup why MODEL` shows what happened before", width)
 
 
 def _findings(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -152,21 +152,6 @@ def traffic(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             found.append(f"{steps} of a new shape took {model['shapes_s']:.2f} s")
         if found:
             yield f"traffic of {model['name']} since its load:", found
-
-
-def _events(value: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the latest events of each model, below a title; `mlxsup why` explains them."""
-    from mlxsup.protocol.flight import OF_MODELS, Recorded
-
-    from ..why.recording import kept_in
-    from ..why.stories import lines_of
-
-    events: dict[str, list[Recorded]] = {model["name"]: [] for model in value["models"]}
-    for recorded in kept_in(value, time.time()):
-        if isinstance(recorded.entry, OF_MODELS):
-            events.setdefault(recorded.entry.model, []).append(recorded)
-    for name, of_model in events.items():
-        yield f"latest events of {name}:", lines_of(of_model) or ["none"]
 
 
 @click.command()

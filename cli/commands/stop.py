@@ -15,7 +15,6 @@ from ..options import duration
 from ..terminal.output import LiveLine, Output
 from ..terminal.status import stopping_words
 from ..terminal.text import counted, format_duration
-from .lifecycle import unload_model
 
 if TYPE_CHECKING:
     import psutil
@@ -66,6 +65,8 @@ def stop(
     if model is not None:
         if now or timeout_s is not None:
             raise misuse("--now and --timeout are for the whole daemon, not for MODEL", NAME)
+        from .lifecycle import unload_model  # help would wait for it
+
         with connect(target) as client:
             unload_model(client, model, output)
         return ExitStatus.OK

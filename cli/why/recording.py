@@ -169,18 +169,6 @@ def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -
     return Recording(runs=ordered, damage=_damage(unread))
 
 
-def kept_in(status: Mapping[str, Any], now: float) -> list[Recorded]:
-    """Return what a daemon that lives has in memory; it says `ago_s` instead of `at`."""
-    found = []
-    for kept in status.get("flight") or ():
-        rest = {name: value for name, value in kept.items() if name != "ago_s"}
-        try:
-            found.append(read_recorded({**rest, "at": now - kept["ago_s"]}))
-        except ValueError:  # a daemon of another version knows other entries
-            continue
-    return found
-
-
 def _lines_of(path: Path, unread: list[str]) -> Iterator[Recorded]:
     """Yield what a file says; adds to `unread` what cannot be read."""
     try:
@@ -212,7 +200,14 @@ def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
         runs.append(latest)
     latest.is_alive = True
     known = {one.number for one in latest.entries}
-    latest.entries += [one for one in kept_in(status, now) if one.number not in known]
+    for kept in status.get("flight") or ():
+        rest = {name: value for name, value in kept.items() if name != "ago_s"}
+        try:
+            one = read_recorded({**rest, "at": now - kept["ago_s"]})
+        except ValueError:  # a daemon of another version knows other entries
+            continue
+        if one.number not in known:
+            latest.entries.append(one)
 
 
 def _date_ends(runs: list[Run], touched_at: float) -> None:

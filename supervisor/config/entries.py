@@ -26,10 +26,10 @@ from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED
 from .load import (
+    WITHOUT_FILE,
     ConfigError,
     ConfigText,
     DaemonConfig,
-    config_of_folders,
     normal_lines,
     parse_config,
     read_text,
@@ -52,13 +52,11 @@ class Edit:
     Attributes:
         name: what it is about.
         change: makes it in the tables of the file; None if there is nothing to change.
-        models: the entries that follow, for a daemon that has no file.
         answer: what the client that asked for it is told.
     """
 
     name: str
     change: Callable[[Tables], object] | None
-    models: tuple[ModelSettings, ...]
     answer: Mapping[str, Any]
 
 
@@ -96,9 +94,6 @@ def adding(
     taken = {called.lower() for called in _names_in(config)} | RESERVED_NAMES
     called = name or short_name(source.title, taken)
     entry: dict[str, Any] = {**source.entry()}
-    [new] = config_of_folders({called: source.repo or cast(Path, source.folder)})[0].models
-    if source.repo:
-        new = replace(new, revision=source.revision)
 
     def enter(tables: Tables) -> None:
         # Who adds a model loads it, or leaves that to the first request.
@@ -109,7 +104,6 @@ def adding(
     return Edit(
         name=called,
         change=enter,
-        models=(*config.models, replace(new, preload=False)),
         answer={"model": called, "files": source.repo or str(source.folder)},
     )
 
@@ -117,21 +111,12 @@ def adding(
 def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> Edit:
     """Return the change that gives a model that is there another name, unless it has it."""
     if name is None or name in (one.name, *one.aliases):
-        return Edit(name=str(one.name), change=None, models=config.models, answer=_of(one))
+        return Edit(name=str(one.name), change=None, answer=_of(one))
     check_name(name, config)
     return Edit(
         name=str(one.name),
         change=lambda tables: tables["models"][one.name].setdefault("aliases", []).append(name),
-        models=_with_aliases(config, one, (*one.aliases, name)),
         answer={**_of(one), "alias": name},
-    )
-
-
-def _with_aliases(
-    config: DaemonConfig, one: ModelSettings, aliases: tuple[str, ...]
-) -> tuple[ModelSettings, ...]:
-    return tuple(
-        replace(other, aliases=aliases) if other is one else other for other in config.models
     )
 
 
@@ -154,19 +139,14 @@ def removing(config: DaemonConfig, name: str) -> Edit:
     """
     for one in config.models:
         if one.name == name:
-            models = tuple(other for other in config.models if other is not one)
             return Edit(
-                name=name,
-                change=lambda tables: pop(name, tables["models"]),
-                models=models,
-                answer=_of(one),
+                name=name, change=lambda tables: pop(name, tables["models"]), answer=_of(one)
             )
     owner = next((one for one in config.models if name in one.aliases), None)
     if owner is not None:
         return Edit(
             name=str(owner.name),
             change=lambda tables: _not_called(name, tables["models"][owner.name]),
-            models=_with_aliases(config, owner, tuple(a for a in owner.aliases if a != name)),
             answer={**_of(owner), "alias": name},
         )
     known = ", ".join(str(one.name) for one in config.models) or "none"
@@ -343,8 +323,8 @@ class Planned(NamedTuple):
     config: DaemonConfig
 
 
-def planned(read: ConfigText, path: Path, plan: Callable[[DaemonConfig], Edit]) -> Planned:
-    """Plan a change of a file; one that is wrong may be repaired by it.
+def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], Edit]) -> Planned:
+    """Plan a change of a file, which may repair a wrong one, or of a text that has no file.
 
     Raises:
         ConfigError: the file is wrong, and still is with the change.
@@ -365,18 +345,20 @@ def planned(read: ConfigText, path: Path, plan: Callable[[DaemonConfig], Edit]) 
         if wrong is not None:
             raise wrong from None
         # As the file was right before, this is about the change.
-        problems = [one.removeprefix(f"{path}:").partition(": ")[2] for one in error.problems]
+        called = f"{path or WITHOUT_FILE}:"
+        problems = [one.removeprefix(called).partition(": ")[2] for one in error.problems]
         raise RefusedModelError("usage", "; ".join(problems), "nothing was changed") from None
 
 
-def parsed(read: ConfigText, path: Path) -> DaemonConfig:
-    """Return what the text of a file says.
+def parsed(read: ConfigText, path: Path | None) -> DaemonConfig:
+    """Return what the text of a file says; of a text that has no file if `path` is None.
 
     Raises:
         ConfigError: anything in it is wrong.
     """
-    named = Path(os.path.abspath(path))
-    return parse_config(read.text, path=path, config_path=named, folder=read.folder)
+    named = None if path is None else Path(os.path.abspath(path))
+    called = path or WITHOUT_FILE
+    return parse_config(read.text, path=called, config_path=named, folder=read.folder)
 
 
 def still_written(path: Path) -> ConfigError:

@@ -57,7 +57,6 @@ def changing(config: DaemonConfig, changes: Mapping[str, Any]) -> Edit:
     return Edit(
         name=", ".join(written),
         change=partial(_change, values),
-        models=config.models,
         answer={"values": written},
     )
 

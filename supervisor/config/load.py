@@ -41,10 +41,12 @@ MAX_DEPTH = 100
 """Tables and arrays of a useful configuration are nested less deeply; so whatever reads them later
 may descend into them."""
 
+WITHOUT_FILE = Path("--model")
+"""What errors call the text of a configuration that has no file."""
+
 _FIXED_KEYS = {
     "runtime_dir": "runtime_dir",
     "log_dir": "log_dir",
-    "log_level": "log_level",
     "log_format": "log_format",
     "prevent_sleep": "prevent_sleep",
     "gateway": "gateway",
@@ -90,7 +92,6 @@ class DaemonConfig:
         runtime_dir: where the sockets and the lock are.
         keys: where the API keys of the gateway are.
         log_dir: where the logs are.
-        log_level: `debug`, `info`, `warning` or `error`.
         log_format: `text` or `json`.
         prevent_sleep: `off` or `busy`.
         memory_budget: what all models may take together, in bytes; None: automatic.
@@ -99,13 +100,13 @@ class DaemonConfig:
         gateway: where the gateway listens; None without a table `[gateway]`.
         gateway_rules: what it says about requests.
         http: as `gateway`, as the command line gives it; it takes precedence.
+        text: what a file would say; empty if there is one.
     """
 
     config_path: Path | None
     runtime_dir: Path
     keys: KeyPlace
     log_dir: Path
-    log_level: str
     memory_budget: int | None
     core: CoreSettings
     models: tuple[ModelSettings, ...]
@@ -114,6 +115,7 @@ class DaemonConfig:
     http: Address | None = None
     log_format: str = "text"
     prevent_sleep: str = "off"
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +258,6 @@ def parse_config(
         runtime_dir=runtime_dir,
         keys=keys,
         log_dir=log_dir,
-        log_level=supervisor.log_level,
         log_format=supervisor.log_format,
         prevent_sleep=supervisor.prevent_sleep,
         memory_budget=supervisor.memory_budget,
@@ -264,6 +265,7 @@ def parse_config(
         models=tuple(_model_settings(name, entry, folder) for name, entry in file.models.items()),
         gateway=address,
         gateway_rules=GatewayRules() if file.gateway is None else rules_of(file.gateway),
+        text=text if config_path is None else "",
     )
     if check.problems:
         raise ConfigError(check.problems, config)
@@ -401,5 +403,5 @@ def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, 
     text = "\n".join(
         f"[models.{table_key(name)}]\n{source_line(source)}\n" for name, source in sources.items()
     )
-    config = parse_config(text, path=Path("--model"), config_path=None, folder=Path.cwd())
+    config = parse_config(text, path=WITHOUT_FILE, config_path=None, folder=Path.cwd())
     return looked_up(config), text

@@ -155,10 +155,9 @@ class SupervisorTable(Table):
         "; beyond it, requests are answered `overloaded`",
     )
     log_level: Literal["debug", "info", "warning", "error"] = key(
-        "info",
+        _CORE.log_level,
         "the lowest level that is logged",
-        ": `debug`, `info`, `warning` or `error`; applies to workers, too. `mlxsup log-level`"
-        " changes it at once",
+        ": `debug`, `info`, `warning` or `error`; applies to workers, too",
         description='"debug", "info", "warning" or "error"',
     )
     log_format: Literal["text", "json"] = key(

@@ -10,7 +10,6 @@ from mlxsup.protocol.client_messages import (
     Attach,
     Cancel,
     CancelRequest,
-    ChangeLogLevel,
     ClientMessage,
     Configure,
     Generate,
@@ -176,9 +175,6 @@ class ClientEvents:
             case RequestsQuery():
                 value = requests_map(fleet, fleet.ledger, message.client, now)
                 self._outbox.reply(caller, value)
-            case ChangeLogLevel():
-                self._fleet.change_log_level(message.level)
-                self._outbox.reply(caller, {"level": message.level})
             case SettingsQuery():
                 name = self._model(message.model).name  # it may be named by an alias
                 self._on_reload(caller, replace(message, model=name))

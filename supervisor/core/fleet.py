@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from mlxsup.protocol.errors import RemoteError, invalid
+from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import ModelChanged
 from mlxsup.protocol.ids import Caller, ModelName
 from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Wanted, Why
-from mlxsup.protocol.text import LOG_LEVELS, size_text
+from mlxsup.protocol.text import size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
 from .accounting import Meter, Terms
@@ -220,6 +220,8 @@ class Fleet:
     def reload(self, settings: CoreSettings, models: Sequence[ModelSettings], now: float) -> None:
         """Remove, add and change models: the configuration was read again."""
         budget = self._pressure.after_reload(self.settings.budget, settings.budget)
+        if settings.log_level != self.settings.log_level:
+            self._change_log_level(settings.log_level)
         self.ledger.terms.settings = replace(settings, budget=budget)
         drain_s = settings.drain_timeout_s
         entries = {entry.name: entry for entry in models}
@@ -364,15 +366,8 @@ class Fleet:
 
     # ------------------------------------------------------------ how much workers log
 
-    def change_log_level(self, level: str) -> None:
-        """Have the daemon and the workers log from this level on.
-
-        Raises:
-            RemoteError: `invalid_request`; there is no such level.
-        """
-        if level not in LOG_LEVELS:
-            levels = f"one of {', '.join(LOG_LEVELS)}"
-            raise invalid("level", levels, shown=repr(level[:60]))
+    def _change_log_level(self, level: str) -> None:
+        """Have the daemon and the workers log from this level on."""
         self._log_level = level
         self.outbox.add(SetLogLevel(level=level))
         for model in self:

@@ -82,6 +82,7 @@ class CoreSettings:
             before one was measured; 0 if they take none of it.
         clients: what each client is granted, by name; `ANYONE` is for all others.
         budget: the memory that all models may take together; None for no limit.
+        log_level: `debug`, `info`, `warning` or `error`, of the daemon and its workers.
     """
 
     max_queue: int = 1024
@@ -102,3 +103,4 @@ class CoreSettings:
     swap: bool = True
     swap_after_s: float = 20.0
     budget: Budget | None = None
+    log_level: str = "info"

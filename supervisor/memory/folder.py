@@ -49,8 +49,6 @@ _ENGINE_VERSION = re.compile(r"(?:mlx|mlx_lm)-[^-]+\.dist-info")
 ADAPTER_FILES = (MLX_ADAPTER, PEFT_ADAPTER, ADAPTER_CONFIG)
 MAX_ADAPTER_HEADER_BYTES = 4 * MIB
 
-_MATRIX = re.compile(r"^base_model\.model\.|\.lora_[abAB](\.weight)?$")
-
 Stamp = Mapping[str, tuple[int, int]]
 """Size in bytes and time of modification in nanoseconds of each file, by name."""
 
@@ -192,8 +190,8 @@ def read_bytes(path: Path, adapters: Sequence[str] = ()) -> FolderBytes:
 def estimate(read: FolderBytes) -> Estimate:
     """Return what the files of a folder say; this takes time, and waits for nothing.
 
-    The weights are as large as in the files, but for what mlx-lm leaves out or widens; it has not
-    been asked yet what the layers keep.
+    The weights are as large as in the files; mlx-lm, which leaves out or widens some, has not been
+    asked yet.
 
     Raises:
         FolderError: a file is damaged, or one is missing that the index names.
@@ -228,22 +226,17 @@ def estimate(read: FolderBytes) -> Estimate:
 
 
 def _adapter_bytes(headers: Sequence[bytes]) -> int:
-    """Return the bytes of the stacks of all adapters: each layer has as much for each of them, and
-    once more for none, as the largest of them needs.
+    """Return the bytes of the stacks of all adapters: as much for each of them, and once more for
+    none, as the largest of them needs.
 
     A damaged header counts nothing: the load says what is wrong with it.
     """
-    largest: dict[str, int] = {}
+    largest = 0
     for header in headers:
-        sizes: dict[str, int] = {}
         with suppress(ValueError, AttributeError, LookupError, TypeError, RecursionError):
-            for name, value in json.loads(header).items():
-                begin, end = value.get("data_offsets", (0, 0))
-                layer = _MATRIX.sub("", name)
-                sizes[layer] = sizes.get(layer, 0) + int(end) - int(begin)
-        for layer, size in sizes.items():
-            largest[layer] = max(largest.get(layer, 0), size)
-    return min((len(headers) + 1) * sum(largest.values()), MAX_BYTES)
+            ends = (value.get("data_offsets", (0, 0))[1] for value in json.loads(header).values())
+            largest = max(largest, *map(int, ends))
+    return min((len(headers) + 1) * largest, MAX_BYTES)
 
 
 def _read_bytes(path: Path) -> FolderBytes:

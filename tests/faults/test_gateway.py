@@ -101,7 +101,7 @@ def test_a_daemon_that_dies_ends_every_stream_with_an_error_and_the_next_gets_it
         for path, reader in readers.items():
             reader.finished()
             error = reader.events[-1]["error"]
-            assert error["message"].endswith(" is gone")
+            assert error["message"].endswith(" is gone; `mlxsup start` starts it again")
             # Errors of Anthropic's API have no codes.
             assert error.get("code") == (None if path == "/v1/messages" else "daemon_lost")
             assert not reader.is_complete

@@ -66,7 +66,7 @@ ROW = {
 
 RELOADED: dict[str, Any] = {
     "added": [], "changed": [], "removed": [], "settings": [], "foreseen": [],
-    "later": ["log_level"],
+    "later": ["log_format"],
     "over_budget_bytes": 2**30, "evicts": ["qwen"], "still_over_bytes": 1,
     "refuses": [{"model": "big", "reason": "needs 9.00 GiB"}],
     "unread": {"silent": "its disk does not answer"},
@@ -150,7 +150,7 @@ def test_reload_says_what_does_not_fit_any_more(
         freed = f"qwen would be unloaded; busy models would be unloaded {later}"
     done = at(supervisor, "reload", *(["--dry-run"] if is_dry else []))
     assert (done.returncode, done.stderr.splitlines()) == (0, [
-        "takes effect at the next start: log_level",
+        "takes effect at the next start: log_format",
         f"models may grow to 1.00 GiB more than the new memory budget: {freed}",
         "big could not be loaded: it needs 9.00 GiB",
         "silent: its disk does not answer",
@@ -406,10 +406,13 @@ def test_watch_draws_in_place_on_a_terminal_and_ends_with_0(daemon: Daemon) -> N
     assert max(map(len, ESCAPE.sub("", shown).splitlines())) <= COLUMNS
 
 
-def test_debug_tells_each_model_s_latest_events(daemon: Daemon) -> None:
+def test_debug_shows_what_loads_found_out_and_gives_programs_the_latest_events(
+    daemon: Daemon,
+) -> None:
     where = ("--endpoint", daemon.endpoint)
     text = run_cli("status", "--debug", *where).stdout
-    assert "READY" in text.partition("latest events of alpha:\n")[2]
+    assert "load times: " in text.partition("found while loading alpha:\n")[2]
+    assert text.endswith("\n`mlxsup why MODEL` shows what happened before\n")
     debug = json.loads(run_cli("status", "--debug", "--json", *where).stdout)
     assert "alpha" in {one["model"] for one in debug["flight"]}
     assert "flight" not in json.loads(run_cli("status", "--json", *where).stdout)

@@ -59,7 +59,6 @@ ONCE: list[list[str]] = [
     ["status", "--debug"],
     ["reload"],
     ["reload", "--dry-run"],
-    ["log-level", "info"],
     ["load", "alpha"],
     ["unload", "beta"],
     ["restart", "alpha", "--now"],

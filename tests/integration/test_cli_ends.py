@@ -220,7 +220,9 @@ def endpoint() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("arguments", [["status"], ["generate", "m", "hello"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["stop"], ["generate", "m", "hello"]], ids=" ".join
+)
 def test_a_daemon_of_another_user_is_named_as_that(endpoint: str, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, *arguments, "--endpoint", endpoint, "--json"],

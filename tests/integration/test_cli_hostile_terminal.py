@@ -109,7 +109,6 @@ TRIED: Mapping[Leaf, tuple[Try, ...]] = {
         once("logs", "wrong", "--json"),
     ),
     ("doctor",): (once("doctor", "--config", "WRONG"),),
-    ("log-level",): (once("log-level", "EVIL"),),
     ("connect",): (once("connect", "EVIL"),),
     ("launch",): (once("launch", "EVIL"),),
     ("bench",): (once("bench", "EVIL"),),

@@ -200,6 +200,20 @@ def test_show_for_people_names_what_is_known_and_what_is_wrong(stocked: Path) ->
     assert error["hint"] == "did you mean tiny-llama?"
 
 
+def test_show_exits_with_1_for_weights_that_are_cut_short(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    make_tiny_model(folder)
+    weights = folder / "model.safetensors"
+    assert run_cli("show", str(folder)).returncode == 0
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size - 1)
+    done = run_cli("show", str(folder))
+    assert done.returncode == 1
+    assert f"problem        {weights} is incomplete: " in done.stdout
+    assert done.stderr == "hint: copy or download this file again\n"
+    assert json.loads(run_cli("show", str(folder), "--json").stdout)["needs"] is None
+
+
 def test_show_says_how_answers_are_drawn_with_the_sampling_of_the_entry(home: Path) -> None:
     folder = write_folder(home / "m")
     config = home / "c.toml"

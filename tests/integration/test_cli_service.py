@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.cli.service.facts import MARKER
+from mlxsup.cli.service import MARKER
 from mlxsup.protocol.key_file import KeyPlace, add_key
 
 from support.cli.cli import run_cli
@@ -84,49 +84,32 @@ def test_one_that_does_not_run_is_started_by_another_install(played: PlayedServi
     assert done.stdout.startswith(f"started: {played.unit}\n")
 
 
-def test_other_settings_are_shown_and_not_written_unless_forced(
-    played: PlayedServiceManagers,
-) -> None:
+def test_other_settings_are_shown_and_take_effect(played: PlayedServiceManagers) -> None:
     played.install()
-    before = played.unit.read_text()
     played.write_config(drain_timeout_s=100)
+    played.unit.write_text(played.unit.read_text().replace('=:"', '=:"/other'))
     assert played.calls
     done = played.install()
-    assert (done.returncode, done.stdout) == (1, "")
-    assert {"-TimeoutStopSec=45", "+TimeoutStopSec=115"} < set(done.stderr.splitlines())
-    assert "error: the service is installed with other settings" in done.stderr
-    assert "hint: `mlxsup service install --force` replaces it" in done.stderr
-    assert (played.unit.read_text(), changes(played.calls)) == (before, [])
-    assert played.install("--force").returncode == 0
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"installed: {played.unit}")
+    shown = done.stderr.splitlines()
+    assert {"-TimeoutStopSec=45", "+TimeoutStopSec=115"} < set(shown)
+    assert any(line.startswith('-ExecStart=:"/other') for line in shown), "another program"
     assert changes(played.calls) == REPLACED
     assert "TimeoutStopSec=115" in played.unit.read_text()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "code", "words"),
-    [
-        ('=:"', '=:"/other', "other_program", "the installed service starts /other"),
-        (f"# {MARKER}", "# by hand", "foreign_service", "was not written by mlxsup"),
-        ("ExecStart=", "ExecStarts=", "other_program", "starts no program, but this is"),
-        ('ExecStart=:"', 'ExecStart=-:"', "service_differs", "with other settings"),
-    ],
-)
-def test_what_others_have_installed_is_named_and_stays(
-    played: PlayedServiceManagers, old: str, new: str, code: str, words: str
-) -> None:
-    played.install()
-    changed = played.unit.read_text().replace(old, new)
-    played.unit.write_text(changed)
-    assert played.calls
-    done = played.install("--json")
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_a_file_of_another_program_stays(played: PlayedServiceManagers, command: str) -> None:
+    played.unit.parent.mkdir(parents=True)
+    played.unit.write_text("[Service]\nExecStart=/bin/true\n")
+    where = ["--config", str(played.config)] if command == "install" else []
+    done = played.run(command, *where, "--json")
     assert (done.returncode, done.stderr) == (1, "")
     assert problems(done.stdout, [], is_error=True) == []
     error = json.loads(done.stdout)["error"]
-    assert error["code"] == code
-    assert words in error["message"]
-    assert (played.unit.read_text(), changes(played.calls)) == (changed, [])
-    assert played.install("--force").returncode == 0
-    assert played.unit.read_text() != changed
+    assert error["code"] == "foreign_service"
+    assert "was not written by mlxsup; nothing was changed" in error["message"]
+    assert (played.files(), changes(played.calls)) == ([UNIT], [])
 
 
 def test_a_dry_run_prints_the_file_and_does_nothing(played: PlayedServiceManagers) -> None:
@@ -245,15 +228,6 @@ def test_uninstall_stops_and_removes_what_install_has_written(
     assert played.files() == []
     again = played.value("uninstall")
     assert (again["is_removed"], again["commands"], changes(played.calls)) == (False, [], [])
-
-
-def test_uninstall_leaves_what_somebody_else_has_written(played: PlayedServiceManagers) -> None:
-    played.unit.parent.mkdir(parents=True)
-    played.unit.write_text("[Service]\nExecStart=/bin/true\n")
-    done = played.run("uninstall")
-    assert done.returncode == 1
-    assert "was not written by mlxsup, so it was not removed" in done.stderr
-    assert (played.files(), changes(played.calls)) == ([UNIT], [])
 
 
 def test_status_shows_what_the_manager_knows(played: PlayedServiceManagers) -> None:

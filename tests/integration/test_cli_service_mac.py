@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli import service
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.service import launchd
 
 from support.cli.cli import TIME_LIMIT_S, environment
 from support.cli.played_service_managers import PlayedServiceManagers
@@ -24,7 +24,10 @@ from mlxsup.cli.main import main
 sys.platform = "darwin"
 main(sys.argv[1:])
 """
-RUNNING = "printf '\\tstate = running\\n\\tpid = 4711\\n\\tlast exit code = 70\\n'"
+RUNNING = (
+    "printf '\\tstate = running\\n\\tpid = 4711\\n\\tlast exit code = 70: EX_SOFTWARE\\n"
+    "\\t\\tstate = active\\n'"
+)
 PLIST = "Library/LaunchAgents/mlxsup.plist"
 
 
@@ -66,7 +69,7 @@ def done_by(mac: Mac) -> list[str]:
     return [call.split()[1] for call in mac.calls if call.split()[1] != "print"]
 
 
-def test_install_twice_force_and_uninstall(mac: Mac) -> None:
+def test_install_twice_with_other_settings_and_uninstall(mac: Mac) -> None:
     done = mac.install()
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"installed: {mac.plist}", "it is running, pid 4711"]
@@ -79,13 +82,12 @@ def test_install_twice_force_and_uninstall(mac: Mac) -> None:
     assert mac.install().stdout.startswith(f"started: {mac.plist}\n")
     assert done_by(mac) == ["bootstrap"]
     mac.write_config(drain_timeout_s=100)
-    assert mac.install().returncode == 1
-    assert done_by(mac) == []
-    assert mac.install("--force").returncode == 0
+    assert mac.install().returncode == 0
     assert done_by(mac) == ["bootout", "bootstrap"]
     assert mac.job()["ExitTimeOut"] == 115
     status = mac.value("status")
     assert (status["manager"], status["service"]["pid"]) == ("launchd", 4711)
+    assert status["service"]["last_exit"] == 70
     log = f"log        tail -n 50 {mac.home.parent}/logs/service.out"
     assert log in mac.run("status").stdout.splitlines()
     done = mac.run("uninstall")
@@ -127,8 +129,8 @@ def test_a_job_may_take_as_long_to_end_as_its_file_says(
     known = f"[ -s {left} ] || exit 113; truncate -s -1 {left}"
     mac.answer("launchctl.print", f'case "$2" in */mlxsup) {known};; esac')
     monkeypatch.setenv("PATH", f"{mac.home.parent}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(launchd, "time", Clock())
-    job = launchd.Launchd(mac.home, is_system=False)
+    monkeypatch.setattr(service, "time", Clock())
+    job = service.Launchd(mac.home, is_system=False)
     bootout = ["launchctl", "bootout", f"gui/{os.getuid()}/mlxsup"]
     if looks == 20:
         job.carry_out(bootout)

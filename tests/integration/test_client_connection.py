@@ -132,7 +132,8 @@ def test_lost_daemon_is_told_to_all_and_the_next_message_has_a_new_link_P2(route
     for box in (first, second):
         [error] = box.items
         assert isinstance(error, ConnectionLost)
-        assert str(error) == f"the daemon at {router.endpoint} is gone"
+        assert error.message == f"the daemon at {router.endpoint} is gone"
+        assert error.hint == "`mlxsup start` starts it again"
         assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
     router.socket = router.bind()
     again = router.command()
@@ -295,7 +296,8 @@ def test_lasting_silence_ends_everything_P2(router: Router) -> None:
     router.pass_time(DOUBT_S)
     [error] = box.items
     assert isinstance(error, ConnectionLost)
-    assert str(error) == f"the daemon at {router.endpoint} stopped responding"
+    assert error.message == f"the daemon at {router.endpoint} stopped responding"
+    assert error.hint == "`mlxsup status` shows whether it is running"
     assert (error.endpoint, error.is_turned_away) == (router.endpoint, False)
     assert router.links == [(False, True), (True, False)]
     assert router.connection.delay_s is None

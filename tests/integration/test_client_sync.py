@@ -20,7 +20,6 @@ from mlxsup.client import AsyncClient, Client, ConnectionLost, RequestError
 from mlxsup.protocol.client_messages import (
     Cancel,
     CancelRequest,
-    ChangeLogLevel,
     Deltas,
     Event,
     Generate,
@@ -354,7 +353,6 @@ COMMANDS: list[tuple[str, list[str], dict[str, Any], Message]] = [
     ("stop", [], {"now": True, "timeout_s": 3}, Stop(id=ID, now=True, timeout_s=3.0)),
     ("requests", [], {"client": "me"}, RequestsQuery(id=ID, client="me")),
     ("cancel", ["#12"], {}, CancelRequest(id=ID, request=REQUEST)),
-    ("log_level", ["debug"], {}, ChangeLogLevel(id=ID, level="debug")),
 ]  # fmt: skip
 
 

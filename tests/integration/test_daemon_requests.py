@@ -107,7 +107,7 @@ def test_a_second_terminal_joins_from_the_first_token_and_leaves_without_a_trace
         assert result.token_ids == undisturbed("hello", 300)
 
 
-def test_the_log_level_changes_at_once(daemon: Daemon, client: Client) -> None:
+def test_a_reload_changes_the_log_level(daemon: Daemon, client: Client) -> None:
     def logged() -> int:
         return daemon.log_text().count(" INFO request ended ")
 
@@ -115,14 +115,14 @@ def test_the_log_level_changes_at_once(daemon: Daemon, client: Client) -> None:
     client.complete("m", prompt="hi", max_tokens=3)
     eventually(lambda: logged() == before + 1)
     assert " DEBUG " not in daemon.log_text()
-    client.log_level("debug")
+    client.configure({"supervisor.log_level": "debug"})
     with pytest.raises(RequestError):
         client.complete("unknown", prompt="hi")
     eventually(lambda: " DEBUG request ended id=" in daemon.log_text())
-    client.log_level("warning")
+    client.configure({"supervisor.log_level": "warning"})
     client.complete("m", prompt="hi", max_tokens=3)
     assert logged() == before + 1
-    client.log_level("info")
+    client.configure({"supervisor.log_level": None})
 
 
 # ---------------------------------------------------------------- the line

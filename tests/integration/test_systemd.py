@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from mlxsup.cli.service.systemd import unit_text
+from mlxsup.cli.service import unit_text
 
 from support.cli.cli import environment
 from support.cli.service_facts import facts

@@ -8,11 +8,11 @@ import pytest
 
 from mlxsup.cli.commands.bench import (
     TITLES,
-    Burst,
     Cell,
     Run,
     cells_of,
     figure_text,
+    figures_of,
     sizes,
     value_of,
 )
@@ -21,19 +21,15 @@ from mlxsup.cli.exit_status import CliError
 CELL = Cell("m", 10, 3, 2)
 
 
-def burst(*times: list[float], **more: Any) -> Burst:
-    return Burst(sent_s=[0.0] * len(times), times=times, **more)
-
-
 def test_figures_of_a_burst() -> None:
-    assert burst([1.0, 2.0, 3.0], [2.0, 2.5, 5.0]).figures() == {
+    assert figures_of([0.0, 0.0], [[1.0, 2.0, 3.0], [2.0, 2.5, 5.0]]) == {
         "first_token_s": 1.5,
         "gap_p50_s": 1.0,  # of 0.5, 1, 1 and 2.5
         "gap_p99_s": 2.5,
         "stream_tokens_per_s": pytest.approx((1.0 + 2 / 3) / 2),
         "tokens_per_s": 6 / 5,
     }
-    assert burst([1.0], [1.5]).figures().keys() == {"first_token_s", "tokens_per_s"}
+    assert figures_of([0.5], [[1.5]]) == {"first_token_s": 1.0, "tokens_per_s": 1 / 1.5}
 
 
 def test_repeats_are_summed_up_by_median_and_range() -> None:
@@ -105,19 +101,18 @@ def status(m: int = 0, b: int = 0) -> dict[str, Any]:
 
 def test_remarks_name_what_has_touched_the_figures() -> None:
     quiet = Run(cells=[CELL], repeats=1)
-    quiet.look(status(), CELL)
-    quiet.take(CELL, burst([1.0, 2.0]), 2.0)
+    quiet.look(status())
+    quiet.take(CELL, {"first_token_s": 1.0}, 2.0)
     assert quiet.remarks() == []
-    run = Run(cells=[CELL], repeats=2)
+    run = Run(cells=[CELL], repeats=4, interrupted=1)
     for seen in (status(m=1, b=2), status()):
-        run.look(seen, CELL)
-    run.take(CELL, burst([1.0, 2.0], interrupted=1, waited=2, cached_tokens=3), 2.0)
+        run.look(seen)
+    assert run.progress(CELL) == f"1/4: {CELL}"
+    for took_s in (2.0, 6.0):
+        run.take(CELL, {"first_token_s": 1.0}, took_s)
+    assert run.progress(CELL) == f"3/4: {CELL}, about 8s left"
     assert [one.split(": measure")[0] for one in run.remarks()] == [
-        "incomplete: only 1 of 2 bursts were measured",
+        "incomplete: only 2 of 4 bursts were measured",
         "up to 3 other requests ran or waited during the run",
         "interrupted and resumed: 1 answer",
-        "delayed in the queue: 2 answers",
-        "3 prompt tokens came from the cache",
     ]
-    with pytest.raises(CliError, match="no longer configured"):
-        run.look({"models": []}, CELL)

@@ -234,7 +234,7 @@ DAEMON_COMMANDS = [
     "status", "status --watch", "events", "load m", "unload m", "restart m", "wait", "top",
     "prioritize x batch", "requests", "why", "why m",
     "why m --report /nowhere/r.tar.gz", "attach r", "cancel r", "pause r", "resume r",
-    "generate m x", "chat m", "logs m", "connect zed", "reload", "log-level debug",
+    "generate m x", "chat m", "logs m", "connect zed", "reload",
 ]  # fmt: skip
 WRONG_ENDPOINT = "check --endpoint: a daemon prints its endpoint when it starts"
 
@@ -266,12 +266,10 @@ USAGE = {
     "load": "Missing argument 'MODEL'",
     "convert": "Missing argument",
     "key new": "Missing argument 'NAME'",
-    "log-level": "Missing argument",
     "connect": "Missing argument",
     "completion": "Missing argument",
     "generate": "Missing argument 'PROMPT'",
     "completion tcsh": "'tcsh' is not one of 'bash', 'zsh', 'fish'",
-    "log-level loud": "'loud' is not one of",
     "connect emacs": "'emacs' is not one of",
     "cancel ''": "that is not the id of a request\nhint: `mlxsup requests` lists their ids",
     "launch emacs": "'emacs' is not one of",

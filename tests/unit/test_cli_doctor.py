@@ -6,6 +6,7 @@ import os
 import platform
 import plistlib
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,7 @@ class Machine:
         patch.setenv("HOME", str(home))
         patch.setenv("HF_HOME", str(home / "hub"))
         self.patch(platform, "system", lambda: "Darwin")
+        self.patch(sys, "platform", "darwin")
         self.patch(shutil, "which", lambda _: None)
         self.patch(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
         self.patch(machine_module, "find_backend", lambda: "metal")
@@ -169,11 +171,11 @@ DEFECTS: dict[str, tuple[Callable[[Machine], object], str, str, str]] = {
         lambda m: m.runs(models=[{"name": "m", "state": "FAILED"}]), "problem", "m has FAILED", ""),
     "a silent daemon": (
         lambda m: m.patch(doctor, "status_of_daemon", raises(SILENT)), "problem", "stopped", ""),
-    "a job without a program": (lambda m: m.job(), "problem", "starts no program", "--force"),
+    "a job without a program": (lambda m: m.job(), "problem", "starts no program", "install"),
     "a job of a program that is gone": (
-        lambda m: m.job("/none/mlxsup"), "problem", "/none/mlxsup, which does", "--force"),
+        lambda m: m.job("/none/mlxsup"), "problem", "/none/mlxsup, which does", "install"),
     "a job with a file that is gone": (
-        lambda m: m.job("/bin/sh", "--config", "/none"), "problem", "names /none, w", "--force"),
+        lambda m: m.job("/bin/sh", "--config", "/none"), "problem", "names /none, w", "install"),
 }  # fmt: skip
 
 

@@ -12,9 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 from mlxsup.cli.commands.service import kept_variables, own_program
 from mlxsup.cli.commands.start import service_option
 from mlxsup.cli.exit_status import PERMANENT_EXITS, CliError, ExitStatus
-from mlxsup.cli.service.facts import MARKER
-from mlxsup.cli.service.launchd import Launchd, plist
-from mlxsup.cli.service.systemd import Systemd, unit_text
+from mlxsup.cli.service import MARKER, Launchd, Systemd, plist, unit_text
 from mlxsup.cli.terminal.output import Output
 
 from support.cli.service_facts import facts, mac_facts

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,12 +18,18 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from mlxsup.cli import detach
+from mlxsup import client
 from mlxsup.cli.catalogue import entry_called
 from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
 from mlxsup.cli.configuration import read_configuration
-from mlxsup.cli.connection import NEWCOMER_HINT, Target, explain_connection_lost, models_in
-from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached, status_once_up
+from mlxsup.cli.connection import (
+    NEWCOMER_HINT,
+    Target,
+    explain_connection_lost,
+    models_in,
+    status_of_daemon,
+)
+from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
@@ -202,20 +209,73 @@ def test_the_process_that_has_the_lock_open_is_its_holder(lock: Path) -> None:
     assert lock_holder(f"ipc://{lock.parent}/nowhere/client.sock") is None
 
 
-def test_a_daemon_that_has_its_socket_and_is_still_busy_is_waited_for(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
+class SlowDaemon:
+    """A daemon that answers the third ping, as its clients see it.
+
+    Attributes:
+        pings: that have come.
+        turns_away: whether it ends connections before it answers.
+    """
+
+    def __init__(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.endpoint = endpoint
+        self.pings = 0
+        self.turns_away = False
+        monkeypatch.setattr(client, "Client", lambda _: nullcontext(self))
+
+    def ping(self) -> None:
+        self.pings += 1
+        if self.pings < 3:
+            raise self.lost
+
+    def status(self) -> dict[str, Any]:
+        if self.pings < 3:
+            raise self.lost
+        return {"pid": 7}
+
+    @property
+    def lost(self) -> ConnectionLost:
+        away = self.turns_away
+        return ConnectionLost("none answers", self.endpoint, "look for it", is_turned_away=away)
+
+
+@pytest.fixture
+def slow(lock: Path, monkeypatch: pytest.MonkeyPatch) -> SlowDaemon:
+    return SlowDaemon(f"ipc://{lock.parent}/client.sock", monkeypatch)
+
+
+def test_a_daemon_that_does_not_answer_yet_is_waited_for_until_the_limit(
+    lock: Path, slow: SlowDaemon
 ) -> None:
-    (lock.parent / "client.sock").touch()
-    busy = CliError("it does not answer", code="connection_lost", status=ExitStatus.NO_DAEMON)
-    answers = Mock(side_effect=[busy, busy, {"pid": 7}, busy])
-    monkeypatch.setattr(detach, "status_of_daemon", answers)
-    target = Target(endpoint=f"ipc://{lock.parent}/client.sock")
+    target = Target(endpoint=slow.endpoint)
     with lock.open():
-        assert status_once_up(target) == {"pid": 7}
+        with pytest.raises(CliError, match="it is busy"):
+            status_of_daemon(target, 0.0)
+        assert slow.pings == 1
+        assert status_of_daemon(target) == {"pid": 7}
+
+
+def test_a_daemon_that_is_silent_stopped_full_or_not_there_is_not_waited_for(
+    lock: Path, slow: SlowDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(endpoint=slow.endpoint)
+    assert status_of_daemon(target) is None, "the file is left, and fresh"
+    assert slow.pings == 1
+    with lock.open():
+        with monkeypatch.context() as stopped:
+            stopped.setattr(psutil.Process, "status", lambda _: psutil.STATUS_STOPPED)
+            with pytest.raises(CliError, match="it is stopped"):
+                status_of_daemon(target)
+        assert slow.pings == 2
+        slow.pings, slow.turns_away = 0, True
+        with pytest.raises(CliError, match="none answers"):
+            status_of_daemon(target)
+        assert slow.pings == 1
         os.utime(lock, (0, 0))
-        with pytest.raises(CliError, match="it does not answer"):  # and has done nothing since 1970
-            status_once_up(target)
-    assert answers.call_count == 4
+        slow.turns_away = False
+        with pytest.raises(CliError, match="does not answer at"):
+            status_of_daemon(target)
+    assert slow.pings == 1, "it has done nothing since 1970"
 
 
 def test_a_daemon_that_works_or_turns_away_is_not_one_to_be_killed_P24(lock: Path) -> None:
@@ -296,7 +356,7 @@ def test_what_names_no_endpoint_is_refused(
         ("`mlxsup logs m`, `mlxsup stop`", "`mlxsup logs m OPTIONS`, `mlxsup stop OPTIONS`"),
         ("see `mlxsup logs -h`", "see `mlxsup logs -h`"),
         ("`mlxsup config check f`", "`mlxsup config check f`"),
-        ("`mlxsup pull a/b`, `mlxsup log-level`", "`mlxsup pull a/b`, `mlxsup log-level OPTIONS`"),
+        ("`mlxsup pull a/b`, `mlxsup reload`", "`mlxsup pull a/b`, `mlxsup reload OPTIONS`"),
         ("`mlxsup plan`", "`mlxsup plan --config /c`"),
         ("`kill -KILL 7`", "`kill -KILL 7`"),
         ("`mlxsup stop --endpoint ipc:///o`", "`mlxsup stop --endpoint ipc:///o`"),

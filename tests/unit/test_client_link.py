@@ -305,6 +305,7 @@ def test_close_lingers_only_for_a_living_link(
 
 
 AGAIN = "it may have too many connections or has just ended; try again"
+GONE = "`mlxsup start` starts it again"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ AGAIN = "it may have too many connections or has just ended; try again"
     [
         ((), "no daemon answers at E", "start one with `mlxsup start`", False),
         (("was_turned_away",), "the daemon at E refused the connection", TOO_MANY, True),
-        (("was_connected", "was_heard"), "the daemon at E is gone", "", False),
+        (("was_connected", "was_heard"), "the daemon at E is gone", GONE, False),
         (("was_connected",), "the daemon at E ended the connection before it answered", TOO_MANY,
          True),
         (("was_reset",), "no daemon answers at E", AGAIN, True),

@@ -193,7 +193,7 @@ def test_request_ids_never_repeat() -> None:
 
 COMMANDS = (
     "ping", "status", "load", "unload", "restart", "prioritize", "pause", "resume", "reload",
-    "requests", "cancel", "attach", "log_level",
+    "requests", "cancel", "attach",
     "stop", "events", "complete",
 )  # fmt: skip
 

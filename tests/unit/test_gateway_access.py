@@ -206,6 +206,7 @@ def test_gateway_without_a_daemon_is_alive_and_not_ready() -> None:
     assert ask("GET", "/health", state=LOST).status == 200
     response = ask("GET", "/ready", state=LOST)
     assert (response.status, response.error["code"]) == (503, "daemon_lost")
+    assert response.error["message"] == str(LOST)
 
 
 def test_bug_is_an_answer_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:

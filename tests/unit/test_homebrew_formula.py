@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from mlxsup.cli.main import root
-from mlxsup.cli.service.launchd import plist
+from mlxsup.cli.service import plist
 from mlxsup.protocol.version import VERSION
 
 from support.cli.service_facts import mac_facts

@@ -55,7 +55,7 @@ def pack(value: object) -> bytes:
 PING = {"type": "ping", "id": "a"}
 GENERATE = {"type": "generate", "id": "a", "model": "m"}
 UNKNOWN = (
-    "; known are add_model, attach, cancel, cancel_request, configure, generate, load, log_level,"
+    "; known are add_model, attach, cancel, cancel_request, configure, generate, load,"
     " pause, ping, prioritize, reload, remove_model, requests, restart, resume, settings, status,"
     " stop, subscribe, unload"
 )

@@ -17,7 +17,6 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.client_messages import (
     Attach,
     CancelRequest,
-    ChangeLogLevel,
     PauseRequest,
     RequestsQuery,
     ResumeRequest,
@@ -74,7 +73,6 @@ LINKS: dict[str, tuple[tuple[type[Message], ...], list[Message]]] = {
             RequestsQuery(id=ID, client="team"),
             CancelRequest(id=ID, request=RequestId("x-7")),
             Attach(id=ID, request=RequestId("#7")),
-            ChangeLogLevel(id=ID, level="debug"),
             client_messages.Stop(id=ID, now=True, timeout_s=2.0),
             client_messages.Subscribe(id=ID),
             client_messages.Reload(id=ID),

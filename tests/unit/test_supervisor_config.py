@@ -196,7 +196,11 @@ def test_a_budget_that_the_machine_does_not_have_is_a_mistake(
 def test_a_small_file_takes_every_default_of_the_core() -> None:
     config = config_of('[models.tiny]\npath = "m"\n')
     assert config.core == CoreSettings()
-    assert (config.log_level, config.log_format, config.prevent_sleep) == ("info", "text", "off")
+    assert (config.core.log_level, config.log_format, config.prevent_sleep) == (
+        "info",
+        "text",
+        "off",
+    )
     assert config.runtime_dir == Path("~/.mlxsup/run").expanduser()
     assert config.log_dir == Path("~/.mlxsup/logs").expanduser()
     assert config.gateway is None
@@ -285,7 +289,7 @@ def test_every_key_reaches_its_setting(
 
 def test_keys_that_a_reload_leaves_for_the_next_start() -> None:
     small, every = config_of(M), config_of(EVERY_KEY)
-    later = ("runtime_dir", "log_dir", "log_level", "log_format", "prevent_sleep", "gateway")
+    later = ("runtime_dir", "log_dir", "log_format", "prevent_sleep", "gateway")
     assert changed_for_later(small, every) == later
     assert changed_for_later(every, every) == ()
     plain, named = (config_of(f"[gateway]\n{names}{M}") for names in ("", "names = {x = 'm'}\n"))

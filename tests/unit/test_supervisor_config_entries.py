@@ -81,9 +81,7 @@ def test_comments_below_a_table_stay_when_it_goes(tmp_path: Path, name: str, lin
 def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
-    wrong = Edit(
-        name="a", change=lambda t: t["models"].update({"a": {"repo": 3}}), models=(), answer={}
-    )
+    wrong = Edit(name="a", change=lambda t: t["models"].update({"a": {"repo": 3}}), answer={})
     with pytest.raises(RefusedModelError, match=r"^models\.a\.repo must be"):
         change_file(file, lambda _: wrong)
     assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])

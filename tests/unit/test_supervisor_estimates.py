@@ -51,8 +51,6 @@ KEYS: Arrays = {f"model.layers.0.self_attn.{one}.weight": ("BF16", (8, 8)) for o
 WEIGHTS: dict[str, tuple[Arrays, int]] = {
     "bf16": (KEYS, 256),
     "packed": ({"a.weight": ("U32", (16, 4)), "a.scales": ("F16", (16, 1))}, 256 + 32),
-    "eight bits are widened": ({"a.weight": ("F8_E4M3", (10, 10)), "s": ("F32", (1,))}, 204),
-    "towers are not loaded": ({**KEYS, "vision_tower.layers.0.k": ("F32", (64, 64))}, 256),
     "no arrays": ({}, 0),
 }
 
@@ -286,3 +284,14 @@ def test_estimate_names_the_wrong_file(tmp_path: Path, what: str) -> None:
         estimate(read_bytes(folder))
     expected = message.format(folder=folder, less=whole - 1, whole=whole)
     assert str(raised.value).startswith(expected)
+
+
+def test_adapters_take_as_much_for_each_and_for_none_as_the_largest(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", llama_config(), llama_arrays())
+    for name, rank in {"small": 2, "large": 5}.items():
+        (tmp_path / name).mkdir()
+        halves: Arrays = {"q.lora_a": ("F32", (rank, 4)), "q.lora_b": ("F32", (4, rank))}
+        write_weights(tmp_path / name / "adapters.safetensors", halves)
+    adapters = [str(tmp_path / name) for name in ("small", "large", "missing")]
+    found = estimate(read_bytes(tmp_path / "model", adapters))
+    assert found.adapter_bytes == 3 * 2 * 5 * 4 * 4

@@ -73,7 +73,6 @@ class Desk:
             runtime_dir=self.folder,
             keys=place_in(self.folder),
             log_dir=self.folder,
-            log_level="info",
             memory_budget=budget,
             core=CoreSettings(max_queue=3),
             models=models,

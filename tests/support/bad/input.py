@@ -194,8 +194,6 @@ VALUES = (
     _sent("`load` with `dry_run` and a `context_length`",
              [header("load", model=MODEL, dry_run=True, context_length=9)],
              "a dry run uses the configured settings; remove context_length"),
-    _sent("`log_level` with a word that is no level", [header("log_level", level="loud")],
-             "level must be one of debug, info, warning, error, not 'loud'"),
     _sent("`stop` with `timeout_s` below 0", [header("stop", timeout_s=-1)],
              "timeout_s must be 0 seconds or more"),
 )  # fmt: skip

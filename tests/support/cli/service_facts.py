@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxsup.cli.service.facts import ServiceFacts
+from mlxsup.cli.service import ServiceFacts
 
 
 def facts(**changes: Any) -> ServiceFacts:
