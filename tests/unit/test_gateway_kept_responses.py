@@ -275,7 +275,7 @@ def test_kept_response_is_the_one_that_was_sent(is_streamed: bool) -> None:
     ("query", "ids", "has_more"),
     [
         ("", ["item_r1_2", "b", "item_r1_0"], False),
-        ("order=asc", ["item_r1_0", "b", "item_r1_2"], False),
+        ("order=asc&limit=3", ["item_r1_0", "b", "item_r1_2"], False),
         ("order=asc&limit=1", ["item_r1_0"], True),
         ("order=asc&after=b", ["item_r1_2"], False),
         ("after=item_r1_0", [], False),
