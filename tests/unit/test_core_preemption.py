@@ -15,7 +15,15 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.client_messages import Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason, PauseReason, Priority, RowState, State, WorkerPhase
+from mlxsup.protocol.states import (
+    FinishReason,
+    NoticeKind,
+    PauseReason,
+    Priority,
+    RowState,
+    State,
+    WorkerPhase,
+)
 from mlxsup.protocol.worker_messages import Dispatch, GiveBack, Heartbeat, PauseRow, RowDelta, Step
 from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.events import Appraised, Reloaded
@@ -135,6 +143,20 @@ def test_preemption_of_batch_rows(rule: str) -> None:
     rows, script = PREEMPTIONS[rule]
     settings = replace(SETTINGS, clients={"one": ClientSettings(max_running=1)})
     play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
+
+
+def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
+    """The urgent request is still in line then, and takes the row that becomes free."""
+    driver = driver_of(1)
+    begin(driver, "r1", 1)
+    driver.token(1, finish=FinishReason.STOP)  # what a request costs is known
+    begin(driver, "r2", 2, notices=True)
+    driver.pass_time(2.0)
+    assert ask(driver) == [2]
+    driver.row_left(2)
+    told = [(one.kind, one.detail["expected_s"]) for one in driver.sent(Notice)]
+    wait_s = driver.model("m").next_free_s()
+    assert told == [(NoticeKind.PAUSED, wait_s), (NoticeKind.QUEUED, wait_s)]
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
