@@ -201,7 +201,9 @@ def test_dropped_state_extends_the_minimum_run(reason: PauseReason | None) -> No
     driver = driver_of(1)
     driver.ask("r1", priority=BATCH)
     driver.accept(1)
-    first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
+    first = RowDelta(
+        key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0, cached_tokens=1
+    )
     driver.worker(Step(step=1, rows=[first]))
     driver.pass_time(2.0)
     assert ask(driver, "now1") == [1], "its state is expected to be kept"
@@ -217,8 +219,8 @@ def test_dropped_state_extends_the_minimum_run(reason: PauseReason | None) -> No
     assert driver.dispatched() == [1]
     driver.token(1)
     assert ask(driver, "now2") == []
-    prompt_and_answer = 3 + 2  # `Driver.accept` makes three tokens of a prompt
-    driver.pass_time((2.0 if reason else 3.0 * prompt_and_answer / 3) - 0.1)
+    read, prompt_and_answer = 3 - 1, 3 + 2  # `Driver.accept` makes three tokens of a prompt
+    driver.pass_time((2.0 if reason else 3.0 * prompt_and_answer / read) - 0.1)
     assert freed(driver) == []
     driver.pass_time(0.2)
     assert freed(driver) == [1]
