@@ -30,7 +30,7 @@ USAGE = """\
 usage: python -P -m mlxsup.worker < launch-spec
 
 Runs one model for the mlxsup supervisor. Not meant to be started by hand: `mlxsup start` does.
-The launch spec is one line of JSON on standard input; see docs/protocol.md.
+The launch spec is one line of JSON on standard input; see protocol/launch.py.
 """
 
 STANDARD_INPUT = 0

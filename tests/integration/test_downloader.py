@@ -107,12 +107,14 @@ def hold(hub: LocalHub, start: Start) -> Download:
     return download
 
 
-def end_of(repo: str = REPO) -> DownloadReport:
-    """The last report of a download in this process."""
+def end_of(
+    repo: str = REPO, report: Callable[[DownloadReport], None] = lambda report: None
+) -> DownloadReport:
+    """The last report of a download in this process; `report` gets those before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", lambda seconds: None)  # between the library's attempts
         try:
-            return fetch(Repository(repo), lambda report: None)
+            return fetch(Repository(repo), report)
         except Exception as error:  # noqa: BLE001  as the process of a download does
             return explain(error, Repository(repo))
 
@@ -256,7 +258,10 @@ def test_damaged_file_is_fetched_once_more(hub: LocalHub, tmp_path: Path) -> Non
     assert not (snapshot(tmp_path) / WEIGHTS_NAME).exists()
     assert not (repo_folder(tmp_path) / "refs" / "main").exists()
     hub.damage(REPO, WEIGHTS_NAME, 1)
-    assert end_of() == done(len(WEIGHTS), tmp_path)
+    told: list[DownloadReport] = []
+    assert end_of(report=told.append) == done(len(WEIGHTS), tmp_path)
+    others_bytes = WHOLE - len(WEIGHTS)
+    assert told[0] == DownloadProgress(done_bytes=others_bytes, total_bytes=WHOLE)
     assert hub.fetched(WEIGHTS_NAME) == [0] * 4
     assert contents(snapshot(tmp_path)) == NEEDED
 

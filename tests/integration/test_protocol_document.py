@@ -15,12 +15,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from mlxsup.protocol import client_messages, codec, worker_messages
+from mlxsup.protocol import client_messages, codec
 from mlxsup.protocol.body import RequestBody
 from mlxsup.protocol.delta import DeltaBody
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import MAX_ID_CHARACTERS
-from mlxsup.protocol.launch import LaunchSpec
 from mlxsup.protocol.parameters import SAMPLING
 from mlxsup.protocol.states import (
     Batching,
@@ -30,9 +29,7 @@ from mlxsup.protocol.states import (
     NoticeKind,
     PauseReason,
     Priority,
-    RowState,
     WaitReason,
-    WorkerPhase,
 )
 from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.version import PROTOCOL_VERSION
@@ -174,10 +171,8 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
     FinishReason,
     PauseReason,
     Priority,
-    RowState,
     WaitReason,
     LoadPhase,
-    WorkerPhase,
     Batching,
     Task,
 )
@@ -185,8 +180,6 @@ ENUMERATIONS: tuple[type[Enum], ...] = (
 MESSAGES = (
     *client_messages.CLIENT_MESSAGES,
     *client_messages.SUPERVISOR_TO_CLIENT,
-    *worker_messages.SUPERVISOR_TO_WORKER,
-    *worker_messages.WORKER_TO_SUPERVISOR,
 )
 
 STRUCTURES: tuple[type[Any], ...] = (
@@ -194,8 +187,6 @@ STRUCTURES: tuple[type[Any], ...] = (
     DeltaBody,
     client_messages.Usage,
     client_messages.Timings,
-    worker_messages.Acceptance,
-    worker_messages.PrefillProgress,
 )
 
 OF_ALL = {"id", "v", "body"}
@@ -247,8 +238,6 @@ def test_words_and_names_are_those_of_the_code() -> None:
     assert notices == [member.value for member in NoticeKind]
     codes = re.findall(r"^\| (`.*?) \|", section("Errors"), re.MULTILINE)
     assert sorted(names_in(" ".join(codes))) == sorted(code.value for code in ErrorCode)
-    named = {name for row in ROWS if row[0] in ("engine", "life") for name in names_in(row[1])}
-    assert named >= {field.name for field in dataclasses.fields(LaunchSpec)}
 
 
 def refusal(value: object) -> str:

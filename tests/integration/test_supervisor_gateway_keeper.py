@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -285,3 +286,36 @@ def test_bind_takes_addresses_of_either_kind() -> None:
             address = address_of(listener)
             assert (address.host, address.port > 0) == (host, True)
             assert listener.family == family
+
+
+KEYED = """\
+import json, os, signal, sys
+spec = json.loads(sys.stdin.readline())
+has_had_keys = spec.get("has_had_keys", False)
+print(has_had_keys, file=open(sys.argv[1], "a"), flush=True)
+os.write(spec["beat_pipe"], b"." if has_had_keys else b"K")
+signal.pause()
+"""
+"""Makes a key in its first life, and turns keys off in the next."""
+
+
+def test_each_life_is_told_whether_keys_were_in_force_at_the_end_of_the_last(
+    tmp_path: Path,
+) -> None:
+    async def until(events: list[Event], kind: type[Event], count: int) -> None:
+        await eventually_async(
+            lambda: sum(isinstance(event, kind) for event in events) == count, timeout_s=30.0
+        )
+
+    async def scene(keeper: GatewayKeeper, events: list[Event]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in (1, 2):
+                await until(events, GatewayListening, number)
+                keeper.kill("its life is over")
+                await until(events, GatewayEnded, number)
+                keeper.start(replace(ANYWHERE, number=number + 1), tasks)
+            await until(events, GatewayListening, 3)
+            await keeper.end()
+
+    live(scene, argv=(sys.executable, "-c", KEYED, str(tmp_path / "seen")))
+    assert (tmp_path / "seen").read_text().split() == ["False", "True", "False"]

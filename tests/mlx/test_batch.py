@@ -97,10 +97,12 @@ def test_an_end_of_text_token_ends_the_row_without_a_token(
 def keeping_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MlxEngine]:
     folder = make_tiny_model(tmp_path / "m")
     known = known_as(folder, request.param)
-    # Whole prompts in one step, however busy the machine is: no row ends while another is read.
+    # Whole prompts in one step, and none waits for what passes have cost, however busy the machine
+    # is: no row ends while another is read.
+    changes: dict[str, Any] = {"prefix_cache_bytes": 1 << 28, "decode_share": 0.0}
     with (
         chunks_of(64),
-        loaded_engine(folder, known_batching=known, prefix_cache_bytes=1 << 28) as keeping_engine,
+        loaded_engine(folder, known_batching=known, **changes) as keeping_engine,
     ):
         yield keeping_engine
 

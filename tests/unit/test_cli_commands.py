@@ -26,7 +26,7 @@ from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, e
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
-from mlxsup.cli.commands.logs import previous_generation, since
+from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
@@ -176,6 +176,17 @@ def test_previous_generation_is_what_stands_before_the_last_rule() -> None:
     assert previous_generation([RULE_2, NEW]) is None
     assert previous_generation([NEW]) is None
     assert previous_generation([]) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(None, [RULE_1, OLD]), (9, [RULE_1, OLD]), (1, [OLD]), (0, [])]
+)
+def test_as_many_lines_of_a_previous_process_are_shown_as_are_asked_for(
+    tmp_path: Path, count: int | None, expected: list[str]
+) -> None:
+    path = tmp_path / "m.log"
+    path.write_text("\n".join([RULE_1, OLD, RULE_2, NEW, ""]))
+    assert selected(path, count, None, is_previous=True) == expected
 
 
 TAKERS = [(why, "report"), (init, "file")]

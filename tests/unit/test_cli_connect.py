@@ -166,3 +166,27 @@ def test_agent_uses_the_longest_context_of_models_that_have_not_failed(
     with pytest.raises(SystemExit):
         main(["launch", "aider", "--print", "--json"])
     assert json.loads(capsys.readouterr().out)["model"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "direct"),
+    [
+        ({"NO_PROXY": "a.example"}, {}),
+        ({"https_proxy": "http://p"}, {"NO_PROXY": "", "no_proxy": ""}),
+        (
+            {"HTTP_PROXY": "http://p", "no_proxy": "a.example"},
+            {"NO_PROXY": "", "no_proxy": "a.example,"},
+        ),
+    ],
+    ids=["no proxy", "a proxy", "a proxy but for some"],
+)
+def test_agent_asks_this_machine_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], direct: dict[str, str]
+) -> None:
+    for name in (*launch.PROXIES, "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    here = "127.0.0.1,localhost,::1"
+    assert launch._direct() == {name: kept + here for name, kept in direct.items()}

@@ -303,6 +303,14 @@ def test_a_pinned_model_keeps_its_memory_in_a_long_back_off() -> None:
     assert driver.reserved() == 4 * GIB
 
 
+def test_the_end_of_a_pinned_model_makes_room_for_no_other() -> None:
+    """So the one that is idle goes at once."""
+    models = [sized(name, 4 * GIB, pinned=name == "a") for name in "abc"]
+    driver = MemoryDriver(models, limited(8 * GIB))
+    play(driver, "bring_up a b; wait 60; unload a; ask r1 c -> a=STOPPING & b=STOPPING & c=PENDING")
+    play(driver, "exit a code=0 -> spawns=[]; exit b code=0 -> spawns=[c]")
+
+
 def test_restarting_pinned_model_keeps_only_its_need() -> None:
     """Its process goes, and the next one takes less: none is refused for what the first took."""
     models = [sized("a", 4 * GIB, pinned=True), sized("c", 4 * GIB)]

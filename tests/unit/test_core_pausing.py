@@ -109,6 +109,15 @@ def test_a_living_worker_brings_paused_answers_to_their_end(end: str) -> None:
     )
 
 
+def test_an_answer_that_waits_since_a_crash_ends_when_its_model_goes_down() -> None:
+    """The next process has half as many rows, for want of memory."""
+    play(
+        streaming(rows=2),
+        "ask r2; accept 2; token 2; exit code=75; up -> dispatched=[1];"
+        " unload -> DRAINING & errors={r2: unloaded}",
+    )
+
+
 def test_a_pause_of_a_row_that_leaves_for_another_request_is_a_persons() -> None:
     driver = streaming(rows=1, priority=Priority.BATCH)
     play(driver, "wait 2; ask urgent priority=interactive -> pauses=[1]; pause; row_left 1")

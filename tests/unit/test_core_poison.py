@@ -351,6 +351,12 @@ TURNS: dict[str, tuple[int, str]] = {
         " gain 4; gain 4 -> dispatched=[]; gain 4 -> dispatched=[1, 2, 3];"  # no turn is due
         " finish 4 -> returns=[5]",
     ),
+    "a new request that may not be resumed waits for all turns": (
+        2,
+        "serve a b; crash; exit signal=SIGSEGV; wait 0.2; ask new resume=False;"
+        " up -> dispatched=[1]; prove 1 -> returns=[2]; prove 2 -> returns=[1];"
+        " finish 2 -> returns=[3]",
+    ),
     "an unload ends only requests that have not begun": (
         4,
         IN_TURNS + "gain 5; row_left 5 -> dispatched=[1];"

@@ -15,7 +15,15 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.client_messages import Notice, Subscribe
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.ids import RequestKey
-from mlxsup.protocol.states import FinishReason, PauseReason, Priority, RowState, State, WorkerPhase
+from mlxsup.protocol.states import (
+    FinishReason,
+    NoticeKind,
+    PauseReason,
+    Priority,
+    RowState,
+    State,
+    WorkerPhase,
+)
 from mlxsup.protocol.worker_messages import Dispatch, GiveBack, Heartbeat, PauseRow, RowDelta, Step
 from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.events import Appraised, Reloaded
@@ -137,6 +145,20 @@ def test_preemption_of_batch_rows(rule: str) -> None:
     play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
 
 
+def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
+    """The urgent request is still in line then, and takes the row that becomes free."""
+    driver = driver_of(1)
+    begin(driver, "r1", 1)
+    driver.token(1, finish=FinishReason.STOP)  # what a request costs is known
+    begin(driver, "r2", 2, notices=True)
+    driver.pass_time(2.0)
+    assert ask(driver) == [2]
+    driver.row_left(2)
+    told = [(one.kind, one.detail["expected_s"]) for one in driver.sent(Notice)]
+    wait_s = driver.model("m").next_free_s()
+    assert told == [(NoticeKind.PAUSED, wait_s), (NoticeKind.QUEUED, wait_s)]
+
+
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
     driver = driver_of(1, replace(SETTINGS, min_run_s=0.1))
     begin(driver, "r1", 1, BATCH)
@@ -179,7 +201,9 @@ def test_dropped_state_extends_the_minimum_run(reason: PauseReason | None) -> No
     driver = driver_of(1)
     driver.ask("r1", priority=BATCH)
     driver.accept(1)
-    first = RowDelta(key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0)
+    first = RowDelta(
+        key=RequestKey(1), text="x", tokens=b"\0\0\0\0", prefill_s=3.0, cached_tokens=1
+    )
     driver.worker(Step(step=1, rows=[first]))
     driver.pass_time(2.0)
     assert ask(driver, "now1") == [1], "its state is expected to be kept"
@@ -195,8 +219,8 @@ def test_dropped_state_extends_the_minimum_run(reason: PauseReason | None) -> No
     assert driver.dispatched() == [1]
     driver.token(1)
     assert ask(driver, "now2") == []
-    prompt_and_answer = 3 + 2  # `Driver.accept` makes three tokens of a prompt
-    driver.pass_time((2.0 if reason else 3.0 * prompt_and_answer / 3) - 0.1)
+    read, prompt_and_answer = 3 - 1, 3 + 2  # `Driver.accept` makes three tokens of a prompt
+    driver.pass_time((2.0 if reason else 3.0 * prompt_and_answer / read) - 0.1)
     assert freed(driver) == []
     driver.pass_time(0.2)
     assert freed(driver) == [1]

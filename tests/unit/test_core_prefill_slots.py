@@ -240,6 +240,16 @@ def test_cancelled_prompts_return_the_slot_unused() -> None:
     assert (grants(driver), needs(driver)) == (["b"], {"a": False, "b": False})
 
 
+def test_a_model_that_has_asked_stays_in_line_without_its_prompt() -> None:
+    driver = contended()
+    step(driver, "b", reads_on=False)
+    step(driver, "a", returns=True)
+    assert grants(driver) == ["b"]
+    step(driver, "b", reads_on=False)
+    step(driver, "b", reads_on=False, returns=True)
+    assert driver.state("b") is State.READY
+
+
 @pytest.mark.parametrize("asks", ["a", "b"])
 def test_who_asks_late_counts_as_a_reader(asks: str) -> None:
     driver = serving()

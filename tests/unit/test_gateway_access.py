@@ -493,14 +493,18 @@ def test_wrong_action_is_refused_with_its_field(place: KeyPlace, body: Any, para
     assert daemon.commands == []
 
 
-def test_action_under_way_is_not_asked_for_twice(place: KeyPlace) -> None:
+def test_action_under_way_is_not_asked_for_twice_and_another_one_is(place: KeyPlace) -> None:
     headers = {"x-api-key": new_key(place, "boss", is_operator=True)}
     daemon = OperatedDaemon()
     site = Site(daemon, keys=Keys(place))
 
-    async def twice() -> list[int]:
-        asks = (site.ask("POST", "/models/load", {"model": "m"}, headers=headers) for _ in "12")
+    async def ask() -> list[int]:
+        actions = ("load", "load", "unload")
+        asks = [
+            site.ask("POST", f"/models/{action}", {"model": "m"}, headers=headers)
+            for action in actions
+        ]
         return [(await one).status for one in asks]
 
-    assert asyncio.run(twice()) == [200, 200]
-    assert daemon.commands == [("load", "m")]
+    assert asyncio.run(ask()) == [200, 200, 200]
+    assert daemon.commands == [("load", "m"), ("unload", "m")]

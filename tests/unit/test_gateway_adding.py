@@ -117,7 +117,7 @@ def test_model_that_cannot_be_downloaded_is_removed_again(
 
 
 @pytest.mark.parametrize(("outcome", "loads"), [("downloads", [True, False]), ("fits", [True])])
-def test_configured_model_is_tried_only_if_it_has_to_be_downloaded(
+def test_configured_model_is_tried_only_if_it_has_to_be_downloaded_and_stays(
     outcome: str, loads: list[bool]
 ) -> None:
     seen: list[bool] = []
@@ -126,11 +126,15 @@ def test_configured_model_is_tried_only_if_it_has_to_be_downloaded(
         async def command(self, *words: Any) -> dict[str, Any]:
             if words[0] == "load":
                 seen.append(words[2:] == (True,))  # a dry run
+                if not seen[-1]:
+                    raise ABSENT
                 return {"outcome": outcome}
             return {**await super().command(*words), "added": []}
 
-    asked(Configured(), "org/model")
+    daemon = Configured()
+    asked(daemon, "org/model")
     assert seen == loads
+    assert daemon.commands == [("add", "org/model")]
 
 
 def test_refusal_says_how_to_add_a_model() -> None:

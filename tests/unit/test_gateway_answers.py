@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -630,3 +630,16 @@ def test_a_choice_says_what_stopped_it(
     last = values[-1]["choices"][0]
     assert last["finish_reason"] == "stop"
     assert last.get("stop_reason") == reason
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "told"), [(5, 3, {"accepted": 6, "rejected": 4}), (0, 0, {})]
+)
+def test_usage_says_which_guesses_were_right(
+    drafted: int, accepted: int, told: dict[str, int]
+) -> None:
+    one = result("a")
+    usage = replace(one.usage, drafted=drafted, draft_accepted=accepted)
+    got = post(CHAT, delta("a"), replace(one, usage=usage), count=2, n=2).json()["usage"]
+    predictions = {f"{name}_prediction_tokens": count for name, count in told.items()}
+    assert got["completion_tokens_details"] == {"reasoning_tokens": 0, **predictions}

@@ -275,7 +275,7 @@ def test_kept_response_is_the_one_that_was_sent(is_streamed: bool) -> None:
     ("query", "ids", "has_more"),
     [
         ("", ["item_r1_2", "b", "item_r1_0"], False),
-        ("order=asc", ["item_r1_0", "b", "item_r1_2"], False),
+        ("order=asc&limit=3", ["item_r1_0", "b", "item_r1_2"], False),
         ("order=asc&limit=1", ["item_r1_0"], True),
         ("order=asc&after=b", ["item_r1_2"], False),
         ("after=item_r1_0", [], False),
@@ -383,13 +383,19 @@ def test_conversation_with_a_hole_is_not_continued() -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_conversation_longer_than_any_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("previous", "items", "size"), [("a", [], 4), ("", ["in_a", "out_a"], 4), ("a", ["in_a"], 6)]
+)
+def test_what_is_referred_to_and_longer_than_any_body_is_refused(
+    monkeypatch: pytest.MonkeyPatch, previous: str, items: list[str], size: int
+) -> None:
     store = KeptResponses()
     store.keep("", kept("a"))
-    store.recall("", "a", [])
-    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 3)
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", size)
+    store.recall("", previous, enumerate(items))
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", size - 1)
     with pytest.raises(Failure, match="start a new one"):
-        store.recall("", "a", [])
+        store.recall("", previous, enumerate(items))
 
 
 def test_what_a_revoked_key_had_is_gone() -> None:

@@ -298,6 +298,15 @@ def test_key_off_opens_at_once_and_refuses_nothing_afterwards(
     assert set(seen) == {(200, 401)}
 
 
+def test_mark_that_went_with_the_runtime_folder_is_written_again(place: KeyPlace) -> None:
+    new_key(place, "a")
+    shutil.rmtree(place.mark.parent)
+    place.mark.parent.mkdir(mode=0o700)
+    assert not is_open(Keys(place))
+    place.file.unlink()
+    assert not is_open(Keys(place)), "another daemon knows no more than the mark"
+
+
 class Life(RuleBasedStateMachine):
     """Commands, cleaners and restarts in any order, which never open the gateway."""
 

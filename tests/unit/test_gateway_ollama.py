@@ -214,6 +214,7 @@ def test_line_of_a_waiting_answer_is_still_json(monkeypatch: pytest.MonkeyPatch)
         (CHAT, {"messages": [], "keep_alive": 0}, "unload", {"keep_alive": 0}),
         (GENERATE, {"prompt": "", "keep_alive": -1, "stream": True}, "load", {"keep_alive": -1}),
         (GENERATE, {"prompt": None, "keep_alive": 0}, "unload", {"keep_alive": 0}),
+        (CHAT, {"messages": [], "timeout_s": 5}, "load", {"timeout_s": 5}),
         (GENERATE, {"prompt": "", "format": "json", "options": {"num_predict": 9}}, "load", {}),
     ],
 )

@@ -264,9 +264,14 @@ def test_keys_that_cannot_be_removed_stay_in_force(place: KeyPlace) -> None:
 
 def test_lost_mark_is_written_again(place: KeyPlace) -> None:
     made(place, "a")
-    place.mark.unlink()
-    remember(place)
-    assert read_mark(place.mark)
+    off = b"off\n"  # as a `key off` leaves it that was killed before the file was gone
+    for lost in (None, off):
+        place.mark.unlink()
+        if lost is not None:
+            place.mark.write_bytes(lost)
+            place.mark.chmod(0o600)
+        remember(place)
+        assert read_mark(place.mark)
     place.mark.unlink()
     place.mark.parent.rmdir()
     with pytest.raises(KeyFileError, match="cannot be written: No such file"):
@@ -349,6 +354,14 @@ def counted(real: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
         return real(*arguments, **named)
 
     return call
+
+
+def test_keys_count_as_made_where_the_mark_cannot_be_read(place: KeyPlace) -> None:
+    place.mark.parent.mkdir(parents=True)
+    assert not have_been_made(place)
+    place.mark.parent.rmdir()
+    place.mark.parent.write_text("no folder")
+    assert have_been_made(place)
 
 
 def test_key_that_could_not_be_written_locks_nothing(place: KeyPlace) -> None:

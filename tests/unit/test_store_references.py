@@ -108,3 +108,4 @@ def test_entry_of_another_revision_is_another_model() -> None:
     assert source.is_that_of("o/n", "v2", "")
     assert not source.is_that_of("o/n", "main", "")
     assert not source.is_that_of("o/other", "v2", "")
+    assert source.entry() == {"repo": "o/n", "revision": "v2"}

@@ -161,6 +161,18 @@ def test_refused_change_leaves_the_file(
     assert (caught.value.code, file.read_text()) == (code, WRITTEN)
 
 
+@pytest.mark.parametrize(
+    ("model", "name"), [("o/A", "o-a"), ("o/Bee", "o-bee"), ("o/mlxsup", "o-mlxsup"), ("o/n", "n")]
+)
+def test_model_is_called_by_a_name_that_nothing_has(tmp_path: Path, model: str, name: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(WRITTEN)
+    edit = change_file(file, partial(with_one, name=None, model=model))
+    assert edit.name == name
+    added = edit.models[-1]
+    assert (added.name, added.preload) == (name, False), "who adds it says whether it is loaded"
+
+
 KNOWN = {"its name": ("a", ""), "an alias": ("bee", ""), "its folder": ("", "/b")}
 
 

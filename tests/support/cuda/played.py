@@ -54,7 +54,7 @@ class PlayedKernels:
         place = self._folder / f"{hashlib.sha256(source.encode()).hexdigest()}.so"
         if not place.exists():
             text = f'#include "{HEADER}"\n{source}\n{LAUNCH}'
-            command = ["g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", "-xc++"]
+            command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-xc++"]
             subprocess.run([*command, "-", "-o", str(place)], input=text.encode(), check=True)
         return bytes(place)
 
