@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from mlxsup.worker.engines.mlx.imports import (
     MODULES,
     OWN_MODULES,
     import_everything,
-    import_libraries,
+    importing_libraries,
 )
 from mlxsup.worker.engines.mlx.quirks import (
     KNOWN_FAULTS,
@@ -50,21 +51,25 @@ def test_the_libraries_come_first_and_then_our_own_modules(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_imports_beside_the_readers_let_go_of_the_interpreter_soon_until_they_end(
+def test_imports_beside_the_readers_let_go_of_the_interpreter_soon_and_end_with_the_block(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 5 ms for each of the owner's calls, the weights of a 7B model take a second more."""
+    """With 5 ms for each of the owner's calls, the weights of a 7B model take a second more. Where
+    both threads import, one may be given half of a module."""
     before_s = sys.getswitchinterval()
     seen_s: list[float] = []
+    is_read = threading.Event()
 
     def load(name: str) -> None:
+        is_read.wait()
         seen_s.append(sys.getswitchinterval())
+        time.sleep(0.01)  # it is still at it when the block has ended
         if fails:
             raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", load)
-    import_libraries()
-    eventually(lambda: not any(one.name == "imports" for one in threading.enumerate()))
+    with importing_libraries():
+        is_read.set()
     assert len(seen_s) == (1 if fails else len(LIBRARIES))
     assert max(seen_s) < before_s / 2
     assert sys.getswitchinterval() == before_s

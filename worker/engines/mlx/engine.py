@@ -33,7 +33,7 @@ from ...engine import (
     TextCodec,
 )
 from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
-from .imports import import_libraries, importing, stay_offline
+from .imports import importing, importing_libraries, stay_offline
 from .prefill import (
     FIXED_CHUNK,
     LARGEST_CHUNK,
@@ -140,14 +140,13 @@ MATERIALISED = 0.75
 
 
 def find_folder(spec: LaunchSpec, report: ReportProgress) -> ModelFolder:
-    """Return the checked folder of a worker's model, while libraries are imported.
+    """Return the checked folder of a worker's model, before the import, which takes a second.
 
     Raises:
         ModelMissingError, BadModelError: permanent.
     """
     # A model is a local folder, or it is an error: nothing is ever fetched.
     stay_offline()
-    import_libraries()
     report(LoadPhase.IMPORT, 0.0)
     return check_folder(Path(spec.path), lambda share: report(LoadPhase.IMPORT, CHECKED * share))
 
@@ -274,7 +273,8 @@ class MlxEngine:
             weights: Weights = {}
             # A rank needs a share of them, and a model without its tower leaves that out.
             if self._rank is None and not has_vision_tower(folder):
-                weights = read_weights(folder, self._spec.memory_limit_bytes, report_weights)
+                with importing_libraries():
+                    weights = read_weights(folder, self._spec.memory_limit_bytes, report_weights)
 
             with importing():
                 from .adapters import adapt, read_adapters

@@ -75,21 +75,31 @@ def stay_offline() -> None:
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 
 
-def import_libraries() -> None:
-    """Begin to import what does not use MLX, on a thread of its own."""
+@contextmanager
+def importing_libraries() -> Iterator[None]:
+    """Import what does not use MLX on another thread, until both that and the block are over.
 
-    def run() -> None:
-        before_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
-        try:
-            for name in LIBRARIES:
-                importlib.import_module(name)
-        except ImportError:
-            pass  # the load imports it as well, and says so
-        finally:
-            sys.setswitchinterval(before_s)
+    The block must import nothing: of two threads that wait for each other's modules, Python lets
+    one go on with half a module.
+    """
+    thread = threading.Thread(target=_import_libraries, name="imports", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
-    threading.Thread(target=run, name="imports", daemon=True).start()
+
+def _import_libraries() -> None:
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        for name in LIBRARIES:
+            importlib.import_module(name)
+    except ImportError:
+        pass  # the load imports it as well, and says so
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 @contextmanager
