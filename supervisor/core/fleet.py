@@ -33,7 +33,7 @@ from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
-from .life import Life
+from .life import Life, StopCause
 from .memory import Need, Pressure, Reading, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
@@ -42,28 +42,26 @@ from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .states import (
+from .status import change_map, model_row
+from .transitions import (
     PROGRESS,
+    Answer,
+    Changed,
     Drained,
     Due,
     Faulted,
-    StopCause,
-    Trigger,
-    Turn,
-    WantDown,
-    WantUp,
-    words_of,
-)
-from .status import change_map, model_row
-from .transitions import (
-    Answer,
-    Changed,
     ImpossibleTransitionError,
     Outcome,
     RowsLeave,
     RunningLost,
+    Trigger,
+    Turn,
     Waiters,
+    WantDown,
+    WantUp,
     apply,
+    reload_command,
+    words_of,
 )
 from .warm_pool import WarmPool
 
@@ -225,13 +223,13 @@ class Fleet:
         entries = {entry.name: entry for entry in models}
         for model in self:
             if model.name not in entries and model.life.wanted is not Wanted.GONE:
-                self.trigger(model, model.life.reload_trigger(entries, drain_s), now)
+                self.trigger(model, reload_command(model.name, entries, drain_s), now)
         for entry in models:
             known = self.by_name.get(entry.name)
             if known is not None:
                 if known.life.settings != entry:
                     known.blame.lift()
-                self.trigger(known, known.life.reload_trigger(entries, drain_s), now)
+                self.trigger(known, reload_command(known.name, entries, drain_s), now)
             else:
                 added = self._add(entry)
                 if entry.preload:

@@ -21,10 +21,9 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .kv_budget import RowBudget
-from .life import Life
+from .life import Lack, Life, Pending, Ready, Urgency
 from .poison import Blame, Held
 from .requests import Queue, Request, Stage
-from .states import Lack, Pending, Ready, Urgency
 from .watchdog import Watch
 
 FOR_EVER = -1.0

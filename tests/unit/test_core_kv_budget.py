@@ -11,10 +11,10 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Claim, Member
+from mlxsup.supervisor.core.life import Lack, Urgency
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import LoadRequest, MemoryView
 from mlxsup.supervisor.core.settings import ModelSettings
-from mlxsup.supervisor.core.states import Lack, Urgency
 
 from support.core.driver import RESTART
 from support.core.memory import limited, sized, states

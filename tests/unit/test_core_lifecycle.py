@@ -29,8 +29,7 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from mlxsup.supervisor.core.states import LEAVES_TO, Turn
-from mlxsup.supervisor.core.transitions import ImpossibleTransitionError
+from mlxsup.supervisor.core.transitions import LEAVES_TO, ImpossibleTransitionError, Turn
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB
