@@ -338,8 +338,8 @@ class Fleet:
         higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
         if higher.raised_bytes == need.raised_bytes:
             return
-        self.needs_now(model.name, replace(higher, most_bytes=None))
         launch, raised_bytes = model.life.launch, higher.raised_bytes
+        self.needs_now(model.name, replace(self.needs[model.name], raised_bytes=raised_bytes))
         self.outbox.add(NeedRaised(model=model.name, launch=launch, raised_bytes=raised_bytes))
         note = (
             f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
@@ -544,7 +544,6 @@ class Fleet:
             case ForgetModel():
                 self.outbox.add(outcome)
                 del self.by_name[model.name]
-                self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
                 self.outbox.tell(model, message)
             case Spawn() | SignalWorker() | Abandon():

@@ -477,7 +477,6 @@ class _Transition:
             case Abandoned() | Draining() | Stopping():
                 pass  # it is gone once its process has ended
             case Stopped() | Pending() | Backoff() | Failed():
-                self._answer(Waiters.CALLERS_DOWN)
                 self._do(Changed("removed"), ForgetModel(model=self.life.name))
             case Loading():
                 self._stop(StopCause.ASKED, stage=StopStage.TERM)
@@ -497,11 +496,6 @@ class _Transition:
                     self._has_files(phase, "")
             case Swapping() if not is_replaced and settings.pinned:
                 self._stay("stays: it is pinned now")
-            case Draining() if is_replaced and life.wanted is Wanted.DOWN:
-                # Idle or evicted, it keeps going down: a request would otherwise bring the old
-                # launch back.
-                if life.why not in (Why.USER, Why.SHUTDOWN):
-                    self._stop(StopCause.ASKED, stage=StopStage.ASK)
             case phase if is_replaced and life.wanted is not Wanted.DOWN:
                 self._want(Wanted.UP, Why.RELOAD)
                 match phase:

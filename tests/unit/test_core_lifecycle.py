@@ -221,6 +221,11 @@ RULES: dict[str, tuple[str, str]] = {
         "ask; restart now=True -> signals=[TERM] & errors={}; exit signal=SIGTERM;"
         " up -> replies=[c1, c2] & dispatched=[1]",
     ),
+    "a restart with now of a load clears the window": (
+        "READY",
+        "exit -> LOADING; restart now=True -> STOPPING; exit signal=SIGTERM; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
     "a restart with now is a crash for what runs": (
         "READY",
         "restart now=True; token 1 -> deltas=1; exit code=0 -> LOADING & errors={};"
