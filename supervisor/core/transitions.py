@@ -596,8 +596,7 @@ class _Transition:
 
             case Draining(), Drained() | Due():
                 is_restart = life.wanted is Wanted.UP
-                if isinstance(trigger, Due) and not is_restart:
-                    # Those of a restart are handled at the exit, as after a crash.
+                if not is_restart:  # what still runs; of a restart, that continues after the exit
                     self._answer(Waiters.RUNNING, cut_off(life.name, life.why))
                     self._answer(Waiters.QUEUE, life.waiting_error)
                 self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
