@@ -112,7 +112,7 @@ def test_models_that_get_more_do_not_get_the_same_memory() -> None:
         for name, one in zip("abc", (small, small, large), strict=True)
     )
     parts = divide(replace(view_with(), budget=budget(1400), members=members), is_short=False)
-    told = {part.name: part.size_bytes for part in parts}
+    told = {str(part.name): part.size_bytes for part in parts}
     assert (told["a"], told["b"]) == (300, None), "200 are free"
 
 
