@@ -249,6 +249,9 @@ RULES: dict[str, tuple[str, str]] = {
         "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
         " exit -> LOADING; up; exit -> BACKOFF",
     ),
+    "a crash while a restart drains is that restart": (
+        "READY", "exit; up; restart -> DRAINING; exit; up; exit -> LOADING; up; exit -> BACKOFF",
+    ),
     "a load that joins a restart does not replace its reason": (
         "STOPPED", "restart -> LOADING; load -> LOADING & why=restart; up -> why=user",
     ),

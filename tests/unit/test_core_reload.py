@@ -120,6 +120,13 @@ def test_a_removed_busy_model_ends_who_waits_and_not_what_runs() -> None:
     )
 
 
+def test_a_removed_busy_model_that_is_named_again_comes_up_again() -> None:
+    driver = in_state(State.READY)
+    reload(driver, entry("other"))
+    reload(driver, entry("other"), entry())
+    assert (driver.state(), driver.row()["wanted"]) == (State.DRAINING, "up")
+
+
 def test_limits_apply_at_once() -> None:
     driver = in_state(State.READY)
     settings = CoreSettings(max_queue=1, max_queue_per_client=9, drain_timeout_s=77.0)

@@ -152,6 +152,10 @@ TURNS = {
         "stream a r1; ask r2 b; passes_until a; exit a code=70 -> spawns=[a] & a.restarts=1;"
         " up a -> dispatched=[1]; token 1 model=a; swap a -> spawns=[b]"
     ),
+    "a load of a model that makes room waits on if that crashes": (
+        "stream a r1; ask r2 b; passes_until a; load a; exit a code=70 -> spawns=[a] & errors={};"
+        " up a -> replies=[c2]"
+    ),
     "a model that crashes in its first load of a turn keeps its turn": (
         "stream a r1; ask r2 b; passes_until a; gone a; spawned b; exit b code=70 -> spawns=[b]"
     ),
