@@ -24,7 +24,7 @@ from mlxsup.cli.main import root
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.states import State
 from mlxsup.supervisor.config.tables import SECTIONS
-from mlxsup.supervisor.core.states import LEAVES_TO
+from mlxsup.supervisor.core.transitions import LEAVES_TO
 from tools import reference
 
 ROOT = Path(__file__).parents[1]

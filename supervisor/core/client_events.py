@@ -63,7 +63,6 @@ from .events import (
 from .fleet import Fleet
 from .forecasts import changed_settings, check_launch, differences, forecast, foreseen
 from .model import Model, check_keep_alive
-from .states import Reconfigured, WantDown, WantRestart, WantUp
 from .status import (
     Daemon,
     cancelled_map,
@@ -73,6 +72,7 @@ from .status import (
     requests_map,
     status_map,
 )
+from .transitions import Reconfigured, WantDown, WantRestart, WantUp
 
 
 class ClientEvents:

@@ -19,8 +19,9 @@ from mlxsup.protocol.download import (
 
 from .actions import EndDownload, Outbox, StartDownload
 from .events import DownloadSaid
+from .life import Fetching, Pending
 from .model import Model
-from .states import Fetching, Pending, Trigger
+from .transitions import Trigger
 
 
 @dataclass(slots=True, kw_only=True)

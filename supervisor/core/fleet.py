@@ -33,7 +33,7 @@ from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
-from .life import Life
+from .life import Life, StopCause
 from .memory import Need, Pressure, Reading, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
@@ -42,28 +42,26 @@ from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
 from .settings import CoreSettings, ModelSettings
-from .states import (
+from .status import change_map, model_row
+from .transitions import (
     PROGRESS,
+    Answer,
+    Changed,
     Drained,
     Due,
     Faulted,
-    StopCause,
-    Trigger,
-    Turn,
-    WantDown,
-    WantUp,
-    words_of,
-)
-from .status import change_map, model_row
-from .transitions import (
-    Answer,
-    Changed,
     ImpossibleTransitionError,
     Outcome,
     RowsLeave,
     RunningLost,
+    Trigger,
+    Turn,
     Waiters,
+    WantDown,
+    WantUp,
     apply,
+    reload_command,
+    words_of,
 )
 from .warm_pool import WarmPool
 
@@ -227,13 +225,13 @@ class Fleet:
         entries = {entry.name: entry for entry in models}
         for model in self:
             if model.name not in entries and model.life.wanted is not Wanted.GONE:
-                self.trigger(model, model.life.reload_trigger(entries, drain_s), now)
+                self.trigger(model, reload_command(model.name, entries, drain_s), now)
         for entry in models:
             known = self.by_name.get(entry.name)
             if known is not None:
                 if known.life.settings != entry:
                     known.blame.lift()
-                self.trigger(known, known.life.reload_trigger(entries, drain_s), now)
+                self.trigger(known, reload_command(known.name, entries, drain_s), now)
             else:
                 added = self._add(entry)
                 if entry.preload:
@@ -342,8 +340,8 @@ class Fleet:
         higher = raised(need, planned_bytes=planned_bytes(model), held_bytes=held_bytes)
         if higher.raised_bytes == need.raised_bytes:
             return
-        self.needs_now(model.name, replace(higher, most_bytes=None))
         launch, raised_bytes = model.life.launch, higher.raised_bytes
+        self.needs_now(model.name, replace(self.needs[model.name], raised_bytes=raised_bytes))
         self.outbox.add(NeedRaised(model=model.name, launch=launch, raised_bytes=raised_bytes))
         note = (
             f"it ran out of memory, so a load now reserves {size_text(higher.needed_bytes)}, "
@@ -541,7 +539,6 @@ class Fleet:
             case ForgetModel():
                 self.outbox.add(outcome)
                 del self.by_name[model.name]
-                self.deadlines.set(model.name, None)
             case SendToWorker(message=message):
                 self.outbox.tell(model, message)
             case Spawn() | SignalWorker() | Abandon():

@@ -19,14 +19,13 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
-from .life import Life
+from .life import Abandoned, Life, Swapping, Urgency
 from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings
-from .states import Abandoned, Removed, Shortage, Swapping, Urgency
-from .transitions import apply
+from .transitions import Removed, apply, reload_command
 
 # ---------------------------------------------------------------- loads
 
@@ -105,9 +104,7 @@ def forecast(
     if model.life.state in (State.LOADING, State.READY):
         return {**answer, "outcome": "loaded", "reason": f"is {model.life.state}"}
     if isinstance(model.life.phase, Swapping):
-        cause = model.life.phase.cause
-        why = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
-        reason = f"makes room {why}, and is loaded again in its turn"
+        reason = f"makes room {model.life.phase.what_for}, and is loaded again in its turn"
         return {**answer, "outcome": "waits", "reason": reason}
     if model.life.settings.download is not None:
         reason = "has missing files; its memory need is known once they are downloaded"
@@ -215,7 +212,7 @@ def foreseen(
     for model in models:
         life = deepcopy(model.life)
         life.stream_tokens = model.longest_stream
-        trigger = life.reload_trigger(by_name, settings.drain_timeout_s)
+        trigger = reload_command(life.name, by_name, settings.drain_timeout_s)
         if life.name in by_name or life.name in known:
             apply(life, trigger, now)
         is_erased = life.wanted is Wanted.GONE and not life.has_process

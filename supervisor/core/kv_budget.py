@@ -17,7 +17,7 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import SERVES, State, Wanted
+from mlxsup.protocol.states import State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
@@ -310,13 +310,6 @@ def was_measured(model: Model, now: float) -> bool:
     has_given_back = model.batch.budget.was_measured(now)
     reserve(model)
     return has_given_back or model.life.reserved_bytes != before
-
-
-def takes_part(model: Model, *, has_budget: bool) -> bool:
-    """True if what is free is divided among this model, too."""
-    if model.life.state not in SERVES or not has_row_budget(model):
-        return False
-    return has_budget or is_given(model) or model.batch.budget is not None
 
 
 def member_of(model: Model, now: float) -> Member:

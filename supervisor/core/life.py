@@ -1,6 +1,7 @@
-"""One model's worker over all its generations: what is true of it.
+"""The life of one model: its states, and what is true of its worker over all generations.
 
-Only `transitions.py` changes its state, and what is wanted of it.
+A state holds what is only true while it lasts. Only `transitions.py` changes it, and what is wanted
+of the model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum, auto
+from typing import ClassVar
 
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
@@ -18,40 +21,291 @@ from mlxsup.protocol.states import (
     DeathCause,
     ExitReason,
     LoadPhase,
+    PendingReason,
+    Priority,
     State,
     Wanted,
     Why,
 )
 
-from .errors import cut_off, unknown_model
+from .errors import cut_off
 from .memory import Need
 from .settings import ModelSettings, RestartSettings
-from .states import (
-    Abandoned,
-    Backoff,
-    Failed,
-    Pending,
-    Phase,
-    Reconfigured,
-    Removed,
-    Stopped,
-    Stopping,
-)
 
-# ---------------------------------------------------------------- restarts after crashes
+# ---------------------------------------------------------------- states
 
-NOW = 0.0
+KEPT_BACKOFF_S = 5.0
+"""A model that crashed keeps the memory that is reserved for it if its next start is nearer."""
+
+
+class StopCause(StrEnum):
+    """The reason why a worker is being ended; decides what follows its exit."""
+
+    ASKED = auto()
+    STALL = auto()
+    SUSPENDED = auto()
+    BROKEN = auto()
+    VERSION = auto()
+    TOO_LARGE = auto()
+    INTERNAL = auto()
+    SWAP = auto()
+
+
+class StopStage(Enum):
+    """The stages of ending a worker, ever harder (E5)."""
+
+    ASK = auto()
+    DUMP = auto()
+    TERM = auto()
+    KILL = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """Too many crashes: the model becomes FAILED.
+class _Phase:
+    """One state of a worker.
 
     Attributes:
-        reason: one clause that says how many and in what time.
+        since: when it was entered, monotonic seconds.
+        due_at: when something is due if nothing else happens first; None: nothing is.
+    """
+
+    STATE: ClassVar[State]
+    since: float
+    due_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(_Phase):
+    """No process, none wanted."""
+
+    STATE: ClassVar[State] = State.STOPPED
+
+
+class Urgency(Enum):
+    """The urgency of a load, by who waits for it; decides which models it may evict."""
+
+    NONE = auto()
+    """It takes what is free, such as a preload."""
+    REQUEST = auto()
+    """It evicts models that are idle and had their time."""
+    COMMAND = auto()
+    """It evicts models that are idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """There is no memory for a model yet.
+
+    Attributes:
+        since: when that was found, monotonic seconds.
+        reason: what it needs and what is in the way, a phrase for people.
+        looks_again_at: when a model that is in the way may go; None if nothing is known of that.
+        asked_since: since when a request or a command has been waiting for the model; None: none
+            does.
+        is_promised: whether others are being swapped out for it: what they free is for it.
+        reclaims: whether others must give back what they do not need now.
+    """
+
+    since: float
+    reason: str
+    looks_again_at: float | None = None
+    asked_since: float | None = None
+    is_promised: bool = False
+    reclaims: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """Files of a model are being downloaded.
+
+    Attributes:
+        done_bytes: what is on the disk.
+        total_bytes: of the model; 0 while that is not known.
+        is_waiting: whether another process downloads it, and this download waits for that one.
+    """
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    is_waiting: bool = False
+
+    @property
+    def fraction(self) -> float:
+        """Return how much has come, from 0 to 1."""
+        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def is_news_after(self, before: Fetching) -> bool:
+        """True if it has come a percent further, or is not what it was."""
+        return (int(self.fraction * 100), self.total_bytes, self.is_waiting) != (
+            int(before.fraction * 100),
+            before.total_bytes,
+            before.is_waiting,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending(_Phase):
+    """Wanted, and waiting to be spawned.
+
+    Attributes:
+        is_after_crash: whether it only waits for other loads that follow a crash.
+        lack: the memory that it waits for; None if it waits for something else.
+        fetching: the download that it waits for; None if it waits for its turn, or for memory.
+        download_cause: why the download before that failed; empty if it is the first, or has begun.
+    """
+
+    STATE: ClassVar[State] = State.PENDING
+    is_after_crash: bool = False
+    lack: Lack | None = None
+    fetching: Fetching | None = None
+    download_cause: str = ""
+
+    @property
+    def reason(self) -> PendingReason:
+        """Return what it waits for."""
+        if self.fetching is not None:
+            return PendingReason.DOWNLOAD
+        return PendingReason.MEMORY if self.lack else PendingReason.TURN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading(_Phase):
+    """Spawned, not READY yet.
+
+    Attributes:
+        due_at: when the load has stalled if there is no progress until then.
+        progress: from 0 to 1 over all phases.
+        is_restart: whether a restart command caused it; further ones join it.
+    """
+
+    STATE: ClassVar[State] = State.LOADING
+    due_at: float
+    load_phase: LoadPhase = LoadPhase.SPAWN
+    progress: float = 0.0
+    is_restart: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(_Phase):
+    """Serving."""
+
+    STATE: ClassVar[State] = State.READY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(_Phase):
+    """Finishing running requests.
+
+    Attributes:
+        due_at: when requests that still run are cut off.
+    """
+
+    STATE: ClassVar[State] = State.DRAINING
+    due_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Memory is short, whichever model waits for it.
+
+    Attributes:
+        reason: why, a phrase that follows what is done: `because other programs need memory`.
+        counted_bytes: what the model that goes for it was counted with.
     """
 
     reason: str
+    counted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swapping(_Phase):
+    """Its rows leave, because its memory is needed; then its process ends.
+
+    Attributes:
+        due_at: when rows that have not left are cut off; they continue as after a crash.
+        cause: the model that it makes room for, or the shortage that it goes for.
+        ran: the highest class that it ran when it was chosen; None if it ran nothing.
+    """
+
+    STATE: ClassVar[State] = State.DRAINING
+    due_at: float
+    cause: ModelName | Shortage
+    ran: Priority | None
+
+    @property
+    def what_for(self) -> str:
+        """Return what it makes room for, a phrase that follows what is done."""
+        return self.cause.reason if isinstance(self.cause, Shortage) else f"for {self.cause}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(_Phase):
+    """Asked to exit, or being killed, until the exit is seen.
+
+    Attributes:
+        stage: how hard it is being ended.
+        due_at: when the next, harder stage begins; after the last one, when it is given up.
+        is_restart: whether a restart was asked for: it then comes up with a clean window.
+        detail: a phrase that says what went wrong, or for whom it is swapped out; empty if it was
+            only asked to go.
+    """
+
+    STATE: ClassVar[State] = State.STOPPING
+    cause: StopCause
+    stage: StopStage
+    due_at: float
+    is_restart: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff(_Phase):
+    """Crashed, or not downloaded; to be tried again.
+
+    Attributes:
+        due_at: when the next attempt begins.
+        download_cause: why its download failed; empty after a crash.
+    """
+
+    STATE: ClassVar[State] = State.BACKOFF
+    due_at: float
+    download_cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(_Phase):
+    """Cannot recover by itself, or crashed too often.
+
+    Attributes:
+        cause: one sentence for people.
+    """
+
+    STATE: ClassVar[State] = State.FAILED
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned(Failed):
+    """FAILED, with a live process: SIGKILL has not ended it within its limit (P26).
+
+    It holds no turn and is not waited for, but the model gets no other process.
+    """
+
+
+Phase = (
+    Stopped
+    | Pending
+    | Loading
+    | Ready
+    | Draining
+    | Swapping
+    | Stopping
+    | Backoff
+    | Failed
+    | Abandoned
+)
+"""One state of a worker, with the time it was entered."""
+
+# ---------------------------------------------------------------- restarts after crashes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +317,6 @@ class RestartPolicy:
     random part of up to half, so that workers that died together do not come back together.
     """
 
-    settings: RestartSettings
     random: random.Random
     _crashes: deque[float] = field(default_factory=deque)
     """Times of crashes within the window; at most `max_restarts` + 1 of them."""
@@ -71,27 +324,24 @@ class RestartPolicy:
     _outages_in_a_row: int = 0
     _load_error: str | None = None
 
-    def after_crash(self, now: float) -> float | GiveUp:
-        """Return the delay in seconds before the next start, `NOW` for none, or why
-        there is none."""
-        window_s = self.settings.window_s
+    def after_crash(self, settings: RestartSettings, now: float) -> float | None:
+        """Return the delay in seconds before the next start, 0 for none; None: the window has had
+        too many crashes for another."""
         self._crashes.append(now)
-        while self._crashes[0] <= now - window_s:
+        while self._crashes[0] <= now - settings.window_s:
             self._crashes.popleft()
-        if len(self._crashes) > self.settings.max_restarts:
-            return GiveUp(reason=f"crashed {len(self._crashes)} times within {window_s:g} s")
+        if len(self._crashes) > settings.max_restarts:
+            return None
         self._in_a_row += 1
-        if self._in_a_row == 1:
-            return NOW
-        return self._delay_s(self._in_a_row - 2)
+        return 0.0 if self._in_a_row == 1 else self._delay_s(settings, self._in_a_row - 2)
 
-    def after_outage(self) -> float:
+    def after_outage(self, settings: RestartSettings) -> float:
         """Return the delay in seconds before the next attempt at what others keep from succeeding.
 
         It grows like that of a crash, and is no reason to give up, however often it is asked for.
         """
         self._outages_in_a_row += 1
-        return self._delay_s(self._outages_in_a_row - 1)
+        return self._delay_s(settings, self._outages_in_a_row - 1)
 
     def outage_ended(self) -> None:
         """Let the delay of the next outage start afresh: an attempt has succeeded."""
@@ -123,9 +373,9 @@ class RestartPolicy:
         self._outages_in_a_row = 0
         self._load_error = None
 
-    def _delay_s(self, doublings: int) -> float:
-        delay_s = self.settings.backoff_initial_s * 2.0 ** min(doublings, 60)
-        return min(delay_s, self.settings.backoff_max_s) * self.random.uniform(0.5, 1.0)
+    def _delay_s(self, settings: RestartSettings, doublings: int) -> float:
+        delay_s = settings.backoff_initial_s * 2.0 ** min(doublings, 60)
+        return min(delay_s, settings.backoff_max_s) * self.random.uniform(0.5, 1.0)
 
 
 # ---------------------------------------------------------------- what is known of a process
@@ -323,7 +573,7 @@ class Life:
         return cls(
             settings=settings,
             exit_grace_s=exit_grace_s,
-            restarts=RestartPolicy(settings=settings.restart, random=random),
+            restarts=RestartPolicy(random=random),
             phase=Stopped(since=0.0),
         )
 
@@ -406,10 +656,17 @@ class Life:
 
         Without a process it is no more than the next one needs, even if the last one held more.
         """
-        held_bytes = self.reserved_bytes if self.phase.keeps_memory else 0
+        held_bytes = self.reserved_bytes if self._keeps_memory else 0
         if not self.has_process:
             held_bytes = min(held_bytes, self.needed_bytes)
         self.reserved_bytes = max(held_bytes, self.pinned_bytes)
+
+    @property
+    def _keeps_memory(self) -> bool:
+        """True if it has a process, or the next one is near."""
+        if isinstance(self.phase, Backoff):
+            return self.phase.due_at - self.phase.since < KEPT_BACKOFF_S
+        return self.has_process or self.state is State.PENDING
 
     def holds(self, measured_bytes: int, *, may_shrink: bool) -> bool:
         """Correct what is reserved by what the process was measured at.
@@ -439,17 +696,3 @@ class Life:
         """Return what ends requests that wait for a model that is no longer wanted."""
         removal = self.removal if self.wanted is Wanted.GONE else None
         return removal or cut_off(self.name, self.why)
-
-    def reload_trigger(
-        self, entries: Mapping[ModelName, ModelSettings], drain_s: float
-    ) -> Reconfigured | Removed:
-        """Return what a reload puts to this life.
-
-        Args:
-            entries: of the configuration that was read, by name.
-            drain_s: how long running requests may take if the process must end.
-        """
-        entry = entries.get(self.name)
-        if entry is None:
-            return Removed(drain_s=drain_s, error=unknown_model(self.name, entries))
-        return Reconfigured(settings=entry, drain_s=drain_s)

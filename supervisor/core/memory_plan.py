@@ -28,19 +28,16 @@ from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
 from .kv_budget import Member, Part
+from .life import Lack, Shortage, Swapping, Urgency
 from .memory import Budget, Room, equal_shares, fewest, find_room, listed
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
-from .states import (
-    Lack,
+from .transitions import (
     LacksMemory,
     NoMemory,
-    Shortage,
     SwapCalledOff,
     SwappedOut,
-    Swapping,
     Trigger,
     Turn,
-    Urgency,
     WantDown,
 )
 from .warm_pool import Prewarmed, PrewarmedState, usefulness

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import Priority, Wanted, Why
+from mlxsup.protocol.states import SERVES, Priority, Wanted, Why
 
 from .kv_budget import (
     Claim,
@@ -22,17 +22,13 @@ from .kv_budget import (
     claim_of,
     fixed_bytes,
     has_row_budget,
+    is_given,
     lasting_bytes,
     member_of,
     rows_need,
     spare_bytes,
-    takes_part,
 )
-from .memory import Budget
-from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
-from .requests import Request, Stage
-from .settings import CoreSettings
-from .states import (
+from .life import (
     Abandoned,
     Draining,
     Lack,
@@ -43,6 +39,10 @@ from .states import (
     Swapping,
     Urgency,
 )
+from .memory import Budget
+from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
+from .requests import Request, Stage
+from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
 
 LOWEST = Priority.BATCH
@@ -360,7 +360,7 @@ def view_of(
     has_budget = settings.budget is not None
     members: tuple[Member, ...] = ()
     if is_division_due:
-        shared = (model for model in everybody if takes_part(model, has_budget=has_budget))
+        shared = (model for model in everybody if _takes_part(model, has_budget=has_budget))
         members = tuple(member_of(model, now) for model in shared)
     return MemoryView(
         budget=settings.budget,
@@ -396,6 +396,13 @@ def view_of(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()
         ),
     )
+
+
+def _takes_part(model: Model, *, has_budget: bool) -> bool:
+    """True if what is free is divided among this model, too."""
+    if model.life.state not in SERVES or not has_row_budget(model):
+        return False
+    return has_budget or is_given(model) or model.batch.budget is not None
 
 
 def _is_tried_again(model: Model) -> bool:

@@ -21,10 +21,9 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .kv_budget import RowBudget
-from .life import Life
+from .life import Lack, Life, Pending, Ready, Urgency
 from .poison import Blame, Held
 from .requests import Queue, Request, Stage
-from .states import Lack, Pending, Ready, Urgency
 from .watchdog import Watch
 
 FOR_EVER = -1.0
@@ -529,6 +528,7 @@ class Model:
             assert not self.batch.running, f"{self.name} runs requests in {state}"
             assert not self.batch.leaving, f"{self.name} has leaving rows in {state}"
             assert not self.batch.kept, f"{self.name} has kept rows in {state}"
+            assert not self.down_callers, f"{self.name} lets callers of an unload wait in {state}"
             assert (self.life.pid is None) != self.life.has_process
             assert (self.life.launched is None) != self.life.has_process
         if state in (State.LOADING, State.READY):
@@ -539,5 +539,3 @@ class Model:
             assert not self.queue, f"{self.name} lets requests wait in {state}"
             assert not self.paused, f"{self.name} has paused requests in {state}"
             assert not self.up_callers, f"{self.name} lets callers wait in {state}"
-        if state is State.STOPPED:
-            assert not self.down_callers

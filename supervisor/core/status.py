@@ -20,9 +20,9 @@ from mlxsup.protocol.tasks import capabilities
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .gateway import Gateway
+from .life import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
 from .model import Model
 from .requests import URGENT, Ledger, Request, Stage
-from .states import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
 
 if TYPE_CHECKING:
     from .fleet import Fleet

@@ -1,74 +1,279 @@
-"""The transitions of a model's life: one method per state with a case per trigger, and the
-judgement on the end of a process.
+"""The transitions of a model's life: what may happen to it, and what follows.
 
-`apply` is the only way to change a state. A trigger without a case is a bug, except that a process
-that is STOPPING may still say anything: its message crossed the command on its way.
-
-An exit, its last lines and the state of the model show the cause of a death: a class to count and
-to act on, and what the death says about the requests that the worker held. The same error in two
-loads in a row is permanent, because most of what a load raises follows from the files; lack of
-memory, faults of the GPU and signals depend on the neighbours and are tried again.
+`apply` is the only way to change a state. People, the configuration and policies command; each
+command has a method, because it may come in every state. Everything else that happens has a case
+for each state that it may happen in: `_happens` is the table. Without a case it is a bug, except
+that a process that is STOPPING may still say anything: its message crossed the command on its way.
 """
 
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
 from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import Generation
-from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
-from mlxsup.protocol.states import DeathCause, ExitReason, LoadPhase, Wanted, Why
+from mlxsup.protocol.ids import Generation, ModelName
+from mlxsup.protocol.launch import ExitCode
+from mlxsup.protocol.states import ExitReason, LoadPhase, Priority, State, Wanted, Why
 from mlxsup.protocol.worker_messages import Exit, Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .actions import Abandon, ForgetModel, SendToWorker, SignalWorker, Spawn, WorkerSignal
-from .errors import cut_off, load_failed, model_failed, superseded
+from .errors import cut_off, load_failed, model_failed, superseded, unknown_model
 from .events import Spawned
-from .life import UNSEEN, GiveUp, LastExit, Life, LoadTimes
-from .poison import Evidence, Verdict
-from .settings import ModelSettings
-from .states import (
-    AFTER_EXIT,
-    LEAVES_TO,
+from .exits import Died, GivenUp, ending_of, exit_reason, load_error
+from .life import (
+    UNSEEN,
     Abandoned,
     Backoff,
-    Died,
-    Drained,
     Draining,
-    Due,
     Failed,
-    Faulted,
     Fetching,
-    GivenUp,
     Lack,
-    LacksMemory,
+    LastExit,
+    Life,
     Loading,
-    NoMemory,
+    LoadTimes,
     Pending,
     Phase,
     Ready,
-    Reconfigured,
-    Removed,
     Shortage,
     StopCause,
     Stopped,
     Stopping,
     StopStage,
-    SwapCalledOff,
-    SwappedOut,
     Swapping,
-    Trigger,
-    Turn,
-    WantDown,
-    WantRestart,
-    WantUp,
 )
+from .poison import Verdict
+from .settings import ModelSettings
+
+LEAVES_TO: dict[State, frozenset[State]] = {
+    State.STOPPED: frozenset({State.PENDING}),
+    State.PENDING: frozenset({State.LOADING, State.STOPPED, State.BACKOFF, State.FAILED}),
+    State.LOADING: frozenset({State.READY, State.STOPPING}),
+    State.READY: frozenset({State.DRAINING, State.STOPPING}),
+    State.DRAINING: frozenset({State.READY, State.STOPPING}),
+    State.STOPPING: frozenset({State.FAILED}),
+    State.BACKOFF: frozenset({State.PENDING, State.STOPPED}),
+    State.FAILED: frozenset({State.PENDING, State.STOPPED}),
+}
+"""The states that may follow each state without an exit; STOPPING only leads to `Abandoned`."""
+
+AFTER_EXIT = frozenset({State.STOPPED, State.PENDING, State.BACKOFF, State.FAILED})
+"""The states that may follow the exit of a process, from every state that has one."""
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantUp:
+    """A load command, a preload, or a request for a model that is down."""
+
+    why: Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantDown:
+    """An unload command, an eviction, or the shutdown.
+
+    Attributes:
+        drain_s: how long running requests may take to finish.
+        reason: of an eviction: what the memory is for, and why this model was chosen.
+    """
+
+    why: Why
+    drain_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantRestart:
+    """A restart command.
+
+    Attributes:
+        is_immediate: whether running requests are cut off.
+        drain_s: otherwise, how long they may take to finish.
+    """
+
+    is_immediate: bool
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """The configuration no longer names the model.
+
+    Attributes:
+        drain_s: how long running requests may take to finish.
+        error: the answer for its queue.
+    """
+
+    drain_s: float
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured:
+    """The configuration was read again and names the model.
+
+    Attributes:
+        drain_s: how long running requests may take to finish if the process must be replaced.
+    """
+
+    settings: ModelSettings
+    drain_s: float
+
+
+Command = WantUp | WantDown | WantRestart | Removed | Reconfigured
+"""Everything that is wanted of a life, in any state: by people, the configuration and policies."""
+
+
+def reload_command(
+    name: ModelName, entries: Mapping[ModelName, ModelSettings], drain_s: float
+) -> Reconfigured | Removed:
+    """Return what a reload wants of a model.
+
+    Args:
+        entries: of the configuration that was read, by name.
+        drain_s: how long running requests may take if the process must end.
+    """
+    entry = entries.get(name)
+    if entry is None:
+        return Removed(drain_s=drain_s, error=unknown_model(name, entries))
+    return Reconfigured(settings=entry, drain_s=drain_s)
+
+
+# ---------------------------------------------------------------- what else may happen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LacksMemory:
+    """The memory plan has decided whether there is memory for it.
+
+    Attributes:
+        lack: None if there is, but it is not its turn yet.
+    """
+
+    lack: Lack | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMemory:
+    """There cannot be memory for it, even if all go that may.
+
+    Attributes:
+        reason: what it needs and what is in the way.
+        error: the answer for all who wait for it.
+    """
+
+    reason: str
+    error: RemoteError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """It is this model's turn to load.
+
+    Attributes:
+        prewarmed: the number of the prewarmed worker that it takes over; None for a new process.
+    """
+
+    prewarmed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwappedOut:
+    """Its turn is over: it makes room, and waits for its next turn.
+
+    Attributes:
+        cause: the model that it makes room for, or the shortage that it goes for.
+        ran: the highest class that it runs; None if it runs nothing.
+        leave_s: how long its rows may take to leave.
+        reason: what for, and why it was chosen.
+    """
+
+    cause: ModelName | Shortage
+    ran: Priority | None
+    leave_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapCalledOff:
+    """The model that it makes room for no longer waits, or that got room elsewhere; or
+    memory is no longer short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """Nothing runs in the engine any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted:
+    """The process does what it must not do, or nothing.
+
+    Attributes:
+        cause: BROKEN, it sent what no worker sends, or cannot be reached; STALL, a step does not
+            end, or nothing is heard of it (F5, F6); SUSPENDED, it was stopped from outside (F7);
+            VERSION, its HELLO is of another version; TOO_LARGE, it is READY, but the `memory` of
+            its entry leaves no room for a request; INTERNAL, its state has no case for what
+            happened, so that this life ends as FAILED.
+        detail: what is wrong, a phrase for people.
+    """
+
+    cause: StopCause
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """The state's own deadline has come, or a shutdown does not wait for it."""
+
+
+PROGRESS = Spawned | Hello | LoadProgress
+"""Triggers that change nothing of what the memory plan depends on."""
+
+Trigger = (
+    Command
+    | LacksMemory
+    | NoMemory
+    | Turn
+    | SwappedOut
+    | SwapCalledOff
+    | Fetching
+    | DownloadDone
+    | DownloadFailed
+    | PROGRESS
+    | ReadyMessage
+    | Drained
+    | Faulted
+    | Due
+    | Died
+)
+"""Everything that may happen to a life: commands, what the memory plan decides, what the shell and
+the worker report, and time."""
+
+
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def words_of(trigger: Trigger) -> str:
+    """Return a trigger for the log of a bug: `want down (shutdown, 30.0)`."""
+    name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
+    match trigger:
+        case Died(text=text):
+            return f"{name} ({text})"
+        case Hello():  # with the token of a process, which no log shows
+            return name
+    values = [getattr(trigger, one.name) for one in fields(trigger)]
+    facts = [str(value) for value in values if value and isinstance(value, str | int | float)]
+    return f"{name} ({', '.join(facts)})" if facts else name
+
 
 # ---------------------------------------------------------------- what a transition causes
 
@@ -188,351 +393,265 @@ class _Transition:
         self.outcomes: list[Outcome] = []
 
     def run(self, trigger: Trigger) -> None:
-        """Have the method of the state handle the trigger.
+        """Obey a command, or handle what has happened.
 
         Raises:
-            ImpossibleTransitionError: it has no case for it; nothing was changed.
+            ImpossibleTransitionError: that cannot happen in this state; nothing was changed.
         """
+        match trigger:
+            case WantUp(why=why):
+                self._load(why)
+            case WantDown():
+                self._unload(trigger)
+            case WantRestart():
+                self._restart(trigger)
+            case Removed():
+                self._remove(trigger)
+            case Reconfigured():
+                self._reconfigure(trigger)
+            case _:
+                self._happens(trigger)
+
+    # ------------------------------------------------------------ commands
+
+    def _load(self, why: Why) -> None:
         match self.life.phase:
             case Abandoned():
-                self._abandoned(trigger)
-            case Stopped() | Backoff() | Failed() as phase:
-                self._at_rest(phase, trigger)
-            case Pending() as phase:
-                self._pending(phase, trigger)
-            case Loading() as phase:
-                self._loading(phase, trigger)
+                self._refuse()
+            case Stopped() | Backoff() | Failed():
+                self._want(Wanted.UP, why)
+                self._start()
             case Ready():
-                self._ready(trigger)
-            case Draining() as phase:
-                self._draining(phase, trigger)
-            case Swapping() as phase:
-                self._swapping(phase, trigger)
-            case Stopping() as phase:
-                self._stopping(phase, trigger)
+                self._answer(Waiters.CALLERS_UP)
+            case Draining() if self.life.wanted is not Wanted.UP:
+                self._want(Wanted.UP, why)
+                if not self.life.is_outdated:  # otherwise it drains, and comes up as its entry says
+                    self._serve_on()
+            case Pending() | Loading() | Draining() | Swapping() | Stopping():
+                # What comes up anyway keeps the reason for which it does.
+                self._want(Wanted.UP, self.life.why if self.life.wanted is Wanted.UP else why)
             case phase:
                 assert_never(phase)
 
-    # ------------------------------------------------------------ without a process
-
-    def _at_rest(self, phase: Stopped | Backoff | Failed, trigger: Trigger) -> None:
-        """Nothing runs, and nothing is about to."""
-        match trigger:
-            case WantUp(why=why):
-                self._start(why)
-            case WantRestart():
-                self._start(Why.RESTART)
-            case WantDown(why=why) if isinstance(phase, Stopped):
-                self._want(Wanted.DOWN, why)
+    def _unload(self, command: WantDown) -> None:
+        life, drain_s = self.life, command.drain_s
+        self._want(Wanted.DOWN, command.why)
+        match life.phase:
+            case Abandoned():
+                self._answer(Waiters.CALLERS_DOWN, model_failed(life.name, life.failure))
+            case Stopped():
                 self._answer(Waiters.CALLERS_DOWN)
-            case WantDown(why=why):
-                self._stay_down(why)
-            case Removed(error=error):
-                self._erase(error)
-            case Reconfigured(settings=settings):
-                if self._adopt(settings) and not isinstance(phase, Stopped):
-                    self._want(Wanted.UP, Why.RELOAD)
-                    self._enter(Pending(since=self.now))
-            case Due() if isinstance(phase, Backoff):
-                cause = phase.download_cause
-                self._enter(Pending(since=self.now, is_after_crash=not cause, download_cause=cause))
-            case _:
-                raise self._impossible(trigger)
+            case Pending() | Backoff() | Failed():
+                self._enter(Stopped(since=self.now))
+            case Loading():
+                self._stop(StopCause.ASKED, stage=StopStage.TERM)
+            case Ready():
+                self._drain(drain_s, command.reason or str(command.why))
+            case Draining() as phase:
+                life.phase = replace(phase, due_at=min(phase.due_at, self.now + drain_s))
+            case Swapping():  # answers that have begun are completed first
+                self._drain_instead(drain_s)
+            case Stopping():
+                pass
+            case phase:
+                assert_never(phase)
 
-    def _pending(self, phase: Pending, trigger: Trigger) -> None:
-        """Handle a trigger while it waits for its turn, for memory or for files. It holds no memory
-        meanwhile: two models that wait for each other would wait for ever."""
-        match trigger:
-            case WantUp(why=why):
-                self._join(why)
-            case WantRestart():
-                self._want(Wanted.UP, Why.RESTART)
-            case WantDown(why=why):
-                self._stay_down(why)
-            case Removed(error=error):
-                self._erase(error)
-            case Reconfigured(settings=settings):
-                self._adopt(settings)
+    def _restart(self, command: WantRestart) -> None:
+        is_immediate, drain_s = command.is_immediate, command.drain_s
+        if isinstance(self.life.phase, Abandoned):
+            self._refuse()
+            return
+        self._want(Wanted.UP, Why.RESTART)
+        match self.life.phase:
+            case Loading(is_restart=False) if is_immediate:
+                self._stop(StopCause.ASKED, stage=StopStage.TERM, is_restart=True)
+            case Ready() | Draining() | Swapping() if is_immediate:
+                self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
+            case phase:
+                self._renew(phase, drain_s)
+
+    def _remove(self, command: Removed) -> None:
+        self.life.removal = command.error  # answers its requests
+        self._want(Wanted.GONE, Why.RELOAD)
+        match self.life.phase:
+            case Abandoned() | Draining() | Stopping():
+                pass  # it is gone once its process has ended
+            case Stopped() | Pending() | Backoff() | Failed():
+                self._do(Changed("removed"), ForgetModel(model=self.life.name))
+            case Loading():
+                self._stop(StopCause.ASKED, stage=StopStage.TERM)
+            case Ready():
+                self._drain(command.drain_s, "removed")
+            case Swapping():
+                self._drain_instead(command.drain_s)
+            case phase:
+                assert_never(phase)
+
+    def _reconfigure(self, command: Reconfigured) -> None:
+        life, settings = self.life, command.settings
+        is_replaced = self._adopt(settings)
+        match life.phase:
+            case Pending() as phase:
                 if phase.fetching is not None and settings.download is None:
                     self._has_files(phase, "")
-            case Turn(prewarmed=prewarmed):
+            case Swapping() if not is_replaced and settings.pinned:
+                self._stay("stays: it is pinned now")
+            case phase if is_replaced and life.wanted is not Wanted.DOWN:
+                self._want(Wanted.UP, Why.RELOAD)
+                match phase:
+                    case Loading():
+                        self._stop(StopCause.ASKED, stage=StopStage.TERM)
+                    case Abandoned():
+                        pass  # it gets no other process before that one has exited
+                    case _:
+                        self._renew(phase, command.drain_s)
+
+    def _renew(self, phase: Phase, drain_s: float) -> None:
+        """Have it come up with a new process, once running requests have finished."""
+        match phase:
+            case Stopped() | Backoff() | Failed():
+                self._start()
+            case Ready():
+                self._drain(drain_s, str(self.life.why))
+            case Swapping():
+                # It comes up again at once: what needed its memory waits for its next turn to end.
+                self._drain_instead(drain_s)
+            case Stopping():
+                self.life.phase = replace(phase, is_restart=True)
+            case Pending() | Loading() | Draining():
+                pass  # it does so already
+            case _:
+                assert_never(phase)
+
+    def _start(self) -> None:
+        """Have a model come up that has no process; a request alone forgives no crash."""
+        if self.life.why is not Why.REQUEST:
+            self.life.restarts.clean()
+        self._enter(Pending(since=self.now))
+
+    def _refuse(self) -> None:
+        """Refuse a load: its process cannot be ended, and it gets no other before that has."""
+        failed = load_failed(self.life.name, self.life.failure, is_retryable=False)
+        self._answer(Waiters.CALLERS_UP, failed)
+
+    # ------------------------------------------------------------ what happens
+
+    def _happens(self, trigger: Trigger) -> None:
+        life, now = self.life, self.now
+        match life.phase, trigger:
+            # A model that waits holds no memory: two that wait for each other would wait for ever.
+            case Pending() as phase, Turn(prewarmed=prewarmed):
                 self._spawn(phase, prewarmed)
-            case LacksMemory(lack=Lack() as lack):
+            case Pending() as phase, LacksMemory(lack=None):
+                life.phase = replace(phase, lack=None)
+            case Pending() as phase, LacksMemory(lack=Lack() as lack):
                 self._wait_for_memory(phase, lack)
-            case LacksMemory():
-                self.life.phase = replace(phase, lack=None)
-            case NoMemory(error=error, reason=reason):
-                # All who wait are answered. What came up for the configuration stays wanted,
-                # because a reload may make room; what came up for those who are answered does not.
-                self._answer(Waiters.QUEUE, error)
-                self._answer(Waiters.CALLERS_UP, error)
-                if self.life.settings.preload and self.life.why in (Why.PRELOAD, Why.RELOAD):
-                    since = phase.lack.since if phase.lack else self.now
-                    self._wait_for_memory(phase, Lack(since=since, reason=reason))
-                else:
-                    self._want(Wanted.DOWN, Why.MEMORY)
-                    self._enter(Stopped(since=self.now), error.message)
-            case Fetching() as fetching:  # others load meanwhile
+            case Pending() as phase, NoMemory(reason=reason, error=error):
+                self._has_no_memory(phase, reason, error)
+            case Pending() as phase, Fetching() as fetching:  # others load meanwhile
                 cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
-                self.life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
+                life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
                 self._release_memory()
                 self._do(Changed(""))
-            case DownloadDone(folder=folder):
-                launch = replace(self.life.settings.launch, path=folder)
-                self.life.settings = replace(self.life.settings, launch=launch, download=None)
-                self.life.restarts.outage_ended()
+            case Pending() as phase, DownloadDone(folder=folder):
+                launch = replace(life.settings.launch, path=folder)
+                life.settings = replace(life.settings, launch=launch, download=None)
+                life.restarts.outage_ended()
                 self._has_files(phase, "downloaded")
-            case DownloadFailed() as failed:
+            case Pending(), DownloadFailed() as failed:
                 self._not_downloaded(failed)
-            case Due():  # there may be memory: the plan looks again
+            case Pending(), Due():  # there may be memory: the plan looks again
                 pass
-            case _:
-                raise self._impossible(trigger)
+            case Backoff(download_cause=cause), Due():
+                self._enter(Pending(since=now, is_after_crash=not cause, download_cause=cause))
 
-    def _abandoned(self, trigger: Trigger) -> None:
-        """Handle a trigger while its process cannot be ended: the model gets no other one before
-        that has exited."""
-        life = self.life
-        match trigger:
-            case WantUp() | WantRestart():
-                failed = load_failed(life.name, life.failure, is_retryable=False)
-                self._answer(Waiters.CALLERS_UP, failed)
-            case WantDown(why=why):
-                self._want(Wanted.DOWN, why)
-                self._answer(Waiters.CALLERS_DOWN, model_failed(life.name, life.failure))
-            case Removed(error=error):
-                self._remove(error)
-            case Reconfigured(settings=settings):
-                if self._adopt(settings) and life.wanted is not Wanted.DOWN:
-                    self._want(Wanted.UP, Why.RELOAD)
-            case Died():
-                self._ended(trigger)
-            case _:
-                raise self._impossible(trigger)
-
-    # ------------------------------------------------------------ with a process
-
-    def _loading(self, phase: Loading, trigger: Trigger) -> None:
-        match trigger:
-            case WantUp(why=why):
-                self._join(why)
-            case WantDown(why=why):
-                self._want(Wanted.DOWN, why)
-                self._stop(StopCause.ASKED, stage=StopStage.TERM)
-            case WantRestart(is_immediate=is_immediate):
-                self._want(Wanted.UP, Why.RESTART)
-                if is_immediate and not phase.is_restart:  # otherwise this load is the restart
-                    self._stop(StopCause.ASKED, stage=StopStage.TERM, is_restart=True)
-            case Removed(error=error):
-                self._remove(error)
-                self._stop(StopCause.ASKED, stage=StopStage.TERM)
-            case Reconfigured(settings=settings):
-                if self._adopt(settings):
-                    self._want(Wanted.UP, Why.RELOAD)
-                    self._stop(StopCause.ASKED, stage=StopStage.TERM)
-            case Spawned(pid=pid):
-                self.life.pid = pid
-            case Hello():
+            case Loading(), Spawned(pid=pid):
+                life.pid = pid
+            case Loading() as phase, Hello():
                 self._advance(phase, LoadPhase.IMPORT, 0.0)
-            case LoadProgress(phase=load_phase, progress=progress):
+            case Loading() as phase, LoadProgress(phase=load_phase, progress=progress):
                 self._advance(phase, load_phase, progress)
-            case ReadyMessage():  # announced after the warm-up
-                self.life.ready_at = self.now
-                if self.life.why is Why.RESTART:
-                    self.life.why = Why.USER  # done: a later crash counts as a crash
-                elif self.life.why is Why.SWAP:
-                    self.life.why = Why.REQUEST  # it has its turn again
-                self._enter(Ready(since=self.now))
-            case Due():
-                limit_s = self.life.settings.load_stall_timeout_s
-                doing = DOING[phase.load_phase]
-                detail = f"the load made no progress for {limit_s:g} s while {doing}"
+            case Loading(), ReadyMessage():  # announced after the warm-up
+                life.ready_at = now
+                if life.why is Why.RESTART:
+                    life.why = Why.USER  # done: a later crash counts as a crash
+                elif life.why is Why.SWAP:
+                    life.why = Why.REQUEST  # it has its turn again
+                self._enter(Ready(since=now))
+            case Loading(load_phase=load_phase), Due():
+                limit_s = life.settings.load_stall_timeout_s
+                detail = f"the load made no progress for {limit_s:g} s while {DOING[load_phase]}"
                 # Before HELLO the signal that prints stacks would only end the process.
-                is_silent = phase.load_phase is LoadPhase.SPAWN
+                is_silent = load_phase is LoadPhase.SPAWN
                 stage = StopStage.KILL if is_silent else StopStage.DUMP
                 self._stop(StopCause.STALL, stage=stage, detail=detail)
-            case _:
-                self._goes_wrong(trigger)
 
-    def _ready(self, trigger: Trigger) -> None:
-        match trigger:
-            case WantUp():
-                self._answer(Waiters.CALLERS_UP)
-            case WantDown(why=why, drain_s=drain_s, reason=reason):
-                self._want(Wanted.DOWN, why)
-                self._drain(drain_s, reason or str(why))
-            case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
-                self._want(Wanted.UP, Why.RESTART)
-                if is_immediate:
-                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
-                else:
-                    self._drain(drain_s, "restart")
-            case Removed(error=error, drain_s=drain_s):
-                self._remove(error)
-                self._drain(drain_s, "removed")
-            case Reconfigured(settings=settings, drain_s=drain_s):
-                if self._adopt(settings):
-                    self._want(Wanted.UP, Why.RELOAD)
-                    self._drain(drain_s, "reload")
-            case Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
+            case Ready(), Due():  # nothing has run for `idle_unload_s`: see `Model.state_deadline`
                 self._want(Wanted.DOWN, Why.IDLE)
                 self._drain(0.0, str(Why.IDLE))
-            case SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
+            case Ready(), SwappedOut(cause=cause, ran=ran, leave_s=leave_s, reason=reason):
                 self._want(Wanted.UP, Why.SWAP)  # its requests wait until it is its turn again
-                swapping = Swapping(since=self.now, due_at=self.now + leave_s, cause=cause, ran=ran)
-                self._enter(swapping, reason)
+                self._enter(Swapping(since=now, due_at=now + leave_s, cause=cause, ran=ran), reason)
                 self._do(RowsLeave())
-            case _:
-                self._goes_wrong(trigger)
 
-    def _draining(self, phase: Draining, trigger: Trigger) -> None:
-        match trigger:
-            case WantUp(why=why):
-                if self.life.wanted is Wanted.UP:
-                    return  # draining for a restart: it comes up again anyway
-                self._want(Wanted.UP, why)
-                if self.life.is_outdated:
-                    return  # a reload has changed its entry: it drains, then comes up with that
-                self._serve_on()
-            case WantDown(why=why, drain_s=drain_s):
-                self._want(Wanted.DOWN, why)
-                self.life.phase = replace(phase, due_at=min(phase.due_at, self.now + drain_s))
-            case WantRestart(is_immediate=is_immediate):
-                self._want(Wanted.UP, Why.RESTART)
-                if is_immediate:
-                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
-            case Removed(error=error):
-                self._remove(error)
-            case Reconfigured(settings=settings):
-                # Idle or evicted, it keeps going down: a request would otherwise bring the old
-                # launch back.
-                goes_down = self.life.wanted is Wanted.DOWN
-                is_asked = goes_down and self.life.why in (Why.USER, Why.SHUTDOWN)
-                if not self._adopt(settings) or is_asked:
-                    return
-                if goes_down:
-                    self._stop(StopCause.ASKED, stage=StopStage.ASK)
-                else:
-                    self._want(Wanted.UP, Why.RELOAD)
-            case Drained():
-                is_restart = self.life.wanted is Wanted.UP
+            case Draining(), Drained() | Due():
+                is_restart = life.wanted is Wanted.UP
+                if not is_restart:  # what still runs; of a restart, that continues after the exit
+                    self._answer(Waiters.RUNNING, cut_off(life.name, life.why))
+                    self._answer(Waiters.QUEUE, life.waiting_error)
                 self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
-            case Due():
-                is_restart = self.life.wanted is Wanted.UP
-                if not is_restart:  # those of a restart are handled at the exit, as after a crash
-                    error = cut_off(self.life.name, self.life.why)
-                    self._answer(Waiters.RUNNING, error)
-                    self._answer(Waiters.QUEUE, self.life.waiting_error)
-                self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=is_restart)
-            case _:
-                self._goes_wrong(trigger)
 
-    def _swapping(self, phase: Swapping, trigger: Trigger) -> None:
-        """Handle a trigger while it makes room although it is busy, and stays wanted. Until its
-        process is asked to exit, that can be called off."""
-        match trigger:
-            case WantUp(why=why):
-                self._join(why)
-            case WantDown(why=why, drain_s=drain_s):  # answers that have begun are completed first
-                self._want(Wanted.DOWN, why)
-                self._drain_instead(drain_s)
-            case WantRestart(is_immediate=is_immediate, drain_s=drain_s):
-                # It comes up again at once: what needed its memory waits for its next turn to end.
-                self._want(Wanted.UP, Why.RESTART)
-                if is_immediate:
-                    self._stop(StopCause.ASKED, stage=StopStage.ASK, is_restart=True)
-                else:
-                    self._drain_instead(drain_s)
-            case Removed(error=error, drain_s=drain_s):
-                self._remove(error)
-                self._drain_instead(drain_s)
-            case Reconfigured(settings=settings, drain_s=drain_s):
-                if self._adopt(settings):
-                    self._want(Wanted.UP, Why.RELOAD)
-                    self._drain_instead(drain_s)
-                elif self.life.settings.pinned:
-                    self._stay("stays: it is pinned now")
-            case SwapCalledOff():  # rows that have left return
-                if isinstance(phase.cause, Shortage):
-                    self._stay("stays: memory is no longer short")
-                else:
-                    self._stay(f"stays: {phase.cause} no longer needs its memory")
-            case Drained() | Due():
+            # Until its process is asked to exit, a swap can be called off.
+            case Swapping(cause=Shortage()), SwapCalledOff():  # rows that have left return
+                self._stay("stays: memory is no longer short")
+            case Swapping(cause=waiting), SwapCalledOff():
+                self._stay(f"stays: {waiting} no longer needs its memory")
+            case Swapping(what_for=what_for), Drained() | Due():
                 # What still runs continues as after a crash, which accuses nothing.
-                cause = phase.cause
-                why_it_goes = cause.reason if isinstance(cause, Shortage) else f"for {cause}"
-                detail = f"swapped out {why_it_goes}"
+                detail = f"swapped out {what_for}"
                 self._stop(StopCause.SWAP, stage=StopStage.ASK, detail=detail)
-            case _:
-                self._goes_wrong(trigger)
 
-    def _stopping(self, phase: Stopping, trigger: Trigger) -> None:
-        match trigger:
-            case WantUp(why=why):
-                self._join(why)
-            case WantDown(why=why):
-                self._want(Wanted.DOWN, why)
-            case WantRestart():
-                self._want(Wanted.UP, Why.RESTART)
-                self.life.phase = replace(phase, is_restart=True)
-            case Removed(error=error):
-                self._remove(error)
-            case Reconfigured(settings=settings):
-                if self._adopt(settings) and self.life.wanted is not Wanted.DOWN:
-                    self._want(Wanted.UP, Why.RELOAD)
-                    self.life.phase = replace(phase, is_restart=True)
-            case Spawned(pid=pid):
-                self.life.pid = pid
+            case Stopping() as phase, Spawned(pid=pid):
+                life.pid = pid
                 # The limit counts from the signal, which could not be sent before.
-                self.life.phase = replace(phase, due_at=self.now + self._limit_s(phase.stage))
+                life.phase = replace(phase, due_at=now + self._limit_s(phase.stage))
                 self._tell_to_end(phase.stage)
-            case Due():
+            case Stopping() as phase, Due():
                 stage = StopStage.TERM if phase.stage is StopStage.ASK else StopStage.KILL
                 # Without a pid there is nothing yet to give up.
-                if stage is not phase.stage or self.life.pid is None:
-                    due_at = self.now + self._limit_s(stage)
-                    self.life.phase = replace(phase, stage=stage, due_at=due_at)
+                if stage is not phase.stage or life.pid is None:
+                    life.phase = replace(phase, stage=stage, due_at=now + self._limit_s(stage))
                 self._tell_to_end(stage)
-            case Faulted(cause=StopCause.INTERNAL, detail=detail):
-                self.life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
-            case GivenUp():
-                self._given_up(trigger)
-            case Died():
-                self._ended(trigger)
-            case Hello() | LoadProgress() | ReadyMessage() | Faulted():
+            case Stopping() as phase, Faulted(cause=StopCause.INTERNAL, detail=detail):
+                life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
+            case Stopping(), GivenUp() as given_up:
+                self._given_up(given_up)
+            case Stopping(), Hello() | LoadProgress() | ReadyMessage() | Faulted():
                 pass
-            case _:
-                raise self._impossible(trigger)
 
-    def _goes_wrong(self, trigger: Trigger) -> None:
-        """Handle what its process must not do, or its end, while it loads, serves or drains."""
-        match trigger:
-            case Faulted(cause=cause, detail=detail):
-                self._stop(cause, stage=FIRST_STAGE[cause], detail=detail)
-            case Died():
-                self._ended(trigger)
+            case Loading() | Ready() | Draining() | Swapping(), Faulted(cause=fault, detail=detail):
+                self._stop(fault, stage=FIRST_STAGE[fault], detail=detail)
+            case _, Died() as died if life.has_process and not isinstance(died, GivenUp):
+                self._ended(died)
             case _:
-                raise self._impossible(trigger)
+                name = type(trigger).__name__
+                raise ImpossibleTransitionError(f"{life.name}: no rule for {name} in {life.state}")
 
     # ------------------------------------------------------------ the end of a process
 
     def _ended(self, died: Died) -> None:
-        """Decide what follows the end of a process, in every state that has one; nothing else
-        does."""
+        """Note the end of a process, and decide what follows; nothing else does."""
         life, now = self.life, self.now
-        phase, stopping = life.phase, ending_of(life, died)
-        reason = exit_reason(life, died)
+        stopping, reason = ending_of(life, died), exit_reason(life, died)
         text, detail = died.text, died.said
         if stopping is not None and stopping.detail:
             text = detail = stopping.detail
-        if isinstance(phase, Abandoned):
+        if isinstance(life.phase, Abandoned):
             text = f"process {life.pid} has finally ended"
         if life.restarts.fails_alike(load_error(life, died)) and reason is ExitReason.CRASH:
             reason = ExitReason.LOAD_ERROR
             text += ", as the time before"
         is_lost = reason is ExitReason.LOAD_ERROR and self._has_lost_files(died)
-        is_swap = stopping is not None and stopping.cause is StopCause.SWAP
-        is_restart = stopping.is_restart if stopping else isinstance(phase, Draining)
         ready_s = life.ready_for_s(now)
         if ready_s is not None and ready_s >= life.settings.restart.stable_s:
             life.restarts.was_stable()
@@ -546,13 +665,9 @@ class _Transition:
         )
         life.exits[reason, died.cause] += 1
         self._do(RunningLost(text, died.verdict))
-        was_given_up = text if isinstance(phase, Abandoned) else ""
+        is_restart = stopping.is_restart if stopping else isinstance(life.phase, Draining)
         if life.wanted is not Wanted.UP:
-            is_gone = life.wanted is Wanted.GONE
-            self._answer(Waiters.QUEUE, life.waiting_error)
-            self._enter(Stopped(since=now), "removed" if is_gone else was_given_up)
-            if is_gone:
-                self._do(ForgetModel(model=life.name))
+            self._stay_down(text)
         elif reason in FAILING and not is_lost:
             self._fail(text)
         elif died.verdict.failure:
@@ -562,37 +677,56 @@ class _Transition:
             lost = Repository(life.settings.repo, life.settings.revision)
             life.settings = replace(life.settings, download=lost)
             self._enter(Pending(since=now), text)
-        elif is_swap:  # it waits for memory as others do, and its requests wait with it
-            if is_restart:  # asked for meanwhile
-                life.restarts.clean()
-            life.reserved_bytes = 0
-            lack = Lack(since=now, reason=f"was {text}")
-            self._enter(Pending(since=now, lack=lack), text)
-        elif is_restart:
-            life.restarts.clean()
-            self._enter(Pending(since=now), "")
-        elif reason is ExitReason.ASKED:
-            life.reserved_bytes = 0  # it was to go, and others may wait for its memory
-            self._enter(Pending(since=now), was_given_up)
-        elif not died.verdict.is_counted:
-            self._enter(Pending(since=now, is_after_crash=True), text)
-        else:
+        elif is_restart or reason is ExitReason.ASKED:
+            is_swap = stopping is not None and stopping.cause is StopCause.SWAP
+            self._come_back(text, is_restart=is_restart, is_swap=is_swap)
+        elif died.verdict.is_counted:
             self._after_crash(text)
+        else:
+            self._enter(Pending(since=now, is_after_crash=True), text)
+
+    def _stay_down(self, text: str) -> None:
+        """Go without a process, which is not wanted; a removed model is forgotten."""
+        life = self.life
+        is_gone = life.wanted is Wanted.GONE
+        self._answer(Waiters.QUEUE, life.waiting_error)
+        note = text if isinstance(life.phase, Abandoned) else ""
+        self._enter(Stopped(since=self.now), "removed" if is_gone else note)
+        if is_gone:
+            self._do(ForgetModel(model=life.name))
+
+    def _come_back(self, text: str, *, is_restart: bool, is_swap: bool) -> None:
+        """Wait for another process after an end that was asked for. Only a restart keeps the memory
+        of the last one; after a swap, the model waits for memory as others do, and its requests
+        wait with it."""
+        life, now = self.life, self.now
+        if is_restart:  # of a swap, one was asked for meanwhile
+            life.restarts.clean()
+        if is_swap or not is_restart:
+            life.reserved_bytes = 0
+        lack = Lack(since=now, reason=f"was {text}") if is_swap else None
+        is_worth_a_note = is_swap or isinstance(life.phase, Abandoned)
+        self._enter(Pending(since=now, lack=lack), text if is_worth_a_note else "")
 
     def _after_crash(self, text: str) -> None:
         life, now = self.life, self.now
         was_loading = life.ready_at is None
-        verdict = life.restarts.after_crash(now)
-        if isinstance(verdict, GiveUp):
-            self._fail(f"{verdict.reason}, the last time: {text}")
+        delay_s = life.restarts.after_crash(life.settings.restart, now)
+        if delay_s is None:
+            self._fail(f"{self._crashed_often()}, the last time: {text}")
             return
         # F8: those who wait for the load itself are notified; requests keep waiting.
         if was_loading:
             self._answer(Waiters.CALLERS_UP, load_failed(life.name, text, is_retryable=True))
-        if verdict > 0.0:
-            self._enter(Backoff(since=now, due_at=now + verdict), text)
+        if delay_s > 0.0:
+            self._enter(Backoff(since=now, due_at=now + delay_s), text)
         else:
             self._enter(Pending(since=now, is_after_crash=True), text)
+
+    def _crashed_often(self) -> str:
+        """Return how many crashes were too many, a clause."""
+        window_s = self.life.settings.restart.window_s
+        return f"crashed {self.life.restarts.crashes} times within {window_s:g} s"
 
     def _fail(self, cause: str) -> None:
         self._enter(Failed(since=self.now, cause=cause), cause)
@@ -612,26 +746,23 @@ class _Transition:
 
     # ------------------------------------------------------------ steps of several states
 
-    def _start(self, why: Why) -> None:
-        self._want(Wanted.UP, why)
-        if why is not Why.REQUEST:
-            self.life.restarts.clean()
-        self._enter(Pending(since=self.now))
-
-    def _stay_down(self, why: Why) -> None:
-        self._want(Wanted.DOWN, why)
-        self._enter(Stopped(since=self.now))
-
-    def _erase(self, error: RemoteError) -> None:
-        self._remove(error)
-        self._answer(Waiters.CALLERS_DOWN)
-        self._do(Changed("removed"), ForgetModel(model=self.life.name))
-
     def _wait_for_memory(self, phase: Pending, lack: Lack) -> None:
         self.life.phase = replace(phase, lack=lack)
         self._release_memory()
         if phase.lack is None:
             self._do(Changed(f"waiting for memory: {lack.reason}"))
+
+    def _has_no_memory(self, phase: Pending, reason: str, error: RemoteError) -> None:
+        """Answer all who wait. What came up for the configuration stays wanted, because a reload
+        may make room; what came up for those who are answered does not."""
+        self._answer(Waiters.QUEUE, error)
+        self._answer(Waiters.CALLERS_UP, error)
+        if self.life.settings.preload and self.life.why in (Why.PRELOAD, Why.RELOAD):
+            since = phase.lack.since if phase.lack else self.now
+            self._wait_for_memory(phase, Lack(since=since, reason=reason))
+        else:
+            self._want(Wanted.DOWN, Why.MEMORY)
+            self._enter(Stopped(since=self.now), error.message)
 
     def _has_files(self, phase: Pending, note: str) -> None:
         """Line up for a load, behind those that could have had their turn meanwhile."""
@@ -645,21 +776,21 @@ class _Transition:
         life, now = self.life, self.now
         said = f"{failed.message}; {failed.hint}" if failed.hint else failed.message
         cause = f"not downloaded: {said}"
-        verdict: float | GiveUp | None = None
+        delay_s = None
         if failed.waits_for:
             cause = f"waits for {failed.waits_for}: {said}"
-            verdict = life.restarts.after_outage()
+            delay_s = life.restarts.after_outage(life.settings.restart)
         elif failed.is_passing:
-            verdict = life.restarts.after_crash(now)
-        if isinstance(verdict, float):
-            said = f"it {cause}" if failed.waits_for else cause
-            self._answer(Waiters.CALLERS_UP, load_failed(life.name, said, is_retryable=True))
-            due_at = now + max(verdict, failed.retry_after_s)
-            self._enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
+            delay_s = life.restarts.after_crash(life.settings.restart, now)
+            if delay_s is None:
+                cause = f"its download {self._crashed_often()}, the last time: {cause}"
+        if delay_s is None:
+            self._fail(cause)
             return
-        if isinstance(verdict, GiveUp):
-            cause = f"its download {verdict.reason}, the last time: {cause}"
-        self._fail(cause)
+        said = f"it {cause}" if failed.waits_for else cause
+        self._answer(Waiters.CALLERS_UP, load_failed(life.name, said, is_retryable=True))
+        due_at = now + max(delay_s, failed.retry_after_s)
+        self._enter(Backoff(since=now, due_at=due_at, download_cause=cause), cause)
 
     def _spawn(self, phase: Pending, prewarmed: int | None) -> None:
         """Start a process of the next generation, or make one of a prewarmed worker."""
@@ -719,12 +850,6 @@ class _Transition:
             return False
         return self.life.last_exit is None or self.life.last_exit.code != missing
 
-    def _impossible(self, trigger: Trigger) -> ImpossibleTransitionError:
-        name = type(trigger).__name__
-        return ImpossibleTransitionError(
-            f"{self.life.name}: no rule for {name} in {self.life.state}"
-        )
-
     # ------------------------------------------------------------ changes that several need
 
     def _enter(self, phase: Phase, note: str = "") -> None:
@@ -781,15 +906,6 @@ class _Transition:
         elif not was_up:
             self._answer(Waiters.CALLERS_DOWN, superseded(life.name, "a load"))
 
-    def _join(self, why: Why) -> None:
-        """Want it up, for a reason that does not replace the one that it comes up for."""
-        self._want(Wanted.UP, self.life.why if self.life.wanted is Wanted.UP else why)
-
-    def _remove(self, error: RemoteError) -> None:
-        """Want it gone once its process has ended; the error answers its requests."""
-        self.life.removal = error
-        self._want(Wanted.GONE, Why.RELOAD)
-
     def _adopt(self, settings: ModelSettings) -> bool:
         """Adopt an entry, and return whether a live process must be replaced by a new one."""
         life = self.life
@@ -799,7 +915,6 @@ class _Transition:
         if life.settings.pinned and not life.has_process:
             life.reserved_bytes = 0  # it was reserved for the pin
         life.settings = settings
-        life.restarts.settings = settings.restart
         life.keep_books()
         return is_other_launch or life.wanted is Wanted.GONE
 
@@ -849,146 +964,3 @@ class _Transition:
         else:
             signal = SIGNALS[stage]
             self._do(SignalWorker(model=life.name, generation=life.generation, signal=signal))
-
-
-# ---------------------------------------------------------------- the cause of a death
-
-_BY_EXIT = {
-    ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
-    ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
-    ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,
-    ExitCode.MODEL_MISSING: DeathCause.MODEL_MISSING,
-    ExitCode.BAD_MODEL: DeathCause.BAD_MODEL,
-    ExitCode.RANK_LOST: DeathCause.RANK_LOST,
-}
-
-_BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
-    (cause, re.compile(pattern, re.IGNORECASE))
-    for cause, pattern in (
-        (DeathCause.STREAM_ERROR, r"there is no stream\("),
-        (DeathCause.GPU_TIMEOUT, r"gpu (timeout|time-out|hang)|CallbackErrorTimeout|LaunchTimeout"),
-        (DeathCause.GPU_FAULT_ELSEWHERE, r"innocent ?victim"),
-        (
-            DeathCause.OUT_OF_MEMORY,
-            r"out ?of ?memory|insufficient memory|memoryerror|bad_alloc|cannot allocate memory"
-            r"|unable to allocate|attempting to allocate|MemoryAllocation",
-        ),
-        (DeathCause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
-    )
-)
-"""Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""
-
-
-def classify(
-    exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False
-) -> DeathCause:
-    """Return the cause of a death.
-
-    Args:
-        exit_code: None if a signal ended it.
-        is_over_memory: whether it was killed while it held more memory than its limit.
-    """
-    for code, cause in _BY_EXIT.items():
-        if exit_code == code:
-            return cause
-    for line in reversed(lines):
-        for cause, pattern in _BY_LINE:
-            if pattern.search(line):
-                return cause
-    return DeathCause.OUT_OF_MEMORY if is_over_memory else DeathCause.UNKNOWN
-
-
-ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
-"""Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
-
-ACCUSING_EXITS = frozenset({ExitCode.STEP_ERROR, ExitCode.STUCK_PROMPT, ExitCode.LINK_BROKEN})
-"""Exits that a request may have brought about."""
-
-CAUSED_ELSEWHERE = frozenset(
-    {DeathCause.OUT_OF_MEMORY, DeathCause.GPU_FAULT_ELSEWHERE, DeathCause.GPU_TIMEOUT}
-)
-"""Causes that other processes contribute to: the next attempt may well succeed."""
-
-OF_STOPPED = {
-    StopCause.ASKED: (ExitReason.ASKED, Evidence.ASKED),
-    StopCause.SWAP: (ExitReason.ASKED, Evidence.ASKED),
-    StopCause.VERSION: (ExitReason.VERSION, Evidence.ASKED),
-    StopCause.TOO_LARGE: (ExitReason.LOAD_ERROR, Evidence.ASKED),
-    StopCause.INTERNAL: (ExitReason.INTERNAL, Evidence.ASKED),
-    StopCause.STALL: (ExitReason.STALL, Evidence.ACCUSES),
-    StopCause.SUSPENDED: (ExitReason.STALL, Evidence.NONE),
-    StopCause.BROKEN: (ExitReason.CRASH, Evidence.NONE),
-}
-"""The verdict on a process that was being ended, and on its requests; a stalled load says nothing
-about them."""
-
-TERMINATED_EXIT = 128 + signal.SIGTERM
-
-NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
-"""Addresses, sizes and times, which differ between two reports of the same error."""
-
-
-def ending_of(life: Life, died: Died) -> Stopping | None:
-    """Return how the process was being ended; None if it ended by itself.
-
-    A broken or suspended process is killed at once. If that signal did not end it, it had been
-    about to die: its connection ends before its exit can be seen, and the kernel may take long to
-    free its memory. So its own exit says what happened, unless its end was asked for, too.
-    """
-    phase = life.phase
-    if not isinstance(phase, Stopping):
-        return None
-    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
-    is_by_itself = is_killed_at_once and died.signal_name != "SIGKILL"
-    return None if is_by_itself and not phase.is_restart else phase
-
-
-def exit_reason(life: Life, died: Died) -> ExitReason:
-    """Return how a process has ended, before `died` is applied."""
-    if isinstance(life.phase, Abandoned):
-        return ExitReason.ASKED
-    stopping = ending_of(life, died)
-    if stopping is not None:
-        if stopping.cause is StopCause.TOO_LARGE and stopping.is_restart:
-            return ExitReason.ASKED  # another entry may have come since then
-        return OF_STOPPED[stopping.cause][0]
-    if died.is_spawn_error:
-        return ExitReason.SPAWN_ERROR
-    if life.ready_at is None and died.exit_code in PERMANENT_EXITS:
-        return ExitReason.LOAD_ERROR
-    return ExitReason.CRASH
-
-
-def evidence_of(life: Life, died: Died, *, is_over_memory: bool) -> Evidence:
-    """Return what the end of a process, before `died` is applied, says about the requests it held.
-
-    Args:
-        life: still in the state in which the process ended.
-        is_over_memory: whether it had reported more memory than its limit.
-    """
-    if isinstance(life.phase, Abandoned):
-        return Evidence.ASKED
-    stopping = ending_of(life, died)
-    if stopping is not None and OF_STOPPED[stopping.cause][1] is Evidence.ASKED:
-        return Evidence.ASKED
-    if life.ready_at is None:
-        return Evidence.NONE
-    if stopping is not None:
-        return OF_STOPPED[stopping.cause][1]
-    if died.exit_code == ExitCode.OUT_OF_MEMORY:
-        return Evidence.OUT_OF_MEMORY
-    if died.signal_name == "SIGKILL" and is_over_memory:
-        return Evidence.OUT_OF_MEMORY
-    if died.exit_code in ACCUSING_EXITS or died.signal_name in ACCUSING_SIGNALS:
-        return Evidence.ACCUSES
-    return Evidence.NONE
-
-
-def load_error(life: Life, died: Died) -> str | None:
-    """Return what a load that crashed by itself has in common with another that failed the same
-    way; None: it had become READY, did not say why, or others contribute to the cause."""
-    if life.ready_at is not None or not died.announced or ending_of(life, died) is not None:
-        return None
-    if died.cause in CAUSED_ELSEWHERE or died.exit_code == TERMINATED_EXIT:
-        return None
-    return f"{died.exit_code}: {NUMBER.sub('#', died.announced)}"

@@ -5,8 +5,7 @@ It decides what that means: a trigger for the life of a model, or something abou
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -48,16 +47,16 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
+from .exits import Died, GivenUp, ending_of, evidence_of, seen_exit
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
-from .life import Files
+from .life import Abandoned, Backoff, Files, Loading, StopCause, Stopping, StopStage
 from .memory import loaded_problem
 from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .requests import Request, Stage
-from .states import Abandoned, Backoff, Died, Due, GivenUp, Loading, StopCause, Stopping, StopStage
 from .status import change_map
-from .transitions import classify, ending_of, evidence_of
+from .transitions import Due
 from .watchdog import Alarm, Watch
 
 
@@ -100,7 +99,9 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
                 fleet.touch(model)
                 look_after(fleet, model, now)
         case Exited():
-            _exited(fleet, model, event)
+            is_over_memory = model.is_over_memory(fleet.machine_bytes)
+            died = seen_exit(event, model.process.dying, is_over_memory=is_over_memory)
+            _handle_exit(fleet, model, died, now)
         case _:
             assert_never(event)
 
@@ -260,53 +261,13 @@ def _files_seen(fleet: Fleet, model: Model, change: str, now: float) -> None:
 # ---------------------------------------------------------------- its end
 
 
-MAX_LAST_WORDS = 200
-
-
-ROUTINE = re.compile(
-    r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
-    r"|\s*(File|Binary file) \".*\",? |\s*<"
-)
-"""Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
-
-
-def _exited(fleet: Fleet, model: Model, event: Exited) -> None:
-    died = Died(
-        exit_code=event.exit_code,
-        signal_name=event.signal_name,
-        said=model.process.dying or last_words(event.last_lines),
-        announced=model.process.dying,
-        at=event.at,
-        cause=classify(
-            event.exit_code,
-            [*event.last_lines, model.process.dying],
-            is_over_memory=event.signal_name == "SIGKILL"
-            and model.is_over_memory(fleet.machine_bytes),
-        ),
-    )
-    _handle_exit(fleet, model, died, event.now)
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """Return the line of a worker's output that may be a cause: a fault handler's name for it, or
-    the last line that is neither a routine log nor the end of such a report."""
-    for line in reversed(lines):
-        if line.startswith("Fatal Python error:"):
-            return line.strip()[:MAX_LAST_WORDS]
-    for line in reversed(lines):
-        if line.strip() and not ROUTINE.match(line):
-            return line.strip()[:MAX_LAST_WORDS]
-    return ""
-
-
 def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     """Judge what the end of a process says about its requests, and apply it; the story, the
     journal and the watchers get what was decided and why (F10)."""
     model.life.stream_tokens = model.longest_stream
     if died.exit_code == ExitCode.OUT_OF_MEMORY:
         fleet.raise_need(model, now)
-    is_over_memory = model.is_over_memory(fleet.machine_bytes)
-    evidence = evidence_of(model.life, died, is_over_memory=is_over_memory)
+    evidence = evidence_of(model.life, died)
     moments = _last_moments(model, died, fleet.machine_bytes, now)
     running = list(model.batch.running.values())
     verdict = model.blame.judge(evidence, model.batch.held, now)

@@ -13,11 +13,9 @@ from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import DeathCause, State
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.life import NOW, GiveUp, RestartPolicy
+from mlxsup.supervisor.core.exits import Died, classify, evidence_of, last_words
+from mlxsup.supervisor.core.life import RestartPolicy
 from mlxsup.supervisor.core.poison import Evidence
-from mlxsup.supervisor.core.states import Died
-from mlxsup.supervisor.core.transitions import classify, evidence_of
-from mlxsup.supervisor.core.workers import last_words
 
 from support.core.driver import RESTART, Driver, entry
 from support.core.scripts import play
@@ -36,17 +34,14 @@ class Longest(random.Random):
 
 
 def delays(policy: RestartPolicy, count: int) -> list[float]:
-    found = [policy.after_crash(float(number)) for number in range(count)]
-    assert not any(isinstance(delay, GiveUp) for delay in found)
-    return [float(delay) for delay in found if not isinstance(delay, GiveUp)]
+    found = [policy.after_crash(PATIENT, float(number)) for number in range(count)]
+    return [delay for delay in found if delay is not None]
 
 
 def test_delays_double_from_the_first_to_the_most_behind_one_restart_at_once_F2() -> None:
-    longest = [NOW, 1.0, 2.0, 4.0, 4.0, 4.0]
-    assert delays(RestartPolicy(settings=PATIENT, random=Longest()), 6) == longest
-    drawn = [
-        delays(RestartPolicy(settings=PATIENT, random=random.Random(seed)), 6) for seed in range(20)
-    ]
+    longest = [0.0, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert delays(RestartPolicy(random=Longest()), 6) == longest
+    drawn = [delays(RestartPolicy(random=random.Random(seed)), 6) for seed in range(20)]
     for one in drawn:
         assert all(most / 2 <= delay <= most for delay, most in zip(one, longest, strict=True))
     shares = [one[1] / longest[1] for one in drawn]
@@ -56,20 +51,20 @@ def test_delays_double_from_the_first_to_the_most_behind_one_restart_at_once_F2(
 
 
 def test_a_stable_time_starts_the_delay_afresh_and_forgives_no_crash_F2() -> None:
-    policy = RestartPolicy(settings=replace(PATIENT, max_restarts=3), random=Longest())
-    assert delays(policy, 2) == [NOW, 1.0]
+    settings, policy = replace(PATIENT, max_restarts=3), RestartPolicy(random=Longest())
+    assert delays(policy, 2) == [0.0, 1.0]
     policy.was_stable()
-    assert policy.after_crash(2.0) == NOW
+    assert policy.after_crash(settings, 2.0) == 0.0
     policy.was_stable()
-    assert policy.after_crash(3.0) == GiveUp(reason="crashed 4 times within 10000 s")
+    assert (policy.after_crash(settings, 3.0), policy.crashes) == (None, 4)
 
 
 def test_crashes_count_for_the_window_and_no_longer_F2() -> None:
-    policy = RestartPolicy(settings=replace(RESTART, max_restarts=2), random=Longest())
+    settings, policy = replace(RESTART, max_restarts=2), RestartPolicy(random=Longest())
     assert RESTART.window_s == 100.0
-    assert [policy.after_crash(at) for at in (0.0, 50.0)] == [NOW, 1.0]
-    assert policy.after_crash(100.0) == 2.0, "the first is a whole window ago"
-    assert isinstance(policy.after_crash(149.0), GiveUp)
+    assert [policy.after_crash(settings, at) for at in (0.0, 50.0)] == [0.0, 1.0]
+    assert policy.after_crash(settings, 100.0) == 2.0, "the first is a whole window ago"
+    assert policy.after_crash(settings, 149.0) is None
 
 
 def test_backoff_ends_at_its_time() -> None:
@@ -180,7 +175,7 @@ def test_exit_reason_evidence_and_next_state(end: tuple[State, int | None, str])
     driver = in_state(state)
     generation = driver.generation()
     died = Died(exit_code=code, signal_name=signal, said="")
-    assert evidence_of(driver.model().life, died, is_over_memory=False) is Evidence(evidence)
+    assert evidence_of(driver.model().life, died) is Evidence(evidence)
     driver.exit(code=code, signal=signal, last_lines=("why",), at=5.0)
     last = driver.row()["last_exit"]
     assert (driver.state(), last["reason"]) == (after, reason)
@@ -194,7 +189,7 @@ def stalls(driver: Driver) -> None:
     driver.pass_time(20.0)
     assert driver.signals() == [WorkerSignal.DUMP]
     killed = Died(exit_code=None, signal_name="SIGKILL", said="")
-    evidence = evidence_of(driver.model().life, killed, is_over_memory=False)
+    evidence = evidence_of(driver.model().life, killed)
     assert evidence is Evidence.NONE, "a stall during a load accuses no request"
 
 

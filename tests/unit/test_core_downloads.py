@@ -240,7 +240,7 @@ class Hub:
     """A model that a request waits for; its downloads all end as the test says."""
 
     def __init__(self, **asked: Any) -> None:
-        self.driver = Driver([lacking()])
+        self.driver = Driver([lacking(repo=TINY.repo, revision=TINY.revision)])
         self.driver.ask(notices=True, **asked)
         self.started = len(starts(self.driver))
 
@@ -288,6 +288,31 @@ def test_the_pauses_of_an_outage_do_not_count_as_crashes(hub: Hub) -> None:
     assert hub.driver.state() is State.FAILED
     cause = hub.driver.row()["cause"]
     assert cause.startswith("its download crashed 4 times within 100 s, the last time: not ")
+
+
+def test_a_download_that_succeeds_lets_the_pauses_of_the_next_outage_start_afresh(hub: Hub) -> None:
+    """That comes with files that are lost: no person and no entry has forgiven anything."""
+    driver = hub.driver
+    for _ in range(4):
+        hub.fail()
+    hub.say(done())
+    driver.spawned()
+    driver.exit(code=ExitCode.MODEL_MISSING)
+    hub.started += len(starts(driver))
+    assert 0.5 <= hub.fail() <= 1.1
+
+
+def test_a_model_whose_files_arrive_does_not_wait_for_memory() -> None:
+    """Its entry has got a repository while it did."""
+    models = (sized("a", 2 * GIB), sized("b", 2 * GIB))
+    driver = MemoryDriver(models, limited(2 * GIB))
+    driver.bring_up("a")
+    driver.ask("r1", "a")
+    driver.ask("r2", "b")
+    assert driver.row("b")["memory_wait"] is not None
+    entries = (models[0], replace(models[1], download=TINY))
+    driver.do(Reloaded(now=driver.now, settings=driver.core.fleet.settings, models=entries))
+    assert (starts(driver), driver.row("b")["memory_wait"]) == ([(1, "org/tiny")], None)
 
 
 @pytest.mark.parametrize(

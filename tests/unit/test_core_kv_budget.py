@@ -10,11 +10,11 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Member
+from mlxsup.supervisor.core.kv_budget import Claim, Member, RowBudget
+from mlxsup.supervisor.core.life import Lack, Urgency
 from mlxsup.supervisor.core.memory_plan import divide, plan
-from mlxsup.supervisor.core.memory_view import LoadRequest, MemoryView
+from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 from mlxsup.supervisor.core.settings import ModelSettings
-from mlxsup.supervisor.core.states import Lack, Urgency
 
 from support.core.driver import RESTART
 from support.core.memory import limited, sized, states
@@ -90,6 +90,47 @@ def test_rows_get_no_more_while_a_request_waits_for_memory(
 ) -> None:
     [part] = divide(view_with(waits(urgency)), is_short=False)
     assert part.size_bytes == size_bytes
+
+
+def test_who_has_spare_gives_it_back_while_more_is_reserved_than_there_is() -> None:
+    """No model waits for it; a worker that is not asked would keep what it has for speed."""
+    holds = LoadedModel(name=MEMBER.name, reserved_bytes=500, standing=Standing.BUSY)
+    loaded = {MEMBER.name: holds}
+    found = [
+        plan(replace(view_with(), budget=budget(size_bytes), loaded=loaded)).parts[0]
+        for size_bytes in (500, 499)
+    ]
+    assert [part.gives_back for part in found] == [False, True]
+
+
+def test_models_that_get_more_do_not_get_the_same_memory() -> None:
+    """The third holds what the first two may have once its worker keeps to less."""
+    small = replace(MEMBER, rows_bytes=100, reserved_bytes=100, size_bytes=100, most_bytes=100)
+    large = replace(MEMBER, rows_bytes=100, reserved_bytes=1000, size_bytes=1000, most_bytes=1000)
+    members = tuple(
+        replace(one, name=ModelName(name))
+        for name, one in zip("abc", (small, small, large), strict=True)
+    )
+    parts = divide(replace(view_with(), budget=budget(1400), members=members), is_short=False)
+    told = {str(part.name): part.size_bytes for part in parts}
+    assert (told["a"], told["b"]) == (300, None), "200 are free"
+
+
+def test_a_confirmation_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each beat repeats it, and beats are many."""
+    driver = RowsDriver("a", 2 * MODEL)
+    driver.bring_up("a")
+    heard: list[int] = []
+    was_confirmed = RowBudget.was_confirmed
+
+    def noted(self: RowBudget) -> bool:
+        heard.append(self.number)
+        return was_confirmed(self)
+
+    monkeypatch.setattr(RowBudget, "was_confirmed", noted)
+    for _ in range(3):
+        driver.confirm("a")
+    assert heard == [driver.budgets["a"][-1].number]
 
 
 def test_nothing_is_divided_before_what_is_due_first() -> None:

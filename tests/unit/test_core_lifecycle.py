@@ -29,8 +29,7 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from mlxsup.supervisor.core.states import LEAVES_TO, Turn
-from mlxsup.supervisor.core.transitions import ImpossibleTransitionError
+from mlxsup.supervisor.core.transitions import LEAVES_TO, ImpossibleTransitionError, Turn
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB
@@ -222,6 +221,11 @@ RULES: dict[str, tuple[str, str]] = {
         "ask; restart now=True -> signals=[TERM] & errors={}; exit signal=SIGTERM;"
         " up -> replies=[c1, c2] & dispatched=[1]",
     ),
+    "a restart with now of a load clears the window": (
+        "READY",
+        "exit -> LOADING; restart now=True -> STOPPING; exit signal=SIGTERM; up;"
+        " exit -> LOADING; up; exit -> BACKOFF",
+    ),
     "a restart with now is a crash for what runs": (
         "READY",
         "restart now=True; token 1 -> deltas=1; exit code=0 -> LOADING & errors={};"
@@ -244,6 +248,9 @@ RULES: dict[str, tuple[str, str]] = {
         "READY",
         "exit; up; unload -> DRAINING; restart now=True -> STOPPING; exit code=0; up;"
         " exit -> LOADING; up; exit -> BACKOFF",
+    ),
+    "a crash while a restart drains is that restart": (
+        "READY", "exit; up; restart -> DRAINING; exit; up; exit -> LOADING; up; exit -> BACKOFF",
     ),
     "a load that joins a restart does not replace its reason": (
         "STOPPED", "restart -> LOADING; load -> LOADING & why=restart; up -> why=user",

@@ -15,6 +15,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim
+from mlxsup.supervisor.core.life import Urgency
 from mlxsup.supervisor.core.memory import find_room, pins_problem
 from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (
@@ -25,7 +26,7 @@ from mlxsup.supervisor.core.memory_view import (
     Rows,
     Standing,
 )
-from mlxsup.supervisor.core.states import LacksMemory, Urgency
+from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, make_plan, required_bytes
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need

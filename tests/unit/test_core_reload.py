@@ -13,6 +13,7 @@ from mlxsup.protocol.ids import Caller, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State, WorkerPhase
 from mlxsup.protocol.worker_messages import Dispatch, Exit
 from mlxsup.supervisor.core.actions import (
+    Announce,
     ChangeConfiguration,
     Finish,
     LogFault,
@@ -112,10 +113,18 @@ def test_models_are_removed_added_and_put_in_the_order_of_the_file() -> None:
 def test_a_removed_busy_model_ends_who_waits_and_not_what_runs() -> None:
     driver = play(in_state(State.READY), "ask r2; ask waits")
     reload(driver, entry("other"))
+    assert [one.change["note"] for one in driver.of(Announce)] == ["removed"]
     play(
         driver,
         "-> errors={waits: unknown_model}; token 1 2 finish=stop -> done={r1: stop, r2: stop}",
     )
+
+
+def test_a_removed_busy_model_that_is_named_again_comes_up_again() -> None:
+    driver = in_state(State.READY)
+    reload(driver, entry("other"))
+    reload(driver, entry("other"), entry())
+    assert (driver.state(), driver.row()["wanted"]) == (State.DRAINING, "up")
 
 
 def test_limits_apply_at_once() -> None:

@@ -15,10 +15,12 @@ from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, Priority, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, RowDelta, Step
 from mlxsup.supervisor.core import fleet
-from mlxsup.supervisor.core.events import WorkerSaid
+from mlxsup.supervisor.core.deadlines import Deadlines
+from mlxsup.supervisor.core.events import Reloaded, WorkerSaid
 from mlxsup.supervisor.core.memory_plan import Plan, plan
 from mlxsup.supervisor.core.memory_view import MemoryView
 from mlxsup.supervisor.core.prefill_slots import Device
+from mlxsup.supervisor.core.settings import ClientSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import MemoryDriver, limited, sized
@@ -95,6 +97,34 @@ def test_a_step_costs_the_same_however_many_wait_and_however_many_models_there_a
     alone = calls_of_step(serving(4))
     assert calls_of_step(serving(4, others=12)) == alone
     assert calls_of_step(serving(4, waiting=500)) == alone
+
+
+def test_a_token_looks_at_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = serving(4)
+    looks: list[float | None] = []
+    earliest = Deadlines.earliest
+
+    def noted(self: Deadlines) -> float | None:
+        looks.append(earliest(self))
+        return looks[-1]
+
+    monkeypatch.setattr(Deadlines, "earliest", noted)
+    driver.core.handle(step(driver))
+    assert looks == []
+    driver.ask("more")
+    assert looks, "its limit may be the next"
+
+
+def test_the_end_of_a_client_with_max_running_touches_the_others_once() -> None:
+    """From then on, a token touches none again."""
+    driver = serving(4, others=12)
+    held = replace(driver.core.fleet.settings, clients={"r": ClientSettings(max_running=1)})
+    models = tuple(model.life.settings for model in driver.core.fleet)
+    driver.core.handle(Reloaded(now=driver.now, settings=held, models=models))
+    before = calls_of_step(driver)
+    driver.ask("held", "a", client="r")
+    driver.cancel("held")
+    assert calls_of_step(driver) == before
 
 
 def test_a_step_costs_the_same_for_each_of_its_rows() -> None:

@@ -145,12 +145,16 @@ TURNS = {
         " -> spawns=[a]; up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
     ),
     "a restart with now while rows leave brings it back at once": (
-        "stream a r1; ask r2 b; passes_until a; restart a now=True; exit a code=0 -> spawns=[a];"
-        " up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
+        "stream a r1; ask r2 b; passes_until a; restart a now=True -> a=STOPPING; exit a code=0;"
+        " -> spawns=[a]; up a -> dispatched=[1]; token 1 model=a; passes_until a 40"
     ),
     "a crash while rows leave is a crash, and the swap comes later": (
         "stream a r1; ask r2 b; passes_until a; exit a code=70 -> spawns=[a] & a.restarts=1;"
         " up a -> dispatched=[1]; token 1 model=a; swap a -> spawns=[b]"
+    ),
+    "a load of a model that makes room waits on if that crashes": (
+        "stream a r1; ask r2 b; passes_until a; load a; exit a code=70 -> spawns=[a] & errors={};"
+        " up a -> replies=[c2]"
     ),
     "a model that crashes in its first load of a turn keeps its turn": (
         "stream a r1; ask r2 b; passes_until a; gone a; spawned b; exit b code=70 -> spawns=[b]"
@@ -344,6 +348,24 @@ def test_an_end_while_rows_leave_brings_begun_answers_to_their_end(
     driver.exit("a", code=0)
     then = State.LOADING if command == "unload" else State.STOPPED
     assert states(driver, "ab") == [State.STOPPED, then]
+
+
+def test_a_pinned_entry_with_another_launch_does_not_keep_the_old_process() -> None:
+    driver, key = swapping()
+    reload(driver, replace(OTHER_A, pinned=True), B)
+    assert driver.state("a") is State.DRAINING
+    driver.row_left(key, "a")
+    assert driver.state("a") is State.STOPPING
+
+
+def test_a_removal_while_rows_leave_is_not_called_off_with_the_swap() -> None:
+    driver, key = swapping()
+    reload(driver, B)
+    driver.cancel("r2")
+    driver.row_left(key, "a")
+    assert ([one.key for one in driver.resumed()], driver.state("a")) == ([key], State.DRAINING)
+    finish(driver, "a", key)
+    assert driver.state("a") is State.STOPPING
 
 
 @pytest.mark.parametrize("has_left", [False, True])
