@@ -164,10 +164,10 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     try:
         from .decode_attention import use_decode_attention
         from .limits import MemoryLimits
-        from .loader import keep_kernels, open_stream
+        from .loader import choose_kernels, open_stream
     except ImportError as error:
         raise NoDeviceError(f"MLX cannot be imported here: {_missing(error)}") from error
-    keep_kernels(spec)
+    choose_kernels(spec)
     # Made before any work, and kept for all of it (A2).
     backend, stream = open_stream()
     if backend == "cuda":
