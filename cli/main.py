@@ -35,7 +35,8 @@ COMPLETE_VARIABLE = "_MLXSUP_COMPLETE"
 
 
 NO_THREAD = "can't start new thread"
-"""The message of CPython's RuntimeError, which has no class of its own."""
+NO_HOME = "Could not determine home directory."
+"""The messages of two of CPython's RuntimeErrors, which have no class of their own."""
 
 
 class LazyGroup(click.Group):
@@ -252,6 +253,11 @@ def _lack(error: Exception) -> CliError | None:
         message, limit = "there is not enough memory for this command", "memory (`ulimit -v`)"
     elif isinstance(error, RuntimeError) and str(error) == NO_THREAD:
         message, limit = "no further thread can be started", "processes (`ulimit -u`)"
+    elif isinstance(error, RuntimeError) and str(error) == NO_HOME:
+        message = "the user of this process has no home folder, and HOME is not set"
+        return CliError(
+            message, code="system", hint="set HOME to a folder that this user may write to"
+        )
     else:
         return None
     hint = f"end other programs, or raise the limit of {limit} or that of the container"

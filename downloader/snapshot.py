@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, get_session, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
@@ -118,6 +118,7 @@ def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
 def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
     """Return the commit that a revision means, and those of its files that a model needs."""
     api = HfApi(library_name="mlxsup", library_version=VERSION)
+    get_session().event_hooks["request"].append(_limit_silence)
     endpoint = constants.ENDPOINT
     try:
         commit = api.model_info(repository.repo, revision=repository.revision).sha or ""
@@ -137,6 +138,15 @@ def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
         message += f"; it has .{other} files" if other else ""
         raise DownloadError(DownloadProblem.NO_MODEL, message, NO_MODEL_HINT)
     return commit, [files[path] for path in chosen]
+
+
+def _limit_silence(request: Any) -> None:
+    """Limit how long the hub may be silent, for what the library asks without a limit: lists."""
+    limits = request.extensions["timeout"]
+    request.extensions["timeout"] = {
+        name: constants.HF_HUB_DOWNLOAD_TIMEOUT if limit_s is None else limit_s
+        for name, limit_s in limits.items()
+    }
 
 
 def _fetch_files(

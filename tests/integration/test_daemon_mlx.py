@@ -84,6 +84,22 @@ def test_two_models_at_once_each_answer_as_alone_though_one_is_killed_A8_F1_J3(
         assert [row(client, name)["generation"] for name in NAMES] == [2, 1]
 
 
+def test_libraries_that_others_leave_in_the_temporary_folder_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX builds what it fuses on a CPU in `mlx` there; another user's is as closed as a file."""
+    folder = make_tiny_model(tmp_path / "m")
+    truth = greedy_answers(folder, PROMPTS[:1], TOKENS)
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    (shared / "mlx").touch()
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setenv("MLXSUP_NEW_CHILDREN", "1")
+    with Daemon({"m": {"path": str(folder)}}) as daemon, daemon.client() as client:
+        answer = client.complete("m", prompt=PROMPTS[0], max_tokens=TOKENS)
+    assert answer.token_ids == truth[0]
+
+
 WAIT_S = 120.0
 SECRETS = {
     "HF_TOKEN": "hf_secret",

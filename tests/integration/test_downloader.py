@@ -232,6 +232,20 @@ def test_hub_that_always_hangs_up_is_given_up(hub: LocalHub, tmp_path: Path) -> 
     assert not (repo_folder(tmp_path) / "refs" / "main").exists()
 
 
+@pytest.mark.parametrize("list_name", [f"{REPO}/revision/main", f"{REPO}/tree/{COMMIT}"])
+def test_hub_that_never_lists_is_given_up(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch, list_name: str
+) -> None:
+    """As a firewall does that takes connections and says nothing."""
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.break_(list_name, Fault(is_silent=True, times=OFTEN))
+    failed = failure()
+    hub.release.set()
+    assert (failed.problem, failed.message) == (
+        DownloadProblem.NETWORK, f"cannot reach {hub.endpoint}",
+    )  # fmt: skip
+
+
 def test_file_refused_for_a_while_arrives(hub: LocalHub, tmp_path: Path) -> None:
     hub.break_(WEIGHTS_NAME, Fault(status=429, headers={"Retry-After": "77"}, times=3))
     assert end_of() == done(WHOLE, tmp_path)

@@ -139,6 +139,20 @@ def test_errors_of_start_have_their_exit_codes_and_no_traceback_P19(
             main(["start", "--config", str(config)])
 
 
+@pytest.mark.parametrize("command", ["status", "start", "doctor", "init"])
+def test_a_user_without_a_home_is_told_to_set_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """As in a container that runs as a number that no file of users has."""
+    for name in ("HOME", "MLXSUP_CONFIG", "MLXSUP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    assert run(command) == ExitStatus.FAILED
+    message, hint = capsys.readouterr().err.splitlines()
+    assert "has no home folder" in message
+    assert "set HOME" in hint
+
+
 PROGRAMS = {
     "python3 -m http.server": ["python3", "-u", "-m", "http.server", "8484"],
     "python3 app.py": ["python3", "-O", "/srv/app.py", "-m", "x"],

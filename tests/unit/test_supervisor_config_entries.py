@@ -13,7 +13,7 @@ import pytest
 
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
-from mlxsup.supervisor.config.load import DaemonConfig
+from mlxsup.supervisor.config.load import DaemonConfig, read_config
 
 from support.daemon.full_disk import full_disk
 
@@ -169,7 +169,7 @@ def test_model_is_called_by_a_name_that_nothing_has(tmp_path: Path, model: str, 
     file.write_text(WRITTEN)
     edit = change_file(file, partial(with_one, name=None, model=model))
     assert edit.name == name
-    added = edit.models[-1]
+    added = read_config(file).models[-1]
     assert (added.name, added.preload) == (name, False), "who adds it says whether it is loaded"
 
 

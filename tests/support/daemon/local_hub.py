@@ -40,6 +40,7 @@ class Fault:
         headers, body: of that answer.
         cut_at: close the connection before this byte of the file; None: send all of it.
         hold_at: wait for `release` before this byte; None: do not wait.
+        is_silent: send nothing until `release`.
         times: how many requests meet it.
     """
 
@@ -48,6 +49,7 @@ class Fault:
     body: bytes = b"{}"
     cut_at: int | None = None
     hold_at: int | None = None
+    is_silent: bool = False
     times: int = 1
 
 
@@ -211,7 +213,10 @@ class _Handler(BaseHTTPRequestHandler):
         begins_at = int(self.headers.get("Range", "bytes=0-")[len("bytes=") :].partition("-")[0])
         asked = Asked(self.command, path, begins_at, self.headers.get("Authorization", ""))
         fault = hub.note(asked)
-        if fault is not None and fault.status:
+        if fault is not None and fault.is_silent:
+            hub.release.wait()
+            self.close_connection = True
+        elif fault is not None and fault.status:
             self._send(fault.status, fault.headers, fault.body)
         elif (found := hub.content(path, is_sent=is_get)) is not None:
             content, headers = found

@@ -161,8 +161,8 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     with importing():
         from .decode_attention import use_decode_attention
         from .limits import MemoryLimits
-        from .loader import keep_kernels, open_stream
-    keep_kernels(spec)
+        from .loader import choose_kernels, open_stream
+    choose_kernels(spec)
     # Made before any work, and kept for all of it (A2).
     backend, stream = open_stream()
     if backend == "cuda":

@@ -177,12 +177,21 @@ def shorten(error: BaseException) -> str:
     return text if len(text) <= MAX_CAUSE_CHARACTERS else text[:MAX_CAUSE_CHARACTERS] + "…"
 
 
-def keep_kernels(spec: LaunchSpec) -> None:
-    """Has MLX for CUDA keep what it compiles; before anything is computed."""
+def choose_kernels(spec: LaunchSpec) -> None:
+    """Has MLX for CUDA keep what it compiles, and on a CPU compile nothing; before anything is
+    computed.
+
+    On a CPU, MLX has g++ build what it fuses in a folder that all users of the machine share
+    (`/tmp/mlx`), and runs whatever library it finds there: of another user, who may have closed
+    the folder to us, or cut short, which ends every worker. Unfused, the numbers are the same,
+    and a step takes less than a hundredth longer.
+    """
     if mx.cuda.is_available():
         keep_plans()
         device = mx.device_info().get("architecture", "")
         use_kernel_folder(spec.learned_dir, model=spec.model, version=f"{version('mlx')}-{device}")
+    elif mx.default_device() == mx.cpu:
+        mx.disable_compile()
 
 
 def open_stream() -> tuple[str, mx.Stream]:
