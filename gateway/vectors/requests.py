@@ -158,16 +158,17 @@ def _texts(given: Any) -> dict[str, Any]:
 
 def _checked(texts: Any, name: str) -> list[Any]:
     """Return a list of texts or of lists of ids; the daemon's own check has other names."""
-    kinds = (str, list) if name == "input" else (str,)
-    ids = ", or lists of token ids" if name == "input" else ""
+    takes_ids = name == "input"
     if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
+        ids = ", or lists of token ids" if takes_ids else ""
         count = f", not {len(texts)}" if isinstance(texts, list) else ""
         raise bad_field(name, f"{name} must be 1 to {MAX_TEXTS:,} texts{ids}{count}")
     for nth, text in enumerate(texts):
         is_ids = isinstance(text, list) and all(
             type(token) is int and 0 <= token < 2**32 for token in text
         )
-        if not isinstance(text, kinds) or (isinstance(text, list) and not is_ids):
+        if not isinstance(text, str) and not (takes_ids and is_ids):
+            ids = ", or a list of token ids, integers from 0 on" if takes_ids else ""
             raise bad_field(name, f"{name}[{nth}] must be a text{ids}")
     return texts
 

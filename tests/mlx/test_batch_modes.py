@@ -28,6 +28,7 @@ from mlxsup.worker.engines.mlx.capability_probe import (
     make_sequence,
     run_side_by_side,
 )
+from mlxsup.worker.engines.mlx.drafts import DraftingBatch
 from mlxsup.worker.engines.mlx.engine import NO_NUMBERS, MlxEngine
 from mlxsup.worker.engines.mlx.loader import MODEL_FAULTS
 from mlxsup.worker.engines.mlx.logits import FloatLogits
@@ -454,14 +455,19 @@ def test_a_way_that_an_earlier_life_found_is_taken_unless_it_says_nothing_of_thi
 
 
 @pytest.mark.parametrize(
-    ("drafts", "order"),
-    [("off", ["prompts", "decode", "wait"]), ("ngram", ["decode", "prompts", "wait"])],
+    ("drafts", "guess", "order"),
+    [
+        ("off", [], ["prompts", "decode", "wait"]),
+        ("ngram", [], ["prompts", "decode", "wait"]),
+        ("ngram", [5], ["decode", "prompts", "wait"]),
+    ],
 )
 def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_prompts(
-    folder: Path, drafts: str, order: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, drafts: str, guess: list[int], order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that guess wait for their own pass, so nothing is sent before it."""
+    """Rows with guesses wait for their own pass, so nothing is sent before it."""
     did: list[str] = []
+    monkeypatch.setattr(DraftingBatch, "_guess", lambda self: (self.drafts.pacer, [guess], 0.0))
 
     def note(owner: Any, method: str, name: str) -> None:
         real = getattr(owner, method)
@@ -479,12 +485,13 @@ def test_the_host_builds_the_pass_of_rows_that_decode_while_the_device_reads_pro
         folder, known_batching=known_as(folder, TOGETHER), drafts=drafts, decode_share=0.0
     ) as engine:
         engine.insert(make_row(1, [20, 21, 22], max_tokens=40, ignore_eos=True))
-        while not engine.has_decoding():
-            engine.step()
+        while not engine.step().tokens:
+            pass
         engine.insert(make_row(2, list(range(30, 90)), max_tokens=2, ignore_eos=True))
         did.clear()
-        engine.step()
+        result = engine.step()
     assert did == order
+    assert bool(result.guessed) == bool(guess)
 
 
 def test_one_row_at_a_time_gives_each_row_a_token_in_each_step(folder: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,10 +46,12 @@ from mlxsup.worker.engines.mlx.drafts import (
     GRAM,
     INDEXED,
     LEAST_MEASUREMENTS,
+    LENT,
     LONGEST_MATCH,
+    MEASUREMENTS,
+    MODEL_HOPE,
     NO_GUESS,
-    TRY_AGAIN,
-    ModelPacer,
+    SPENT,
     NgramIndex,
     Pacer,
 )
@@ -114,13 +117,9 @@ def check_same(got: Answers, wanted: Answers, bound: float = 1e-4) -> None:
 
 
 @contextmanager
-def guessing(*texts: Sequence[int], is_same: bool = True) -> Iterator[None]:
-    """Let rows whose tokens begin one of these texts guess how it goes on, with an error every few
-    places, so that a pass accepts none, some or all of a guess.
-
-    A draft model is asked in every step, and has to say how the text goes on if it is the same one.
-    """
-    missed: list[tuple[int, list[int], Sequence[int]]] = []
+def guessing_by_text(texts: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Let rows whose tokens begin one of these texts look up how it goes on, with an error every
+    few places, so that a pass accepts none, some or all of a guess."""
 
     def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
         self.place = self.length = GRAM
@@ -133,6 +132,21 @@ def guessing(*texts: Sequence[int], is_same: bool = True) -> Iterator[None]:
         places = range(begin, min(begin + max(most, 0), len(text)))
         return [_with_errors(text, place) for place in places]
 
+    with (
+        mock.patch.object(NgramIndex, "follow", follow),
+        mock.patch.object(NgramIndex, "guess", guess),
+    ):
+        yield
+
+
+@contextmanager
+def guessing(*texts: Sequence[int], is_same: bool = True) -> Iterator[None]:
+    """Let rows guess in every step, see `guessing_by_text`.
+
+    A draft model is asked before, and has to say how the text goes on if it is the same one.
+    """
+    missed: list[tuple[int, list[int], Sequence[int]]] = []
+
     def say(self: DraftRows, rows: dict[int, DraftRow], most: int) -> dict[int, list[int]]:
         said = ask(self, rows, most)
         for uid, own in said.items():
@@ -143,13 +157,14 @@ def guessing(*texts: Sequence[int], is_same: bool = True) -> Iterator[None]:
             said[uid] = [_with_errors(text, place) for place in places]
         return said
 
+    def choose(self: Pacer, lengths: Sequence[int], rows: int, **named: Any) -> tuple[int, float]:
+        return (self.most, -1.0 if self._learns_alone else 0.0) if lengths else NO_GUESS
+
     ask = DraftRows.guess
     with (
-        mock.patch.object(NgramIndex, "follow", follow),
-        mock.patch.object(NgramIndex, "guess", guess),
-        mock.patch.object(Pacer, "choose", lambda self, *given, **named: (self.most, 0.0)),
+        guessing_by_text(texts),
+        mock.patch.object(Pacer, "choose", choose),
         mock.patch.object(DraftRows, "guess", say),
-        mock.patch.object(ModelPacer, "choose_for", lambda self, *given: (self.most, -1.0)),
     ):
         yield
     assert not missed, "the draft model has not read what the row has drawn"
@@ -275,6 +290,20 @@ def test_rows_join_and_leave_between_guesses(engine: MlxEngine, plain: Answers) 
     check_same(run.got, {key: answer for key, answer in plain.items() if key != 1}, 0.0)
 
 
+def test_a_row_that_joins_guesses_though_none_has_left(engine: MlxEngine, plain: Answers) -> None:
+    first, second = rows_of()[:2]
+    with guessing(*texts_of([first, second], plain)):
+        run = Counted(engine)
+        engine.insert(first)
+        while not run.got:
+            run.step()
+        engine.insert(second)
+        while 1 not in run.shares:
+            run.step()
+            assert not any(token.finish for own in run.got.values() for token in own)
+        run.run()
+
+
 def test_a_row_that_is_set_aside_at_any_step_continues(engine: MlxEngine, plain: Answers) -> None:
     rows = rows_of()[:3]
     with guessing(*texts_of(rows, plain)):
@@ -345,7 +374,7 @@ def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(
         batch, compute = mode.decode.rows, FloatLogits.__call__
 
         def watched(model: FloatLogits, tokens: Any, *given: Any, **named: Any) -> Any:
-            if batch.uids:  # no prompt is read any more
+            if batch.uids and not mode.waiting:  # no prompt is read any more
                 ends.append(max(map(len, batch.tokens)) + tokens.shape[1])
             return compute(model, tokens, *given, **named)
 
@@ -563,51 +592,125 @@ def test_a_long_prompt_is_indexed_in_parts_and_whatever_comes_with_it() -> None:
 # ---------------------------------------------------------------- the pacer
 
 
-def paced(plain_s: float, more_s: float, *, most: int = 4, rows: int = 1) -> Pacer:
-    """A pacer that has measured: each place more in a pass takes so much."""
-    pacer = Pacer(most)
+def paced(plain_s: float, more_s: float, *, share: float, most: int = 4, rows: int = 1) -> Pacer:
+    """A pacer that has measured: each place more in a pass takes so much, and this share of the
+    tokens expected comes. It has credit for what pays, and not for a try."""
+    pacer = Pacer(most, share)
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_plain(rows, plain_s, plain_s)
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(rows, 3, plain_s + 2 * more_s)
+    pacer.credit = LENT - 1.0
     return pacer
 
 
-def choose(pacer: Pacer, shares: Sequence[float], rows: int = 1, *, known: bool = True) -> int:
-    return pacer.choose(shares, rows, is_pending_known=known)[0]
+def choose(pacer: Pacer, able: int = 1, rows: int = 1, *, known: bool = True) -> int:
+    length = 0 if pacer._learns_alone else GRAM
+    return pacer.choose([length] * able, rows, is_pending_known=known)[0]
 
 
 def test_guesses_pay_while_passes_take_little_for_them() -> None:
-    assert choose(paced(1.0, 0.01), [0.9]) == 4
-    assert choose(paced(1.0, 0.01, most=16), [0.3]) < 8, "late guesses are seldom drawn"
-    assert choose(paced(1.0, 0.9), [0.5]) == 0
-    assert choose(paced(1.0, 0.8), [0.9]) > 0
-    assert choose(paced(1.0, 0.8), [0.9], known=False) == 0, "the pending token may be another"
-    assert choose(paced(1.0, 0.2, rows=8), [0.9], 8) == 0, "one row of eight saves too little"
-    assert choose(paced(1.0, 0.2, rows=8), [0.9] * 8, 8) == 4
+    assert choose(paced(1.0, 0.01, share=0.9)) == 4
+    assert choose(paced(1.0, 0.01, share=0.3, most=16)) < 8, "late guesses are seldom drawn"
+    assert choose(paced(1.0, 0.9, share=0.5)) == 0
+    assert choose(paced(1.0, 0.8, share=0.9)) > 0
+    assert choose(paced(1.0, 0.8, share=0.9), known=False) == 0, "the pending token may be another"
+    assert choose(paced(1.0, 0.2, share=0.9, rows=8), 1, 8) == 0, "one of eight saves too little"
+    assert choose(paced(1.0, 0.2, share=0.9, rows=8), 8, 8) == 4
 
 
 def test_what_is_not_measured_is_measured_first() -> None:
-    pacer = Pacer(4)
-    assert choose(pacer, [0.9]) == 0, "without guesses first"
+    pacer = Pacer(4, 0.5)
+    assert choose(pacer) == 0, "without guesses first"
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_plain(1, 1.0, 1.0)
-    assert choose(pacer, [0.1]) == 0, "they would not pay if they took nothing"
-    assert choose(pacer, [0.5]) == 1
+    assert choose(pacer) == 1
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(1, 5, 5.0)
-    assert choose(pacer, [0.5]) == 0
-    assert choose(pacer, [0.5] * 2, 2) == 0, "two rows have not run"
+    assert choose(pacer) == 0
+    assert choose(pacer, 2, 2) == 0, "two rows have not run"
 
 
-def test_guesses_that_do_not_pay_are_tried_again_now_and_then() -> None:
-    pacer = paced(1.0, 0.9)
-    tries = [choose(pacer, [0.6]) for _ in range(10 * TRY_AGAIN)]
-    assert tries.count(1) == 10
-    assert set(tries) == {0, 1}
-    dear = paced(1.0, 3.0)
-    assert [choose(dear, [0.6]) for _ in range(6 * TRY_AGAIN)].count(1) == 2
-    assert not any(choose(pacer, [0.2]) for _ in range(10 * TRY_AGAIN)), "no price would do"
+class Played:
+    """Steps of one row by a scripted clock: a step without guesses takes one second.
+
+    Attributes:
+        now: the seconds that steps have taken.
+        lost: of these, what they would not have taken without guesses, less what guesses saved.
+        tries: the steps that read guesses.
+    """
+
+    def __init__(self, pacer: Pacer, *, more_s: float) -> None:
+        self.pacer, self.more_s = pacer, more_s
+        self.now = self.lost = 0.0
+        self.tries: list[int] = []
+        self._steps = 0
+
+    def run(self, steps: int, *, accepted: int) -> None:
+        """So many steps, in which so many guesses are drawn at most, and then another token."""
+        for _ in range(steps):
+            self._steps += 1
+            self.pacer.saw_between(0.0)
+            count = choose(self.pacer)
+            took_s, right = 1.0 + self.more_s * count, min(accepted, count)
+            if count:
+                outcome = Guessed(read=count, accepted=right)
+                self.pacer.saw_block(1, 1 + count, took_s, [outcome])
+                self.tries.append(self._steps)
+            else:
+                self.pacer.saw_plain(1, took_s, took_s)
+            self.now += took_s
+            self.lost += took_s - 1.0 - right
+
+
+def test_guesses_that_are_never_right_lose_no_more_than_is_lent_and_a_hundredth() -> None:
+    """Nothing tells this pacer that its guesses are wrong, so only what they lose can stop them."""
+    with mock.patch.object(Pacer, "learn"):
+        played = Played(Pacer(1, hope=0.9), more_s=0.5)
+        played.run(1000, accepted=0)
+        first = played.lost
+        played.run(10_000, accepted=0)
+    assert LENT < first <= LENT + SPENT * 1000 + 0.5
+    assert SPENT * 9_000 < played.lost - first <= SPENT * 10_000 + 0.5
+    late = [b - a for a, b in pairwise(played.tries) if a > 1000]
+    assert 49 <= min(late) <= max(late) <= 51, "half a step is lost in fifty"
+
+
+def test_guesses_that_are_seen_to_be_wrong_are_given_up_before() -> None:
+    played = Played(Pacer(4, MODEL_HOPE, learns_alone=True), more_s=0.1)
+    played.run(300, accepted=0)
+    assert played.lost < 6.0
+    played.run(20_000, accepted=0)
+    assert 0.003 < played.lost / played.now < 0.015
+    before = len(played.tries)
+    played.run(1000, accepted=4)
+    assert len(played.tries) > before + 100, "what did not pay pays now"
+    assert played.lost < 0.0
+
+
+def test_guesses_that_are_too_dear_are_tried_again_the_more_seldom_the_dearer() -> None:
+    tries = []
+    for more_s in (0.9, 3.0):
+        played = Played(paced(1.0, more_s, share=0.6), more_s=more_s)
+        with mock.patch.object(Pacer, "learn"):
+            played.run(6000, accepted=0)
+        tries.append(len(played.tries))
+    assert 55 <= tries[0] <= 68, tries
+    assert 15 <= tries[1] <= 21, tries
+    hopeless = paced(1.0, 0.9, share=0.2)
+    hopeless.credit = LENT
+    assert not any(choose(hopeless) for _ in range(1000)), "no price would do"
+
+
+def test_what_guesses_have_saved_is_no_credit_for_more_than_is_lent() -> None:
+    played = Played(Pacer(4, hope=0.9), more_s=0.1)
+    played.run(1000, accepted=4)
+    assert played.pacer.credit == LENT
+    assert len(played.tries) > 900
+    gained = played.lost
+    with mock.patch.object(Pacer, "learn"):
+        played.run(100, accepted=0)
+    assert played.lost - gained <= LENT + 1.0 + 0.4
 
 
 def test_shares_are_learned_by_the_length_of_the_match() -> None:
@@ -620,12 +723,15 @@ def test_shares_are_learned_by_the_length_of_the_match() -> None:
 
 
 def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
-    pacer = paced(1.0, 0.01)
-    pacer.saw_block(1, 5, 60.0)
-    assert choose(pacer, [0.9]) == 4
-    pacer = paced(1.0, 0.9)
+    pacer = paced(1.0, 0.01, share=0.9)
+    pacer.saw_between(0.0)
+    for _ in range(MEASUREMENTS):
+        pacer.saw_block(1, 5, 1.04, [Guessed(read=4, accepted=4)])
+    pacer.saw_block(1, 5, 60.0, [Guessed(read=4, accepted=1)])
+    assert choose(pacer) == 4
+    pacer = paced(1.0, 0.9, share=0.5)
     pacer.saw_plain(1, 60.0, 60.0)
-    assert choose(pacer, [0.5]) == 0
+    assert choose(pacer) == 0
 
 
 def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(
@@ -771,28 +877,28 @@ def test_a_draft_model_whose_pass_fails_is_not_asked_again(
     folder: Path, plain: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = rows_of()
-    fails = 0
+    failed = 0
     read = DraftModel.read
 
     def failing(self: DraftModel, *given: Any) -> Any:
-        nonlocal fails
-        if not run.accepted:
-            return read(self, *given)
-        fails += 1
-        raise ValueError("[matmul] of other shapes")
+        nonlocal failed
+        if run.accepted:
+            failed += 1
+            raise ValueError("[matmul] of other shapes")
+        return read(self, *given)
 
     with (
         loaded_engine(folder, drafts=str(folder)) as engine,
         guessing(*texts_of(rows, plain)),
         mock.patch.object(DraftModel, "read", failing),
-        mock.patch.object(Pacer, "choose", return_value=NO_GUESS),
+        mock.patch.object(NgramIndex, "guess", return_value=[]),
     ):
         run = Counted(engine)
         for row in rows:
             engine.insert(row)
         check_same(run.run(), plain, 0.0)
         check_no_row_is_left(engine)
-    assert fails == 1
+    assert failed == 1
     [said] = [
         one.getMessage() for one in caplog.records if "draft model failed" in one.getMessage()
     ]
@@ -901,51 +1007,43 @@ def test_the_memory_of_a_draft_model_is_planned_and_reported(folder: Path, tmp_p
 
 
 def test_guesses_of_a_draft_model_pay_by_how_many_are_right() -> None:
-    pacer = model_paced(1.0, 0.1)
-    assert pacer.choose_for(1, 1)[0] > 0
-    for _ in range(20):
-        pacer.saw_block(1, 5, 1.4, [Guessed(read=4, accepted=4)])
-    assert pacer.choose_for(1, 1)[0] == 4
-    for _ in range(20):
-        pacer.saw_block(1, 5, 1.4, [Guessed(read=4, accepted=0)])
-    assert pacer.choose_for(1, 1) == NO_GUESS
+    played = Played(Pacer(4, MODEL_HOPE, learns_alone=True), more_s=0.1)
+    played.run(40, accepted=4)
+    assert choose(played.pacer) == 4
+    played.run(20, accepted=0)
+    assert choose(played.pacer) == 0
 
 
-def test_tries_of_a_draft_model_take_a_hundredth_of_the_time() -> None:
-    pacer = model_paced(1.0, 0.1)
-    now = lost = 0.0
-    for step in range(20_000):
-        count, _ = pacer.choose_for(1, 1)
-        took = 1.0 + 0.1 * count
-        if count:
-            pacer.saw_block(1, 1 + count, took, [Guessed(read=count, accepted=0)])
-            lost += took - 1.0
-        now += took
-        if step == 300:
-            assert lost < 6.0
-    assert 0.003 < lost / now < 0.015
-    for _ in range(1000):
-        count, _ = pacer.choose_for(1, 1)
-        if count:
-            pacer.saw_block(1, 1 + count, 1.0 + 0.1 * count, [Guessed(read=count, accepted=count)])
-    assert pacer.choose_for(1, 1)[0] == 4, "what did not pay pays now"
+def test_what_a_draft_model_reads_counts_as_lost() -> None:
+    pacer = paced(1.0, 0.1, share=0.9)
+    assert choose(pacer) == 4
+    for _ in range(3):
+        pacer.lose(1, 6.0)
+    assert choose(pacer) == 0
 
 
-def test_a_draft_model_that_reads_more_than_its_guesses_save_does_not_pay() -> None:
-    pacer = model_paced(1.0, 0.1)
-    pacer.lost_s += 100.0
-    assert pacer.choose_for(1, 1) == NO_GUESS
-
-
-def model_paced(plain_s: float, more_s: float) -> ModelPacer:
-    pacer = ModelPacer(4)
-    assert pacer.choose_for(1, 1) == NO_GUESS, "without guesses first"
-    for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_plain(1, plain_s, plain_s)
-    for _ in range(LEAST_MEASUREMENTS):
-        assert pacer.choose_for(1, 1) == (1, 0.0)
-        pacer.saw_block(1, 2, plain_s + more_s, [Guessed(read=1, accepted=1)])
-    return pacer
+def test_the_text_guesses_before_a_draft_model_is_tried(folder: Path, plain: Answers) -> None:
+    row = rows_of()[0]
+    with loaded_engine(folder, drafts=str(folder)) as engine:
+        batch = engine.batch
+        assert batch is not None
+        assert batch._drafts is not None
+        batch._drafts.pacer = paced(1.0, 0.01, share=0.9)
+        untried = batch._drafts.model_pacer = Pacer(4, MODEL_HOPE, learns_alone=True)
+        for _ in range(LEAST_MEASUREMENTS):
+            untried.saw_plain(1, 1.0, 1.0)
+        with (
+            guessing_by_text(texts_of([row], plain)),
+            mock.patch.object(DraftRows, "guess", return_value={}) as asked,
+        ):
+            run = Counted(engine)
+            engine.insert(row)
+            for _ in range(6):
+                run.step()
+            assert run.read
+            assert not asked.called
+            check_same(run.run(), {0: plain[0]}, 0.0)
+    assert run.accepted > 0
 
 
 # ---------------------------------------------------------------- what guesses cost
@@ -1026,12 +1124,13 @@ def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(folder: 
         assert batch is not None
         assert batch._drafts is not None
         batch.clock = batch.mode.clock = clock
-        pacer = batch._drafts.model_pacer = ModelPacer(4)
+        batch._drafts.model_pacer = Pacer(4, MODEL_HOPE, learns_alone=True)
         batch.costs.forget()
         with (
             mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
             mock.patch.object(FloatLogits, "__call__", slow),
             mock.patch.object(DraftModel, "read", slower),
+            mock.patch.object(Pacer, "lose") as lose,
             guessing(is_same=False),
         ):
             run = Counted(engine)
@@ -1040,7 +1139,8 @@ def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(folder: 
                 run.step()
             for _ in range(2):
                 run.step()
-        assert (pacer.lost_s, batch.costs.predict_decode_s(1)) == (30.0, 1.0), "of three parts"
+        assert lose.call_args_list == 3 * [mock.call(1, 10.0)], "of three parts"
+        assert batch.costs.predict_decode_s(1) == 1.0
         run.run()
 
 

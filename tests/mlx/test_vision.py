@@ -147,7 +147,7 @@ def test_rows_that_guess_answer_alike_with_pictures_and_without(
     with (
         mock.patch.object(NgramIndex, "follow", follow),
         mock.patch.object(NgramIndex, "guess", guess),
-        mock.patch.object(Pacer, "choose", lambda self, *given, **named: self.most),
+        mock.patch.object(Pacer, "choose", lambda self, *given, **named: (self.most, 0.0)),
         driven_engine(folder, rows=len(CHATS), drafts="ngram") as driver,
         mock.patch.object(Drafts, "count", autospec=True, side_effect=Drafts.count) as count,
     ):

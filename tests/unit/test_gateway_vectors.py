@@ -59,6 +59,8 @@ def test_daemon_is_asked_for_the_texts(
         (Api.EMBEDDINGS, {}, "input", "is missing"),
         (Api.EMBEDDINGS, {"input": []}, "input", "not 0"),
         (Api.EMBEDDINGS, {"input": [1, "a"]}, "input", r"input\[0\] must be a text"),
+        (Api.EMBEDDINGS, {"input": [1, -1]}, "input", "integers from 0"),
+        (Api.EMBEDDINGS, {"input": ["a", [1.5]]}, "input", r"input\[1\] .* integers from 0"),
         (Api.EMBEDDINGS, {"input": {"a": 1}}, "input", "must be 1 to 2,048 texts"),
         (Api.EMBEDDINGS, {"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
         (Api.RERANK, {"documents": ["a"]}, "query", "is missing"),

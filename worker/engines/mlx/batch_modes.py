@@ -220,7 +220,8 @@ class TogetherMode(BatchMode):
             ]
             turn = {uid: sizes[uid] for uid in self.waiting if sizes.get(uid)}
             # While the device reads prompts, the host builds the pass of the rows that decode.
-            if not self.decode.waits:
+            waits = self.decode.will_wait()
+            if not waits:
                 reads += self._read(turn)
             for uid, place in over.items():
                 if uid not in batched:  # read alone, or all of it but the last token was known
@@ -228,7 +229,7 @@ class TogetherMode(BatchMode):
             tokens = self.decode.next()
             for batch in begin:
                 self.decode.join(batch.begin({uid: over[uid].row.tokens[-1] for uid in batch.uids}))
-            if self.decode.waits:
+            if waits:
                 reads += self._read(turn)
             for batch in self.batches:
                 batch.wait()
@@ -431,7 +432,6 @@ class Decode(ABC):
 
     Attributes:
         new: those that begin with the next step, by uid.
-        waits: whether `next` waits for the pass that it sends, as it does for guesses.
 
     Args:
         model: materialised.
@@ -443,7 +443,6 @@ class Decode(ABC):
         self, model: Any, draw: Draw = draw_by_share, drafts: Drafts | None = None
     ) -> None:
         self.new: dict[int, Begun] = {}
-        self.waits = drafts is not None
         self._model = model
         self._draw = draw
         self._drafts = drafts
@@ -502,6 +501,10 @@ class Decode(ABC):
             max_tokens=[row.max_tokens for row in rows],
         )
 
+    def will_wait(self) -> bool:
+        """True if `next`, which must follow, will wait for the pass that it sends."""
+        return False
+
     @abstractmethod
     def ahead(self, uids: Collection[int]) -> list[Any]:
         """What `next` will return for those of these rows that have begun, without their step."""
@@ -537,6 +540,10 @@ class BatchDecode(Decode):
         self.rows: Any = DrawingBatch.empty(model, draw)
         if drafts is not None:
             self.rows = DraftingBatch.empty(model, draw).start(drafts)
+
+    def will_wait(self) -> bool:
+        """True if rows have guesses, whose tokens the next step gives."""
+        return isinstance(self.rows, DraftingBatch) and self.rows.will_guess()
 
     def join(self, rows: DrawingBatch) -> None:
         """Add rows that have begun."""

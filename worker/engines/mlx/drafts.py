@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
@@ -125,8 +125,10 @@ class NgramIndex:
 
     def _find(self, tokens: Sequence[int], pending: Sequence[int]) -> None:
         """Look for the earlier place with the longest match."""
+        place = self._latest.get((*tokens[len(pending) - GRAM :], *pending))
+        if place is None:
+            return
         last = [*tokens[-LONGEST_MATCH:], *pending]
-        place = self._latest.get(tuple(last[-GRAM:]))
         for _ in range(CANDIDATES):
             if place is None:
                 return
@@ -156,12 +158,6 @@ WORTH_A_TRY = 0.5
 """Guesses are timed if they may add so many tokens for each row of a pass: a chat
 repeats a few words here and there, and should not pay for learning that."""
 
-TRY_AGAIN = 100
-"""A guess is timed again after so many steps in which guesses were refused for their time."""
-
-SELDOM = 16
-"""What a guess takes was measured wrong if it is so many times as long as a token."""
-
 EASE = 0.1
 """Weight of a new outcome in the share of expected tokens that come."""
 
@@ -171,17 +167,15 @@ HOPE = 0.3
 MODEL_HOPE = 0.7
 """The same for what a draft model says."""
 
-TRIES = 0.01
-"""A draft model that does not pay is tried again once its tries have cost this share of the time
-that has passed since."""
+LENT = 16.0
+"""Guesses may lose so many times as long as a step takes without them: to be timed, and for what a
+draft model reads of prompts."""
 
-MOST_LOST = 32
-"""A draft model does not pay if rows wait for it so many times as long as for a token without it:
-for what it reads of prompts, too, which has no part in the time of a pass."""
+SPENT = 0.01
+"""Once that is lost they may lose this share of the time that passes."""
 
 Choice = tuple[int, float]
-"""How many guesses to add, and the seconds that a token takes then: infinite if none pays, 0 if
-they are to be measured."""
+"""How many guesses to add, and the seconds that a token takes then; infinite if none pays."""
 
 NO_GUESS: Choice = (0, math.inf)
 
@@ -202,23 +196,36 @@ class Speed:
 
 
 class Pacer:
-    """Decides how many guesses pay, by how many are right and by what a pass takes for them.
+    """Decides how many guesses of one kind pay, by how many are right and by what a pass takes for
+    them, and bounds what wrong decisions cost.
 
     How many are right is learned by the length of the match, from all rows of the model: an edit
     follows its prompt for long, a chat for a few tokens by chance. Tokens that come without a guess
     teach the same as guesses, so text that does not repeat itself takes no pass to find that out.
 
+    What guesses lose is counted next to steps without them in the same company, and they are read
+    only while there is credit. So in any n steps they lose at most as much time as
+    `LENT + SPENT * n` steps take without them, and what the last one of them does. Guesses that do
+    not pay are tried again only with full credit: after a hundred steps for each step that they
+    have lost.
+
+    Attributes:
+        credit: how many times as long as a step takes without guesses they may lose now.
+
     Args:
         most: guesses of a row in a pass, at most.
         hope: see `HOPE`.
+        learns_alone: whether only guesses that were read teach how many are right; then what they
+            taught is forgotten before they are tried again.
     """
 
-    def __init__(self, most: int, hope: float = HOPE) -> None:
+    def __init__(self, most: int, hope: float = HOPE, *, learns_alone: bool = False) -> None:
         self.most = most
+        self.credit = LENT
+        self._learns_alone = learns_alone
         self._shares: defaultdict[int, float] = defaultdict(lambda: hope)  # by bits of the length
         self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
         self._between: deque[float] = deque([0.0], maxlen=MEASUREMENTS)
-        self._refused = 0
 
     def share(self, length: int) -> float:
         """Return the share of tokens expected after such a match that come."""
@@ -228,45 +235,43 @@ class Pacer:
         """A token was expected after such a match, and has come or not."""
         self._shares[length.bit_length()] += EASE * (is_right - self.share(length))
 
-    def choose(self, shares: Sequence[float], rows: int, *, is_pending_known: bool) -> Choice:
+    def choose(self, lengths: Sequence[int], rows: int, *, is_pending_known: bool) -> Choice:
         """Return how many guesses each of the rows that can guess should add.
 
         Args:
-            shares: of the tokens that should come, of the rows that can guess; see `share`.
+            lengths: of the matches of the rows that can guess; see `share`.
             rows: of the batch.
             is_pending_known: False if the guesses of a row also fail with its pending token.
         """
         speed = self._speeds[rows]
-        if len(speed.plain) < LEAST_MEASUREMENTS:
+        if not lengths or self.credit <= 0 or len(speed.plain) < LEAST_MEASUREMENTS:
             return NO_GUESS
+        plain_s = median(speed.plain)
+        if len(speed.more) >= LEAST_MEASUREMENTS:
+            gained = self._gain(lengths, is_pending_known=is_pending_known)
+            best, least_s = NO_GUESS, WORTHWHILE * plain_s / rows
+            for count, more in enumerate(gained, 1):
+                token_s = (plain_s + median(speed.more) * count) / (rows + more)
+                if token_s < least_s:
+                    best, least_s = (count, token_s), token_s
+            if best is not NO_GUESS or self.credit < LENT:
+                return best
+            if self._learns_alone:
+                self._shares.clear()
+        # On a CPU four may take as long as ten tokens.
+        gained = self._gain(lengths, is_pending_known=is_pending_known)
+        return (1, plain_s / rows) if gained[-1] >= WORTH_A_TRY * rows else NO_GUESS
+
+    def _gain(self, lengths: Sequence[int], *, is_pending_known: bool) -> list[float]:
+        """Return how many tokens more all rows should get from 1, 2, … guesses each."""
+        shares = [self.share(length) for length in lengths]
         chances = [1.0] * len(shares) if is_pending_known else list(shares)
-        gained = [0.0]  # tokens, by number of guesses
+        gained, total = [], 0.0
         for _ in range(self.most):
             chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
-            gained.append(gained[-1] + sum(chances))
-        is_worth_a_try = gained[-1] >= WORTH_A_TRY * rows
-        if len(speed.more) < LEAST_MEASUREMENTS:
-            # On a CPU four may take as long as ten tokens.
-            return (1, 0.0) if is_worth_a_try else NO_GUESS
-        plain_s, more_s = median(speed.plain), median(speed.more)
-        best, least_s = NO_GUESS, WORTHWHILE * plain_s / rows
-        for count in range(1, self.most + 1):
-            token_s = (plain_s + more_s * count) / (rows + gained[count])
-            if token_s < least_s:
-                best, least_s = (count, token_s), token_s
-        if best is NO_GUESS and is_worth_a_try and self._is_due(more_s / plain_s):
-            return 1, 0.0
-        return best
-
-    def _is_due(self, more: float) -> bool:
-        """True if guesses are to be timed again, each of which takes so many times as long as a
-        token."""
-        self._refused += 1
-        # A guess that takes as long as three tokens must be three times as seldom.
-        if self._refused < TRY_AGAIN * max(1.0, min(more, SELDOM)):
-            return False
-        self._refused = 0
-        return True
+            total += sum(chances)
+            gained.append(total)
+        return gained
 
     def predict_s(self, rows: int) -> float:
         """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
@@ -285,15 +290,16 @@ class Pacer:
         own = self._speeds[rows].own
         return max(took_s - median(own), 0.0) if own else 0.0
 
+    def saw_between(self, took_s: float) -> None:
+        """A step begins, so long after the one before."""
+        self._between.append(took_s)
+        self._earn(SPENT)
+
     def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
         """A step without guesses has followed another one, ended that long after it, and took that
         much of it itself."""
         self._speeds[rows].plain.append(took_s)
         self._speeds[rows].own.append(own_s)
-
-    def saw_between(self, took_s: float) -> None:
-        """So much time has passed between two steps of the batch."""
-        self._between.append(took_s)
 
     def saw_block(
         self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
@@ -306,61 +312,26 @@ class Pacer:
             took_s: until then.
             outcomes: of the rows that had guesses.
         """
+        if self._learns_alone:
+            for one in outcomes:
+                for place in range(min(one.accepted + 1, one.read)):
+                    self.learn(0, is_right=place < one.accepted)
         speed = self._speeds[rows]
         if not speed.plain:
             return
-        whole_s = took_s + median(self._between)
-        speed.more.append(max(whole_s - median(speed.plain), 0.0) / (width - 1))
+        more_s = took_s + median(self._between) - median(speed.plain)
+        speed.more.append(max(more_s, 0.0) / (width - 1))
+        self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
 
-
-class ModelPacer(Pacer):
-    """Decides how many guesses of a draft model pay.
-
-    Only those that it has made teach how many are right, and it has to read a row before. So the
-    time that it has cost is counted, less what its guesses have saved, and tries are bounded by it.
-
-    Attributes:
-        lost_s: that time, in seconds; 0 if it has saved more.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most, MODEL_HOPE)
-        self.lost_s = 0.0
-        self._is_resting = False
-
-    def choose_for(self, able: int, rows: int) -> Choice:
-        """Return how many guesses each of the rows should add that can guess, of so many rows."""
-        speed = self._speeds[rows]
-        if self._is_resting:
-            self.lost_s -= TRIES * median(speed.plain or [0.0])
-            if self.lost_s > 0:
-                return NO_GUESS
-            self._is_resting = False
-            self._shares.clear()
-            speed.more.clear()
-        self.lost_s = max(self.lost_s, 0.0)
-        choice = self.choose([self.share(0)] * able, rows, is_pending_known=True)
-        if len(speed.plain) < LEAST_MEASUREMENTS:
-            return NO_GUESS
-        if choice == NO_GUESS or self.lost_s > MOST_LOST * median(speed.plain):
-            self._is_resting = True
-            return NO_GUESS
-        return choice
-
-    def saw_block(
-        self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
-    ) -> None:
-        """See `Pacer.saw_block`."""
-        super().saw_block(rows, width, took_s)
-        for one in outcomes:
-            for place in range(min(one.accepted + 1, one.read)):
-                self.learn(0, is_right=place < one.accepted)
+    def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
+        """Guesses have made a step of so many rows so much longer, and given each so many tokens
+        more."""
         if plain := self._speeds[rows].plain:
-            tokens = 1 + sum(one.accepted for one in outcomes) / rows
-            self.lost_s += took_s + median(self._between) - tokens * median(plain)
+            # What takes longer than all that is lent was a pause of the machine.
+            self._earn(gained - min(more_s / median(plain), LENT))
 
-    def _is_due(self, more: float) -> bool:
-        return False
+    def _earn(self, steps: float) -> None:
+        self.credit = min(self.credit + steps, LENT)
 
 
 class Drafts:
@@ -392,7 +363,7 @@ class Drafts:
     ) -> None:
         self.pacer = Pacer(tokens)
         self.model = model
-        self.model_pacer = ModelPacer(tokens)
+        self.model_pacer = Pacer(tokens, MODEL_HOPE, learns_alone=True)
         self.context_length = context_length
         self.is_cuttable = is_cuttable
         self.pads = False
@@ -453,6 +424,16 @@ def may_guess(draws: RowDraws) -> bool:
     return not (draws.processors or draws.has_penalties or draws.forced)
 
 
+class BegunStep(NamedTuple):
+    """A step that has begun: when, the pacer that has decided, the guesses of each row, and for how
+    many seconds a draft model was asked for them."""
+
+    at: float
+    pacer: Pacer
+    guesses: list[list[int]]
+    asked_s: float
+
+
 class DraftingBatch(DrawingBatch):
     """Rows that decode, and guess.
 
@@ -465,7 +446,9 @@ class DraftingBatch(DrawingBatch):
     _indexes: dict[int, NgramIndex]
     _asked: DraftRows | None = None  # of the draft model, once it was asked
     _pending: list[int] | None = None  # of each row; None: the pass that draws it is under way
+    _able: list[int] | None = None  # the rows that may guess, until one joins or leaves
     _is_lone = False
+    _begun: BegunStep | None = None
     _ended_at = 0.0
     _was_plain = False
 
@@ -477,7 +460,7 @@ class DraftingBatch(DrawingBatch):
     def filter(self, keep: list[int]) -> None:
         """Keeps only these rows."""
         super().filter(keep)
-        self._was_plain = False
+        self._was_plain, self._able = False, None
         if self._pending is not None:
             self._pending = [self._pending[row] for row in keep]
         for uid in self._indexes.keys() - set(self.uids):
@@ -488,18 +471,28 @@ class DraftingBatch(DrawingBatch):
     def extend(self, batch: Any) -> None:
         """Adds rows."""
         super().extend(batch)
-        self._was_plain, self._pending = False, None
+        self._was_plain, self._pending, self._able = False, None, None
 
-    def next(self) -> list[Any]:
-        """The next tokens of each row, at least one, in their order."""
-        if not self.uids:
-            return []
-        drafts, rows = self.drafts, len(self.uids)
+    def will_guess(self) -> bool:
+        """True if `next`, which must follow, reads guesses, and so waits for its own pass."""
+        self._begun = self._begin() if self.uids else None
+        return self._begun is not None and any(self._begun.guesses)
+
+    def _begin(self) -> BegunStep:
+        """Begin a step: guess, if that pays."""
         began_at = time.perf_counter()
         if self._is_lone:
             self._ended_at = began_at  # others have had their steps since
-        drafts.saw_between(began_at - self._ended_at)
-        pacer, guesses, asked_s = self._guess()
+        self.drafts.saw_between(began_at - self._ended_at)
+        return BegunStep(began_at, *self._guess())
+
+    def next(self) -> list[Any]:
+        """The next tokens of each row, at least one, in their order."""
+        begun, self._begun = self._begun, None
+        if not self.uids:
+            return []
+        drafts, rows = self.drafts, len(self.uids)
+        began_at, pacer, guesses, asked_s = begun or self._begin()
         if any(guesses):
             known_at = time.perf_counter()
             block, outcomes, waited_s = self._read(guesses)
@@ -512,7 +505,8 @@ class DraftingBatch(DrawingBatch):
         # What a draft model has read of prompts is no part of a step without guesses.
         was_plain, self._was_plain = self._was_plain and not asked_s, True
         drafts.more_s += asked_s
-        drafts.model_pacer.lost_s += asked_s
+        if asked_s:
+            drafts.model_pacer.lose(rows, asked_s)
         self._pending = None
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
@@ -532,16 +526,18 @@ class DraftingBatch(DrawingBatch):
         none: list[list[int]] = [[] for _ in self.uids]
         if rows > 1 and not drafts.is_cuttable:
             return drafts.pacer, none, 0.0
-        able = [row for row, draws in enumerate(self.samplers) if may_guess(draws)]
+        if self._able is None:
+            self._able = [row for row, draws in enumerate(self.samplers) if may_guess(draws)]
+        able = self._able
         indexes = self._look_up(able)
-        most, token_s = NO_GUESS
-        if indexes:
-            shares = [drafts.pacer.share(index.length) for index in indexes.values()]
-            is_known = self._pending is not None
-            most, token_s = drafts.pacer.choose(shares, rows, is_pending_known=is_known)
+        is_known = self._pending is not None
+        lengths = [index.length for index in indexes.values()]
+        most, token_s = drafts.pacer.choose(lengths, rows, is_pending_known=is_known)
         longest = max(map(len, self.tokens))
-        if drafts.model is not None and able:
-            asked, asked_token_s = drafts.model_pacer.choose_for(len(able), rows)
+        if drafts.model is not None:
+            asked, asked_token_s = drafts.model_pacer.choose(
+                [0] * len(able), rows, is_pending_known=True
+            )
             asked = min(asked, drafts.context_length - longest - 1)
             if asked > 0 and asked_token_s < token_s:
                 return drafts.model_pacer, *self._ask(drafts.model, able, asked)
@@ -568,7 +564,8 @@ class DraftingBatch(DrawingBatch):
         """Return the indexes that know what should come next, of these rows."""
         found = {}
         for row in able:
-            index = self._indexes.setdefault(self.uids[row], NgramIndex())
+            if (index := self._indexes.get(self.uids[row])) is None:
+                index = self._indexes[self.uids[row]] = NgramIndex()
             for length, is_right in index.follow(self.tokens[row], self._known(row)):
                 self.drafts.pacer.learn(length, is_right=is_right)
             if index.place:

@@ -235,7 +235,7 @@ def probe_picture() -> bytes:
     return file.getvalue()
 
 
-def _too_large(at: str, size: str = "too many") -> RemoteError:
+def _too_large(at: str, size: str = "more") -> RemoteError:
     return unfit(
         at, f"{at}: a picture has at most {MAX_PIXELS:,} pixels, not {size}; send a smaller one"
     )
