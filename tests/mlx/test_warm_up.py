@@ -355,7 +355,7 @@ def test_a_restart_runs_the_shapes_again_and_the_largest_bursts_first(
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize(("step_s", "passes"), [(0.125, [4, 2]), (0.75, [4]), (30.0, [4])])
+@pytest.mark.parametrize(("step_s", "passes"), [(0.0625, [4, 2]), (0.375, [4]), (30.0, [4])])
 def test_a_restart_begins_no_step_of_these_after_its_limit(
     step_s: float, passes: list[int], tiny: Path, lives: Lives, tmp_path: Path
 ) -> None:
@@ -366,7 +366,7 @@ def test_a_restart_begins_no_step_of_these_after_its_limit(
     bursts = [(count, 32) for count in passes]
     assert lives.passes[: len(passes) + 2] == [(1, 8), *bursts, (1, 8)]
     alone = (len(lives.rows) - len(rows)) * STEPS_OF_ONE
-    assert lives.steps - alone == math.ceil(0.6 / step_s)
+    assert lives.steps - alone == math.ceil(0.3 / step_s)
 
 
 @pytest.mark.usefixtures("cuda")
