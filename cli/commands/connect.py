@@ -218,7 +218,7 @@ def _zed(site: Site) -> Settings:
 # ---------------------------------------------------------------- the command
 
 TOOLS = {"vscode": _vscode, "zed": _zed}
-"""What makes the settings of each program, by the word that users type."""
+"""The functions that make the settings, by the word that users type for a program."""
 
 
 @click.command()

@@ -42,7 +42,7 @@ MAX_DEPTH = 100
 may descend into them."""
 
 WITHOUT_FILE = Path("--model")
-"""What errors call the text of a configuration that has no file."""
+"""The name that errors give a configuration without a file."""
 
 _FIXED_KEYS = {
     "runtime_dir": "runtime_dir",

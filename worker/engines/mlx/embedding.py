@@ -55,7 +55,7 @@ from .engine import (
     open_device,
 )
 from .folder import ModelFolder, fingerprint, reading_ahead
-from .imports import importing
+from .imports import naming_what_is_missing
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -241,7 +241,7 @@ class EmbeddingEngine:
     def _load_model(self, folder: ModelFolder, report: ReportProgress) -> None:
         import mlx.core as mx
 
-        with importing():
+        with naming_what_is_missing():
             from .embedding_text import load_embedding_text
             from .loader import iterate_arrays, materialise
             from .pooled import load_pooled

@@ -33,7 +33,7 @@ from ...engine import (
     TextCodec,
 )
 from .folder import ModelFolder, check_folder, fingerprint, reading_ahead
-from .imports import importing, importing_libraries, stay_offline
+from .imports import importing_libraries, naming_what_is_missing, stay_offline
 from .prefill import (
     FIXED_CHUNK,
     LARGEST_CHUNK,
@@ -158,7 +158,7 @@ def open_device(spec: LaunchSpec) -> tuple[str, Any, MemoryLimits]:
     Raises:
         NoDeviceError: MLX is not installed, or not for this machine.
     """
-    with importing():
+    with naming_what_is_missing():
         from .decode_attention import use_decode_attention
         from .limits import MemoryLimits
         from .loader import choose_kernels, open_stream
@@ -276,7 +276,7 @@ class MlxEngine:
                 with importing_libraries():
                     weights = read_weights(folder, self._spec.memory_limit_bytes, report_weights)
 
-            with importing():
+            with naming_what_is_missing():
                 from .adapters import adapt, read_adapters
                 from .logits import FloatLogits
             adapters = read_adapters(self._spec.adapters)

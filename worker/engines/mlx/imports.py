@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ...engine import NoDeviceError
 
@@ -35,10 +34,6 @@ MODULES = (
     "mlx_lm.utils",
 )
 """Others' modules. Most architectures of mlx-lm share what the one of Llama imports."""
-
-SWITCH_S = 0.0005
-"""How long the imports may keep the interpreter from the thread that gives the readers of weights
-their work, some hundred times; Python's own 5 ms would add a second."""
 
 OWN_MODULES = (
     "batch",
@@ -91,19 +86,13 @@ def importing_libraries() -> Iterator[None]:
 
 
 def _import_libraries() -> None:
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
-    try:
+    with suppress(ImportError):  # the load imports them as well, and says what is missing
         for name in LIBRARIES:
             importlib.import_module(name)
-    except ImportError:
-        pass  # the load imports it as well, and says so
-    finally:
-        sys.setswitchinterval(before_s)
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def naming_what_is_missing() -> Iterator[None]:
     """Say what is missing if MLX or mlx-lm cannot be imported.
 
     Raises:

@@ -24,7 +24,7 @@ from mlxsup.protocol.launch import LaunchSpec
 
 from ...engine import BadModelError, GpuFaultElsewhereError, NoDeviceError
 from .folder import ModelFolder
-from .imports import importing
+from .imports import naming_what_is_missing
 from .kernels import discard_if_unloadable, keep_plans, use_kernel_folder
 from .quirks import Remedy, find_fault
 
@@ -278,7 +278,7 @@ def load_lazily(
         NoDeviceError: mlx-lm cannot be imported.
         MemoryError: not enough memory now.
     """
-    with importing():
+    with naming_what_is_missing():
         from mlx_lm.utils import load_model
     try:
         with _loadable(folder) as path:
