@@ -37,7 +37,6 @@ class PlayedKernels:
 
     Attributes:
         runs: how many kernels were run.
-        given_bytes: of code, with all of these runs.
 
     Args:
         folder: for the libraries.
@@ -45,9 +44,7 @@ class PlayedKernels:
 
     def __init__(self, folder: Path) -> None:
         self.runs = 0
-        self.given_bytes = 0
         self._folder = folder
-        self._loaded: dict[str, bytes] = {}
 
     def compile(self, source: str) -> bytes:
         """Return the path of a library that has the kernels of `source`."""
@@ -77,9 +74,6 @@ class PlayedKernels:
             ValueError: 32 bits do not hold a float, which MLX refuses too.
         """
         self.runs += 1
-        self.given_bytes += len(compiled_source)
-        # A kernel that was loaded is known by its name.
-        compiled_source = self._loaded.setdefault(name, compiled_source)
         if not all(ctypes.c_float(n).value == n for n in scalars if isinstance(n, float)):
             raise ValueError("a float that 32 bits do not hold")
         library = ctypes.CDLL(compiled_source.decode())

@@ -181,7 +181,8 @@ class CompileError(Exception):
 
 
 class Kernels(NamedTuple):
-    """Both kernels, compiled; MLX knows each by its name, so no two have the same."""
+    """Both kernels, compiled. Each call gives MLX their code, because MLX knows a kernel that it has
+    loaded by its name and a hash of the code."""
 
     code: bytes
     read: str
@@ -320,8 +321,7 @@ class DecodeAttention:
             try:
                 kernels = make_kernels(*key)
                 self._try_out(kernels, *key)
-                # MLX has loaded them, and finds them by their names: no call copies their code.
-                self._kernels[key] = kernels._replace(code=b"")
+                self._kernels[key] = kernels
             except (CompileError, RuntimeError, ValueError) as error:  # MLX's, of the GPU
                 self._kernels[key] = None
                 logger.warning(log_line("MLX's slower attention is used", reason=str(error)))
