@@ -525,7 +525,8 @@ class Engine(Protocol):
         what ended rows have read."""
 
     def prepare(self) -> bool:
-        """Does a short piece of work that makes later requests faster; called while there is none.
+        """Does a short piece of work that makes later requests faster; called while there has been
+        none for a while.
 
         Returns:
             False, and nothing was done, if there is no such work left.

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from .engine import Engine
 
 LOOK_AGAIN_AFTER_S = 0.5
-"""What the last step has begun is over by then: what is held now is less than at its end."""
+"""What the last step has begun is over by then: what is held now is less than at its end. From then
+on the engine also prepares for later requests."""
 
 FREE_AFTER_S = 3.0
 """After this long without a request, memory for reuse is freed: another process can use it, and a
@@ -40,6 +41,12 @@ class IdleTime:
     def ends(self) -> None:
         """There is something to do."""
         self._since = None
+
+    @property
+    def has_lasted(self) -> bool:
+        """True if there has been nothing to do for so long that a request is hardly on its way: the
+        supervisor sends those that waited for a load, or were resumed, as soon as it is over."""
+        return self._since is not None and self._clock() - self._since >= LOOK_AGAIN_AFTER_S
 
     def left_s(self, *, is_busy: bool) -> float | None:
         """Return the seconds until memory is to be looked at again, or the engine gives back, which

@@ -154,11 +154,13 @@ class StepLoop:
         return self._prepare()
 
     def _prepare(self) -> bool:
-        """Uses the time without a request for one piece of work; returns whether there was any."""
-        if self._is_prepared or self._held_requests():
+        """Uses a longer time without a request for one piece of work; returns whether there was
+        any. A request that comes meanwhile waits for its end."""
+        if self._is_prepared or self._held_requests() or not self._idle.has_lasted:
             return False
         self._begin_work(WorkerPhase.PREFILL, PREPARE_S)
         self._is_prepared = not self._engine.prepare()
+        self._signs.between_steps()
         return not self._is_prepared
 
     def _must_hold(self) -> bool:

@@ -383,25 +383,27 @@ def small_gpu(cost: int) -> float:
     return 0.0055 + 17e-6 * cost
 
 
-def shown() -> CostModel:
-    """As the warm-up leaves it, on a GPU that was prepared for nothing that it is shown."""
+def shown(prepared_s: float = 0.0) -> CostModel:
+    """As the warm-up leaves it, on a GPU that takes so many seconds for the first pass of each
+    shape."""
     costs = make_costs()
-    costs.is_first = True
-    for size in (FIRST_CHUNK, 128, 1024):
-        assert size == FIRST_CHUNK or costs.shows_chunk(size, 0.1)
-        saw(costs, size, small_gpu(size))
-    costs.is_first = False
+    saw(costs, FIRST_CHUNK, small_gpu(FIRST_CHUNK))
+    for size in (128, 1024):
+        for costs.is_first in (True, False):
+            assert costs.shows_chunk(size, 0.1)
+            saw(costs, size, small_gpu(size) + costs.is_first * prepared_s)
     return costs
 
 
-def test_a_shown_size_counts_in_a_first_step() -> None:
-    costs = shown()
+@pytest.mark.parametrize("prepared_s", [0.0, 0.09, PREPARED_S])
+def test_a_shown_size_says_nothing_in_the_first_step_of_its_shape(prepared_s: float) -> None:
+    """A pass over 128 tokens that prepares the GPU for 0.09 s would make them seem dear: bursts
+    would not gather, and be read in pieces of some tokens, each of a shape of its own."""
+    costs = shown(prepared_s)
     expected = pytest.approx(small_gpu(PROMPTS * TOKENS), rel=0.1)
     assert predict(costs, TOKENS, rows=PROMPTS) == expected
-    assert costs.shows_chunk(2048, 0.1)
-    costs.is_first = True
-    saw(costs, 2048, 3 * small_gpu(2048))
-    assert predict(costs, 2048) > 2 * small_gpu(2048)
+    assert costs.shared_pass_s(TOKENS) == pytest.approx(0.0055, rel=0.1)
+    assert chunk(costs, PROMPTS, 1) >= TOKENS
 
 
 @pytest.mark.parametrize(

@@ -808,3 +808,31 @@ def test_an_idle_engine_is_waited_with_until_it_gives_back(bench: Bench) -> None
     assert (bench.loop.wait_s(), bench.engine.returned) == (None, 1)
     bench.dispatch(A)
     assert bench.loop.wait_s() == TEXT_LIMIT_S
+
+
+def test_an_engine_prepares_for_later_once_nothing_has_come_for_a_while(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited for the load, or is resumed, comes some milliseconds after READY; a piece of such
+    work takes a GPU 0.4 s."""
+    phases: list[WorkerPhase] = []
+
+    def prepare() -> bool:
+        phases.append(bench.board.beat().phase)
+        return len(phases) < 3
+
+    def turns(after_s: float) -> list[bool]:
+        bench.now += after_s
+        bench.loop.wait_s()
+        return [bench.loop.turn() for _ in range(4)]
+
+    monkeypatch.setattr(bench.engine, "prepare", prepare)
+    assert turns(0.0) == turns(LOOK_AGAIN_AFTER_S - 0.125) == [False] * 4
+    bench.start(A)
+    bench.turn(*cancels(1))
+    bench.run()
+    assert turns(LOOK_AGAIN_AFTER_S - 0.125) == [False] * 4, "counted from the request's end"
+    assert turns(0.125) == [True, True, False, False]
+    assert phases == [WorkerPhase.PREFILL] * 3
+    assert bench.board.beat().phase is WorkerPhase.ROWS
+    assert turns(10.0) == [False] * 4

@@ -237,7 +237,8 @@ class CostModel:
         return int(min(max(cost // rows, SMALLEST_CHUNK), self._largest_chunk))
 
     def shows_chunk(self, tokens: int, limit_s: float) -> bool:
-        """Let the next chunk that is read have `tokens` tokens, to show what they cost.
+        """Let the next chunk that is read have `tokens` tokens, to show what they cost; in the
+        first step of a shape it shows nothing.
 
         Returns:
             False, and nothing changes, if chunks are fixed, or one as large as the largest so far
@@ -323,7 +324,7 @@ class CostModel:
         # A share of the step always counts for the chunk: estimates from slower times must not
         # make prefill look free.
         spent_s = max(took_s - self.predict_decode_s(decode_rows), took_s / 2)
-        if self.is_first and not is_shown and self._is_preparation(cost, spent_s):
+        if self.is_first and (is_shown or self._is_preparation(cost, spent_s)):
             return
         if depth < self._depth or cost * APART >= self._cost.largest_cost:
             self._depth = depth

@@ -227,7 +227,8 @@ class WarmUp:
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.costs.forget()
             self._read(FIRST_CHUNK)
-        for tokens in SHOWN:
+        # Where shapes are prepared, only the second pass of one shows what its tokens cost.
+        for tokens in [size for size in SHOWN for _ in range(2 if compiles else 1)]:
             if not self._fits(tokens) or not self._batch.costs.shows_chunk(tokens, CHEAP_S):
                 break
             self._read(tokens)
