@@ -18,8 +18,7 @@ from mlxsup.worker.engines.mlx.decode_attention import (
     LEAST_KEYS,
     CompileError,
     DecodeAttention,
-    fetched,
-    hides,
+    attention_in_use,
 )
 
 from support.cuda.played import PlayedKernels
@@ -35,6 +34,12 @@ CACHE: list[mx.array] = []
 """Holds what `arrays` was given last, as a cache does."""
 
 
+def in_use() -> DecodeAttention:
+    found = attention_in_use()
+    assert found is not None
+    return found
+
+
 def arrays(
     rows: int,
     heads: int,
@@ -42,13 +47,13 @@ def arrays(
     width: int,
     keys: int,
     dtype: mx.Dtype = mx.float32,
-    tell: Callable[..., object] = fetched,
+    tell: Callable[..., object] | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Return queries, keys and values as a cache has fetched them: parts of larger arrays."""
     mx.random.seed(rows + keys)
     both = [mx.random.normal((rows, key_heads, keys + 37, width)).astype(dtype) for _ in "kv"]
     k, v = (one[..., :keys, :] for one in both)
-    tell(k, v, *both)
+    (tell or in_use().fetched)(k, v, *both)
     CACHE[:] = both
     return mx.random.normal((rows, heads, 1, width)).astype(dtype), k, v
 
@@ -106,7 +111,6 @@ def played(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedKernels:
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", kernels.run)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)  # restored afterwards
     monkeypatch.setattr(decode_attention, "compile_source", kernels.compile)
-    monkeypatch.setattr(decode_attention, "_in_use", None)
     decode_attention.use_decode_attention()
     return kernels
 
@@ -158,7 +162,7 @@ def test_only_the_mask_of_the_pass_takes_the_kernels(played: PlayedKernels, keys
 
     q, k, v = arrays(3, 4, 2, 64, keys)
     assert runs(q, k, v, mask) == 0, "it stands for nothing yet"
-    hides(mask, mx.array(padding))
+    in_use().hides(mask, mx.array(padding))
     assert runs(q, k, v, mask) == 4, "they are tried out"
     assert runs(q, k, v, mask) == 2
     assert runs(q, k, v, mask & True) == 0, "a model has changed it"
@@ -187,7 +191,7 @@ def test_a_cache_says_what_its_mask_hides(
 def test_a_scale_may_be_a_whole_number(played: PlayedKernels) -> None:
     q, k, v = arrays(3, 4, 2, 64, 20)
     mask = mask_of([0, 3, 19], 20)
-    hides(mask, mx.array([0, 3, 19]))
+    in_use().hides(mask, mx.array([0, 3, 19]))
     found = mx.fast.scaled_dot_product_attention(q, k, v, scale=1, mask=mask)
     assert mx.allclose(found, attend(q, k, v, scale=1.0, mask=mask), atol=1e-5)
     assert played.runs > 0
@@ -241,7 +245,7 @@ def test_kernels_that_cannot_be_used_leave_attention_to_mlx(
     monkeypatch.setattr(owner, name, played_by)
     q, k, v = arrays(3, 4, 2, 64, 20)
     mask = mask_of([0, 3, 19], 20)
-    hides(mask, mx.array([0, 3, 19]))
+    in_use().hides(mask, mx.array([0, 3, 19]))
     for _ in range(2):
         found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, mask=mask)
         assert mx.array_equal(found, attend(q, k, v, scale=0.1, mask=mask))

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache, dynamic_roll
 
-from .decode_attention import fetched, hides
+from .decode_attention import attention_in_use
 from .shapes import padded_keys
 
 
@@ -140,8 +140,10 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
         self.keys[..., begin:end, :] = keys
         self.values[..., begin:end, :] = values
         self._idx = end
-        parts = (self.keys[..., :seen, :], self.values[..., :seen, :])
-        return fetched(*parts, self.keys, self.values)
+        seen_keys, seen_values = self.keys[..., :seen, :], self.values[..., :seen, :]
+        if (attention := attention_in_use()) is not None:
+            attention.fetched(seen_keys, seen_values, self.keys, self.values)
+        return seen_keys, seen_values
 
     def make_mask(self, N: int, return_array: bool = False, **kwargs: Any) -> Any:
         """Return the mask of a pass of that many tokens: (rows, 1, tokens, keys), "causal" or
@@ -155,8 +157,8 @@ class BatchKeys(BatchKVCache):  # type: ignore[misc]
             if len(self.padding) == 1:  # several rows decode no faster without one
                 return None
         mask: mx.array = super().make_mask(N, return_array, **kwargs)
-        if is_plain and N == 1:
-            hides(mask, self.left_padding)
+        if is_plain and N == 1 and (attention := attention_in_use()) is not None:
+            attention.hides(mask, self.left_padding)
         if room > keys:
             mask = mx.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, room - keys)])
         if is_plain and self.pads and N > 1 and self.keys is not None:

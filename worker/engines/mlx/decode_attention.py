@@ -181,8 +181,8 @@ class CompileError(Exception):
 
 
 class Kernels(NamedTuple):
-    """Both kernels, compiled. Each call gives MLX their code, because MLX knows a kernel that it has
-    loaded by its name and a hash of the code."""
+    """Both kernels, compiled. Each call gives MLX their code: it knows a kernel that it has loaded
+    by its name and a hash of the code."""
 
     code: bytes
     read: str
@@ -381,27 +381,13 @@ def _run(
     return joined[0]
 
 
-_in_use: DecodeAttention | None = None
+def attention_in_use() -> DecodeAttention | None:
+    """Return what the models of this process compute attention with; None: MLX's own function."""
+    attention = mx.fast.scaled_dot_product_attention
+    return attention if isinstance(attention, DecodeAttention) else None
 
 
 def use_decode_attention() -> None:
     """Let every model of this process that runs with CUDA compute attention so; once is enough."""
-    global _in_use
-    if _in_use is None:
-        _in_use = DecodeAttention()
-        mx.fast.scaled_dot_product_attention = _in_use
-
-
-def hides(mask: mx.array, padding: mx.array) -> None:
-    """See `DecodeAttention.hides`; without effect on other devices."""
-    if _in_use is not None:
-        _in_use.hides(mask, padding)
-
-
-def fetched(
-    seen_keys: mx.array, seen_values: mx.array, keys: mx.array, values: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Return what a layer looks at; see `DecodeAttention.fetched`."""
-    if _in_use is not None:
-        _in_use.fetched(seen_keys, seen_values, keys, values)
-    return seen_keys, seen_values
+    if attention_in_use() is None:
+        mx.fast.scaled_dot_product_attention = DecodeAttention()
