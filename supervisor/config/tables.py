@@ -511,7 +511,7 @@ class ModelTable(Table):
     )
     decode_share: DecodeShare = key(
         _LAUNCH.decode_share,
-        "running answers keep this share of the time while prompts are read",
+        "running answers keep this share of the time beside a new prompt",
     )
     context_length: Count = key(
         _LAUNCH.context_length,

@@ -335,6 +335,37 @@ def test_rows_that_decode_keep_their_share_of_the_time(
     assert all_s - held_up_s <= 1.6 * least_s / (1 - share)
 
 
+@pytest.mark.parametrize("kind", [TogetherScheduler, SerialScheduler])
+@pytest.mark.parametrize(
+    ("waiting", "following", "kept"),
+    [(1, 0, 0.5), (1, 5, 0.5), (2, 0, 0.5), (3, 0, 1 / 3), (6, 0, 1 / 6), (6, 3, 1 / 6)],
+)
+def test_rows_that_decode_keep_the_less_the_more_prompts_wait(
+    kind: type[PrefillScheduler], waiting: int, following: int, kept: float
+) -> None:
+    """Four rows decode; those that follow others cost nothing that could be paid for."""
+    costs = CostModel(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
+    for cost in (8, 64, 2048):
+        costs.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
+    costs.saw_decode(rows=4, took_s=DECODE_S)
+    turns, steps, all_s = kind(costs, decode_share=0.5), 0, 0.0
+    done: dict[int, int] = {}
+    for uid in range(waiting + following):
+        turns.add(uid, total=100_000, known=0)
+        if uid >= waiting:
+            turns.follow(uid)
+    while all_s < 100 * TARGET_S:
+        plan = turns.plan(decode_rows=4)
+        each_s = {uid: PASS_S + TOKEN_S * size for uid, size in plan.items()}
+        read_s = sum(each_s.values())
+        if kind is TogetherScheduler and plan:
+            read_s -= PASS_S * (len(plan) - 1)
+        reads = [replace(read, took_s=each_s[read.uid]) for read in reads_of(plan, done)]
+        turns.take(reads, decode_rows=4, took_s=DECODE_S + read_s)
+        steps, all_s = steps + 1, all_s + DECODE_S + read_s
+    assert kept - 0.02 <= steps * DECODE_S / all_s <= kept + 0.08, "whole steps pay"
+
+
 def test_a_surprise_is_not_paid_back_for_ever_and_prompts_alone_owe_nothing() -> None:
     turns = together(decode_share=0.5)
     done: dict[int, int] = {}
