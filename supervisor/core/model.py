@@ -453,7 +453,7 @@ class Model:
         if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
             return self.idle_since + self.idle_limit_s
         lack = self.lack
-        return self.life.phase.due_at if lack is None else lack.looks_again_at
+        return self.life.phase.due_at if lack is None else lack.wait.until
 
     @property
     def idle_limit_s(self) -> float | None:

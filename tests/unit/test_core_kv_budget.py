@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Member, RowBudget
-from mlxsup.supervisor.core.life import Lack, Urgency
+from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
+from mlxsup.supervisor.core.life import Lack, Urgency, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 from mlxsup.supervisor.core.settings import ModelSettings
@@ -52,29 +53,29 @@ def test_free_memory_is_shared_equally() -> None:
     assert driver.reserved() == 2 * MODEL + 1000
 
 
-MEMBER = Member(
+MEMBER = LoadedModel(
     name=ModelName("a"),
-    claim=Claim(least_bytes=100, wanted_bytes=1000),
-    bare_bytes=0,
-    raise_bytes=0,
-    rows_bytes=400,
     reserved_bytes=500,
-    measured_bytes=0,
-    kept_bytes=0,
-    size_bytes=300,
-    most_bytes=500,
-    has_spare=True,
-    is_given=False,
+    standing=Standing.BUSY,
+    spare_bytes=1,
+    rows=Rows(
+        layers=(CacheLayers(layers=1, row_bytes=200),),
+        claim=Claim(least_bytes=100, wanted_bytes=1000),
+        size_bytes=300,
+        most_bytes=500,
+        rows=(Row(0.0, RequestKey(1), 64),),
+    ),
 )
+"""Its row holds 400 bytes."""
 
 
 def view_with(*waiting: LoadRequest) -> MemoryView:
     """One model shares 2000 bytes, and these wait."""
-    return MemoryView(budget=budget(2000), now=0.0, loaded={}, members=(MEMBER,), waiting=waiting)
+    return MemoryView(budget=budget(2000), now=0.0, loaded={MEMBER.name: MEMBER}, waiting=waiting)
 
 
 def waits(urgency: Urgency) -> LoadRequest:
-    lack = Lack(since=0.0, reason="needs more")
+    lack = Lack(since=0.0, wait=Wait(reason="needs more"))
     return LoadRequest(name=ModelName("b"), needed_bytes=1, urgency=urgency, lack=lack)
 
 
@@ -94,24 +95,25 @@ def test_rows_get_no_more_while_a_request_waits_for_memory(
 
 def test_who_has_spare_gives_it_back_while_more_is_reserved_than_there_is() -> None:
     """No model waits for it; a worker that is not asked would keep what it has for speed."""
-    holds = LoadedModel(name=MEMBER.name, reserved_bytes=500, standing=Standing.BUSY)
-    loaded = {MEMBER.name: holds}
     found = [
-        plan(replace(view_with(), budget=budget(size_bytes), loaded=loaded)).parts[0]
-        for size_bytes in (500, 499)
+        plan(replace(view_with(), budget=budget(size_bytes))).parts[0] for size_bytes in (500, 499)
     ]
     assert [part.gives_back for part in found] == [False, True]
 
 
 def test_models_that_get_more_do_not_get_the_same_memory() -> None:
     """The third holds what the first two may have once its worker keeps to less."""
-    small = replace(MEMBER, rows_bytes=100, reserved_bytes=100, size_bytes=100, most_bytes=100)
-    large = replace(MEMBER, rows_bytes=100, reserved_bytes=1000, size_bytes=1000, most_bytes=1000)
-    members = tuple(
-        replace(one, name=ModelName(name))
-        for name, one in zip("abc", (small, small, large), strict=True)
-    )
-    parts = divide(replace(view_with(), budget=budget(1400), members=members), is_short=False)
+
+    def member(name: str, size_bytes: int) -> LoadedModel:
+        assert MEMBER.rows is not None
+        rows = replace(MEMBER.rows, rows=(), size_bytes=size_bytes, most_bytes=size_bytes)
+        return replace(MEMBER, name=ModelName(name), reserved_bytes=size_bytes, rows=rows)
+
+    members = [
+        member(name, size_bytes) for name, size_bytes in (("a", 100), ("b", 100), ("c", 1000))
+    ]
+    loaded = {one.name: one for one in members}
+    parts = divide(replace(view_with(), budget=budget(1400), loaded=loaded), is_short=False)
     told = {str(part.name): part.size_bytes for part in parts}
     assert (told["a"], told["b"]) == (300, None), "200 are free"
 
