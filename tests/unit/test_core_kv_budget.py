@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
 from mlxsup.supervisor.core.life import Lack, Urgency, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
-from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
@@ -99,6 +100,52 @@ def test_who_has_spare_gives_it_back_while_more_is_reserved_than_there_is() -> N
         plan(replace(view_with(), budget=budget(size_bytes))).parts[0] for size_bytes in (500, 499)
     ]
     assert [part.gives_back for part in found] == [False, True]
+
+
+def changed(**rows: Any) -> MemoryView:
+    """The same model, with other facts about its rows."""
+    assert MEMBER.rows is not None
+    other = replace(MEMBER, rows=replace(MEMBER.rows, **rows))
+    return replace(view_with(), loaded={MEMBER.name: other})
+
+
+def test_a_given_memory_is_all_that_rows_could_take() -> None:
+    """Whatever the other models leave: `memory` in the entry is what the row would be told."""
+    wanted = MEMBER.rows.claim.wanted_bytes if MEMBER.rows is not None else 0
+    assert divide(changed(is_given=True), is_short=False)[0].could_bytes == wanted
+    assert divide(changed(), is_short=False)[0].could_bytes > wanted
+
+
+def test_a_budget_is_lowered_by_an_eighth_or_not_at_all() -> None:
+    """A worker that is told of every token would be told at every step."""
+    at_most = Claim(least_bytes=100, wanted_bytes=1000)
+    told = [
+        divide(changed(claim=at_most, size_bytes=size_bytes), is_short=False)[0].size_bytes
+        for size_bytes in (1142, 1144)
+    ]
+    assert told == [None, 1000]
+
+
+def test_rows_get_no_more_while_another_model_tries_a_request_again() -> None:
+    """It has run out of memory alone: what is free must stay free for it."""
+    alone, beside = (
+        divide(replace(view_with(), tried_again=frozenset({ModelName(name)})), is_short=False)[0]
+        for name in ("a", "b")
+    )
+    assert (alone.size_bytes, beside.size_bytes) == (1000, 400)
+
+
+def test_what_is_kept_for_a_pinned_model_is_not_spare() -> None:
+    """Its weights take less than was expected."""
+    driver = RowsDriver("a", 3 * MODEL, own_bytes=0, pinned="a")
+    driver.bring_up("a")
+    driver.confirm("a")
+    [one] = loaded_models(driver.core.fleet, driver.core.fleet.settings, driver.now)
+    assert one.rows is not None
+    kept_bytes = driver.model("a").life.pinned_bytes
+    assert one.rows.fixed_bytes + one.rows.held_bytes < kept_bytes
+    assert (one.least_bytes, one.rows.kept_bytes) == (kept_bytes, kept_bytes)
+    assert replace(one.rows, most_bytes=0).reserved_with(0) == kept_bytes
 
 
 def test_models_that_get_more_do_not_get_the_same_memory() -> None:

@@ -252,6 +252,16 @@ def test_three_models_of_one_client_take_turns() -> None:
     assert "".join(served) == "abcabc"
 
 
+def test_a_model_that_was_swapped_out_waits_for_memory_at_once() -> None:
+    """Its end is the news, not that it waits from then on."""
+    driver = rivals()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.swap("a")
+    assert [note for note in notes(driver) if note.startswith("waiting for memory")] == []
+
+
 def test_a_turn_counts_once_the_row_that_had_no_token_was_cancelled() -> None:
     """No step comes after the cancel, and no sample."""
     settings = limited(4 * GIB, min_residency_s=30.0)
