@@ -288,6 +288,15 @@ def test_steps_are_no_longer_alike_when_another_row_reads_joins_or_ends() -> Non
     assert paid(driver, "a") == 3.0 + 3 * 0.25 + 4 * 0.5 + 1.0
 
 
+def test_steps_of_as_many_other_rows_are_not_alike() -> None:
+    driver = running("a", "b")
+    for key in (1, 1, 1, 2, 2):
+        spend(driver, 1.0, token(key))
+    spend(driver, 1.0, token(1, FinishReason.STOP))
+    spend(driver, 1.0, token(2, FinishReason.STOP))
+    assert (paid(driver, "a"), paid(driver, "b")) == (4.0, 3.0)
+
+
 def test_a_row_that_joins_without_having_read_anything_pays_at_once() -> None:
     driver = running("a", "b")
     for _ in range(3):
