@@ -498,8 +498,12 @@ class Model:
         """Charge what its requests have cost until now: before one of them leaves, and before
         the charges are read."""
         alike, self.totals.alike = self.totals.alike, None
-        if alike is not None:
-            self.totals.engine_s += alike.charge(self.name, self.pay)
+        if alike is None:
+            return
+        cost_s = alike.cost_s(self.name)
+        self.totals.engine_s += cost_s
+        for request in alike.payers:
+            self.pay(request, cost_s / len(alike.keys))
 
     def pay(self, request: Request, engine_s: float) -> None:
         """Charge a request, and its account, so much of the engine's time."""

@@ -354,7 +354,7 @@ steps = st.builds(
 def test_charges_add_up_to_the_step(
     step: Step, engine_s: float, before: dict[RequestKey, float]
 ) -> None:
-    paid, repeated_s = charge(step, engine_s, lambda key: before.get(key, 0.0))
+    paid, repeated_s = charge(step, engine_s, before)
     parts = [*paid.values(), repeated_s]
     assert all(part >= -1e-9 for part in parts)
     computed = {row.key for row in step.rows[max(step.between_steps, 0) :]}
@@ -423,7 +423,7 @@ def test_charges_of_a_step(name: str) -> None:
     said = {"took_s": 1.0, **made}
     before: dict[RequestKey, float] = said.pop("read_before", {})
     engine_s: float = said.pop("engine_s", said["took_s"])
-    paid, repeated_s = charge(Step(step=1, **said), engine_s, lambda key: before.get(key, 0.0))
+    paid, repeated_s = charge(Step(step=1, **said), engine_s, before)
     assert paid == requests
     assert repeated_s == (engine_s - sum(requests.values()) if before else 0.0)
 
