@@ -15,7 +15,13 @@ from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
 from mlxsup.supervisor.core.life import Lack, Urgency, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
-from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
+from mlxsup.supervisor.core.memory_view import (
+    LoadedModel,
+    LoadRequest,
+    MemoryView,
+    Standing,
+    loaded_models,
+)
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
@@ -239,6 +245,12 @@ def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
     driver = RowsDriver("a", 1, {"a": need_of(given=MODEL)}, budget=None)
     driver.bring_up("a")
     assert driver.budget("a") == ONE_ROW
+
+
+def test_rows_that_nothing_limits_are_told_no_budget() -> None:
+    driver = RowsDriver("a", 1, budget=None)
+    driver.bring_up("a")
+    assert driver.budgets["a"] == []
 
 
 # Rows of pinned models
