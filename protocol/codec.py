@@ -362,7 +362,8 @@ def read_line(cls: type[P], line: bytes, what: str) -> P:
 def to_map(part: Any) -> dict[str, Any]:
     """Return a message or another dataclass; fields with their default are left out."""
     result = {}
-    for name, default, convert in _conversions(type(part)):
+    cls: Any = type(part)
+    for name, default, convert in _conversions(cls):
         item = getattr(part, name)
         if item != default:
             result[name] = item if convert is None or item is None else convert(item)

@@ -76,7 +76,7 @@ class Rows:
         bare_bytes: what the process takes without any row.
         raise_bytes: what is reserved besides because processes before it ran out of memory.
         measured_bytes: what the process holds.
-        kept_bytes: what stays reserved however few rows there are: it is pinned, or was given it.
+        kept_bytes: what stays reserved however few rows there are, because the model is pinned.
         size_bytes: what they were told to take; None: they have not been told yet.
         most_bytes: the largest budget that the worker may still keep to.
         is_given: whether the `memory` of the entry limits them.
@@ -265,9 +265,8 @@ def rows_of(model: Model) -> Rows | None:
     that. While memory is short, rows of the lowest class may leave that can continue later."""
     if model.life.state not in SERVES or not has_row_budget(model):
         return None
-    ready, need, budget = model.process.ready, model.life.need, model.batch.budget
+    ready, budget = model.process.ready, model.batch.budget
     assert ready is not None
-    assert need is not None
     may_go = model.life.state is State.READY and not model.process.is_unlinked
     return Rows(
         layers=tuple(ready.cache_layers),
@@ -275,7 +274,7 @@ def rows_of(model: Model) -> Rows | None:
         bare_bytes=bare_bytes(model),
         raise_bytes=model.life.raise_bytes,
         measured_bytes=model.measured_bytes,
-        kept_bytes=max(model.life.pinned_bytes, need.given_bytes or 0),
+        kept_bytes=model.life.pinned_bytes,
         size_bytes=None if budget is None else budget.size_bytes,
         most_bytes=0 if budget is None else budget.most_bytes,
         is_given=is_given(model),
@@ -328,13 +327,10 @@ def lasting_bytes(model: Model, rows: Rows | None, spare_bytes: int, now: float)
 def reserve(model: Model) -> None:
     """Derive what is reserved for a process from what its rows may take, and what it holds."""
     assert model.batch.budget is not None
-    need = model.life.need
-    given_bytes = 0 if need is None or need.given_bytes is None else need.given_bytes
     model.life.reserved_bytes = max(
         fixed_bytes(model) + model.batch.budget.most_bytes,
         model.measured_bytes,
         model.life.pinned_bytes,
-        given_bytes,
     )
 
 

@@ -336,7 +336,7 @@ def view_of(
         is_measured=is_measured,
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
         is_division_due=is_division_due,
-        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if is_division_due else 0,
+        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if settings.budget else 0,
         tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),
         are_rows_leaving=any(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()

@@ -122,6 +122,16 @@ def test_a_given_memory_is_all_that_rows_could_take() -> None:
     assert divide(changed(), is_short=False)[0].could_bytes > wanted
 
 
+def test_what_was_raised_gives_way_to_a_row_at_once() -> None:
+    """Its row needs 900 of 1000 bytes, of which 300 are there because others ran out of memory."""
+    claim = Claim(least_bytes=900, wanted_bytes=1000)
+    [one] = changed(claim=claim, raise_bytes=300, size_bytes=600).loaded.values()
+    full = replace(one, reserved_bytes=1000)
+    short = replace(view_with(), budget=budget(1000), loaded={one.name: full})
+    part = divide(short, is_short=False)[0]
+    assert (part.could_bytes, part.raise_bytes, part.size_bytes) == (1000, 100, 900)
+
+
 def test_a_budget_is_lowered_by_an_eighth_or_not_at_all() -> None:
     """A worker that is told of every token would be told at every step."""
     at_most = Claim(least_bytes=100, wanted_bytes=1000)
@@ -190,6 +200,7 @@ def test_a_confirmation_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_divided_before_what_is_due_first() -> None:
     assert plan(view_with()).parts != []
+    assert plan(replace(view_with(), is_division_due=False)).parts == []
     found = plan(view_with(waits(Urgency.REQUEST)))
     assert (len(found.steps), found.parts) == (1, [])
 
