@@ -264,6 +264,19 @@ def test_rows_that_nothing_limits_are_told_no_budget() -> None:
     assert driver.budgets["a"] == []
 
 
+def test_rows_of_a_model_that_drains_give_back_too() -> None:
+    driver = RowsDriver("ab", 2 * MODEL + 1000)
+    driver.bring_up("a")
+    driver.confirm("a")
+    key = driver.begin("a", "r1")
+    driver.gain("a", key, 1)
+    told = driver.budget("a")
+    driver.restart("a")
+    driver.load("b")
+    assert driver.state("a") is State.DRAINING
+    assert driver.budget("a") < told
+
+
 # Rows of pinned models
 
 LONG = 3000
