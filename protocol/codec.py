@@ -193,7 +193,8 @@ def _packed_header(header: dict[str, Any]) -> bytes:
     """Pack a header. Half a surrogate pair, which a model's chat template or config.json may put
     into an error, becomes a question mark, or the error would end the process that reports it."""
     packer = msgpack.Packer(buf_size=PACK_BYTES, unicode_errors="replace")
-    return typing.cast(bytes, packer.pack(header))
+    packed: bytes = packer.pack(header)
+    return packed
 
 
 def encode_body(body: RequestBody | PoolingBody) -> bytes:
@@ -302,7 +303,8 @@ def pack(value: object) -> bytes:
         ValueError, OverflowError, TypeError: msgpack cannot encode them.
     """
     # By default each takes 256 KiB, which for a small message costs more than all the rest.
-    return typing.cast(bytes, msgpack.Packer(buf_size=PACK_BYTES).pack(value))
+    packed: bytes = msgpack.Packer(buf_size=PACK_BYTES).pack(value)
+    return packed
 
 
 unpack: Callable[[bytes], Any] = msgpack.unpackb
@@ -360,7 +362,8 @@ def read_line(cls: type[P], line: bytes, what: str) -> P:
 def to_map(part: Any) -> dict[str, Any]:
     """Return a message or another dataclass; fields with their default are left out."""
     result = {}
-    for name, default, convert in _conversions(typing.cast(Any, type(part))):
+    cls: Any = type(part)
+    for name, default, convert in _conversions(cls):
         item = getattr(part, name)
         if item != default:
             result[name] = item if convert is None or item is None else convert(item)

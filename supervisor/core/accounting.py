@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
@@ -247,16 +247,13 @@ class AlikeSteps:
     took_s: float = 0.0
     at: float
 
-    def charge(self, engine: ModelName, pay: Callable[[Request, float], None]) -> float:
-        """Have each payer pay its part, and return what all steps cost."""
-        cost_s = self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
-        for request in self.payers:
-            pay(request, cost_s / len(self.keys))
-        return cost_s
+    def cost_s(self, engine: ModelName) -> float:
+        """Return what all steps cost since they were last charged; each row pays an equal part."""
+        return self.device.cost_s(engine, max(self.took_s, 0.0), self.at)
 
 
 def charge(
-    step: Step, engine_s: float, read_before: Callable[[RequestKey], float]
+    step: Step, engine_s: float, read_before: Mapping[RequestKey, float]
 ) -> tuple[dict[RequestKey, float], float]:
     """Divide the cost of a step among the requests that it computed something for.
 
@@ -268,7 +265,8 @@ def charge(
         engine_s: what it cost, in engine seconds, not negative: its duration, or less if several
             engines shared the device.
         read_before: how many tokens of a request's prompt and answer had been computed before
-            this step, in this process or an earlier one; infinity for all of them.
+            this step, in this process or an earlier one; infinity for all of them. None of those
+            that are missing.
 
     Returns:
         Engine seconds by request, also of those that have ended while their row was still in the
@@ -286,12 +284,18 @@ def charge(
     repeated = 0.0
     for row in read:
         begin = row.done - row.computed
-        again = max(0.0, min(row.computed, read_before(row.key) - begin))
+        again = max(0.0, min(row.computed, read_before.get(row.key, 0.0) - begin))
         repeated += again
         if again < row.computed:
             paid_s = requests.get(row.key, 0.0)
             requests[row.key] = paid_s + (row.computed - again) * token_s
     return requests, repeated * token_s
+
+
+def _read_before(request: Request) -> float:
+    """Return how many tokens of a request have been computed; infinity for all of them."""
+    is_read = request.sent.tokens and not request.answers_while_reading
+    return math.inf if is_read else request.cost.read_tokens
 
 
 def _decode_share(step: Step) -> float:
@@ -353,14 +357,9 @@ class Meter:
         self.works(model, now)
         device = self._device_of(model)
         cost_s = device.cost_s(model.name, max(step.took_s, 0.0), now)
-
-        def read_before(key: RequestKey) -> float:
-            request = running.get(key)
-            if request is None:
-                return 0.0
-            is_read = request.sent.tokens and not request.answers_while_reading
-            return math.inf if is_read else request.cost.read_tokens
-
+        read_before = {
+            row.key: _read_before(running[row.key]) for row in step.prefill if row.key in running
+        }
         paid, repeated_s = charge(step, cost_s, read_before)
         for key, seconds in paid.items():
             request = running.get(key)

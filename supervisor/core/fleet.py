@@ -416,7 +416,10 @@ class Fleet:
             return
         for name in self._touched:
             model = self.by_name.get(name)
-            if model is not None and model.life.state is State.PENDING:
+            if model is None:
+                continue
+            model.has_settled_in(now)  # a row that had to gain a token may have ended
+            if model.life.state is State.PENDING:
                 model.life.stream_tokens = model.longest_stream
         models = self.by_name.values()
         for model, trigger in self.downloads.settle(models):

@@ -19,9 +19,9 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
-from .life import Abandoned, Life, Swapping, Urgency
+from .life import Abandoned, Life, Swapping, Urgency, Wait
 from .memory import Need, bounded
-from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, Wait, idle_to_evict, needs, verdict_on
+from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
 from .settings import CoreSettings, ModelSettings

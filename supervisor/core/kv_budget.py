@@ -11,20 +11,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.errors import RemoteError
-from mlxsup.protocol.ids import ModelName
-from mlxsup.protocol.states import State, Wanted
+from mlxsup.protocol.ids import ModelName, RequestKey
+from mlxsup.protocol.states import SERVES, Priority, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
 from .errors import row_does_not_fit
-from .requests import Request
+from .requests import Request, Stage
 
 if TYPE_CHECKING:
     from .model import Model
+
+LOWEST = Priority.BATCH
+"""The class whose rows leave when memory is short."""
 
 GIVES_AGAIN_AFTER_S = 10.0
 """A model that has given back what it could is asked again after this long at the earliest."""
@@ -43,12 +46,83 @@ class Claim:
     wanted_bytes: int
 
 
-def rows_need(layers: tuple[CacheLayers, ...], claim: Claim, lengths: Collection[int]) -> int:
-    """Return what rows of these lengths, in tokens, hold and need to grow by one step; no less than
-    the least of their model, and no more than it can use."""
-    longest = max(lengths, default=0) + GROWTH_TOKENS
-    rows_bytes = cache_bytes(layers, rows=len(lengths), longest=longest)
-    return min(max(claim.least_bytes, rows_bytes), claim.wanted_bytes)
+class Row(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        served_at: when it was dispatched, monotonic seconds.
+        key: of its request.
+        tokens: its length.
+        may_go: whether it may be asked to leave because memory is short.
+        is_leaving: whether it has been asked to leave, for any reason.
+        is_leaving_short: whether for want of memory: then it needs none.
+    """
+
+    served_at: float
+    key: RequestKey
+    tokens: int
+    may_go: bool = False
+    is_leaving: bool = False
+    is_leaving_short: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a live process at one moment: what they take, need and may take.
+
+    Attributes:
+        layers: what each layer keeps for a row.
+        claim: what they need and can use.
+        bare_bytes: what the process takes without any row.
+        raise_bytes: what is reserved besides because processes before it ran out of memory.
+        measured_bytes: what the process holds.
+        kept_bytes: what stays reserved however few rows there are, because the model is pinned.
+        size_bytes: what they were told to take; None: they have not been told yet.
+        most_bytes: the largest budget that the worker may still keep to.
+        is_given: whether the `memory` of the entry limits them.
+        is_asked: whether the worker was asked to give back, and has not been measured since.
+        rows: all that the worker holds for an open request.
+    """
+
+    layers: tuple[CacheLayers, ...]
+    claim: Claim
+    bare_bytes: int = 0
+    raise_bytes: int = 0
+    measured_bytes: int = 0
+    kept_bytes: int = 0
+    size_bytes: int | None = None
+    most_bytes: int = 0
+    is_given: bool = False
+    is_asked: bool = False
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Return what is reserved without any row."""
+        return self.bare_bytes + self.raise_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what the rows hold, and need to grow by one step."""
+        return self._need([one.tokens for one in self.rows if not one.is_leaving_short])
+
+    def needed_bytes(self, without: Collection[RequestKey] = ()) -> int:
+        """Return what is needed once those that leave, and the rows `without`, have left: for the
+        process itself, and for the other rows with a step of growth."""
+        staying = [one.tokens for one in self.rows if not one.is_leaving and one.key not in without]
+        return max(self.fixed_bytes + self._need(staying), self.kept_bytes)
+
+    def reserved_with(self, rows_bytes: int) -> int:
+        """Return what is reserved once the rows may take so much."""
+        most_bytes = max(self.most_bytes, rows_bytes)
+        return max(self.fixed_bytes + most_bytes, self.measured_bytes, self.kept_bytes)
+
+    def _need(self, lengths: Collection[int]) -> int:
+        """Return what rows of these lengths, in tokens, hold and need to grow by one step; no less
+        than the least of their model, and no more than it can use."""
+        longest = max(lengths, default=0) + GROWTH_TOKENS
+        rows_bytes = cache_bytes(self.layers, rows=len(lengths), longest=longest)
+        return min(max(self.claim.least_bytes, rows_bytes), self.claim.wanted_bytes)
 
 
 class _GivingBack(Enum):
@@ -186,15 +260,40 @@ def claim_of(model: Model) -> Claim:
     return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
 
 
-def rows_bytes(model: Model, claim: Claim) -> int:
-    """Return what its rows hold, and need to grow by one step. Rows that leave for want of memory
-    need none."""
-    assert model.process.ready is not None
-    lengths = [one.length for one in model.batch.running.values() if not one.is_leaving_short]
-    return rows_need(tuple(model.process.ready.cache_layers), claim, lengths)
+def rows_of(model: Model) -> Rows | None:
+    """Return the rows of a model that serves, and what they may take; None if nothing is known of
+    that. While memory is short, rows of the lowest class may leave that can continue later."""
+    if model.life.state not in SERVES or not has_row_budget(model):
+        return None
+    ready, budget = model.process.ready, model.batch.budget
+    assert ready is not None
+    may_go = model.life.state is State.READY and not model.process.is_unlinked
+    return Rows(
+        layers=tuple(ready.cache_layers),
+        claim=claim_of(model),
+        bare_bytes=bare_bytes(model),
+        raise_bytes=model.life.raise_bytes,
+        measured_bytes=model.measured_bytes,
+        kept_bytes=model.life.pinned_bytes,
+        size_bytes=None if budget is None else budget.size_bytes,
+        most_bytes=0 if budget is None else budget.most_bytes,
+        is_given=is_given(model),
+        is_asked=budget is not None and budget.is_asked,
+        rows=tuple(
+            Row(
+                served_at=one.run.dispatched_at or 0.0,
+                key=one.key,
+                tokens=one.length,
+                may_go=may_go and one.priority is LOWEST and model.may_leave(one),
+                is_leaving=one.stage is not Stage.RUNNING,
+                is_leaving_short=one.is_leaving_short,
+            )
+            for one in model.batch.running.values()
+        ),
+    )
 
 
-def spare_bytes(model: Model, now: float) -> int:
+def spare_bytes(model: Model, rows: Rows | None, now: float) -> int:
     """Return how much less would be reserved for a model if it gave back what it does not need now;
     once its process is about to go, that is all but what the next one needs, if there is to be one,
     or what is kept for a pinned model."""
@@ -202,15 +301,15 @@ def spare_bytes(model: Model, now: float) -> int:
         next_bytes = model.bytes_to_load if model.life.wanted is Wanted.UP else 0
         return max(0, model.life.reserved_bytes - max(next_bytes, model.life.pinned_bytes))
     budget = model.batch.budget
-    if budget is None or not has_row_budget(model) or is_given(model):
+    if budget is None or rows is None or rows.is_given:
         return 0
-    left_bytes = fixed_bytes(model) + rows_bytes(model, claim_of(model))
+    left_bytes = rows.fixed_bytes + rows.held_bytes
     if not budget.may_give_back(now):  # what it holds is what it needs
-        left_bytes = max(left_bytes, model.measured_bytes)
+        left_bytes = max(left_bytes, rows.measured_bytes)
     return max(0, model.life.reserved_bytes - max(left_bytes, model.life.pinned_bytes))
 
 
-def lasting_bytes(model: Model, now: float) -> int:
+def lasting_bytes(model: Model, rows: Rows | None, spare_bytes: int, now: float) -> int:
     """Return what a pinned model holds even if all of its requests end: what a load of it needs,
     because what its rows take besides comes back with them. If its process has outgrown that, it is
     all that is left once it is idle and has given back; without a budget for its rows, nothing
@@ -218,8 +317,8 @@ def lasting_bytes(model: Model, now: float) -> int:
     life, budget = model.life, model.batch.budget
     if life.state is not State.READY:
         return life.pinned_bytes
-    held_bytes = life.reserved_bytes - spare_bytes(model, now)
-    if not has_row_budget(model) or is_given(model):
+    held_bytes = life.reserved_bytes - spare_bytes
+    if rows is None or rows.is_given:
         return held_bytes
     has_given_back = budget is not None and budget.has_just_given_back(model.idle_since, now)
     return held_bytes if model.is_idle and has_given_back else life.pinned_bytes
@@ -228,13 +327,10 @@ def lasting_bytes(model: Model, now: float) -> int:
 def reserve(model: Model) -> None:
     """Derive what is reserved for a process from what its rows may take, and what it holds."""
     assert model.batch.budget is not None
-    need = model.life.need
-    given_bytes = 0 if need is None or need.given_bytes is None else need.given_bytes
     model.life.reserved_bytes = max(
         fixed_bytes(model) + model.batch.budget.most_bytes,
         model.measured_bytes,
         model.life.pinned_bytes,
-        given_bytes,
     )
 
 
@@ -312,27 +408,6 @@ def was_measured(model: Model, now: float) -> bool:
     return has_given_back or model.life.reserved_bytes != before
 
 
-def member_of(model: Model, now: float) -> Member:
-    """Return what the division must know of a model that takes part in it."""
-    need, budget, claim = model.life.need, model.batch.budget, claim_of(model)
-    assert need is not None
-    is_told = budget is not None and budget.number > 0
-    return Member(
-        name=model.name,
-        claim=claim,
-        bare_bytes=bare_bytes(model),
-        raise_bytes=model.life.raise_bytes,
-        rows_bytes=rows_bytes(model, claim),
-        reserved_bytes=model.life.reserved_bytes,
-        measured_bytes=model.measured_bytes,
-        kept_bytes=max(model.life.pinned_bytes, need.given_bytes or 0),
-        size_bytes=budget.size_bytes if budget and is_told else None,
-        most_bytes=budget.most_bytes if budget else 0,
-        has_spare=spare_bytes(model, now) > 0 and not (budget is not None and budget.is_asked),
-        is_given=is_given(model),
-    )
-
-
 def adopt(model: Model, part: Part) -> SetBudget | None:
     """Give a model its part of the division; return what its worker must be told."""
     if model.batch.budget is None:
@@ -346,46 +421,6 @@ def adopt(model: Model, part: Part) -> SetBudget | None:
     if is_more:
         reserve(model)
     return message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A model that serves and whose rows have a budget, at one moment.
-
-    Attributes:
-        claim: what its rows need and can use.
-        bare_bytes: what it takes without any row.
-        raise_bytes: what is reserved besides because processes before this one ran out of memory.
-        rows_bytes: what its rows hold, and need to grow by one step.
-        kept_bytes: what stays reserved however few rows there are: it is pinned, or was given it.
-        size_bytes: what its rows were told to take; None: they have not been told yet.
-        most_bytes: the largest budget that its worker may still keep to.
-        has_spare: whether it could give anything back, and has not been asked to.
-        is_given: whether the `memory` of its entry limits it.
-    """
-
-    name: ModelName
-    claim: Claim
-    bare_bytes: int
-    raise_bytes: int
-    rows_bytes: int
-    reserved_bytes: int
-    measured_bytes: int
-    kept_bytes: int
-    size_bytes: int | None
-    most_bytes: int
-    has_spare: bool
-    is_given: bool
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Return what is reserved for it without any row."""
-        return self.bare_bytes + self.raise_bytes
-
-    def reserved_with(self, rows_bytes: int) -> int:
-        """Return what is reserved for it once its rows may take so much."""
-        most_bytes = max(self.most_bytes, rows_bytes)
-        return max(self.fixed_bytes + most_bytes, self.measured_bytes, self.kept_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

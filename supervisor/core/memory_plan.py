@@ -27,10 +27,10 @@ from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
 from .errors import does_not_fit
-from .kv_budget import Member, Part
-from .life import Lack, Shortage, Swapping, Urgency
+from .kv_budget import Part, Row
+from .life import Lack, Shortage, Swapping, Urgency, Wait
 from .memory import Budget, Room, equal_shares, fewest, find_room, listed
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Row, Standing
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 from .transitions import (
     LacksMemory,
     NoMemory,
@@ -92,25 +92,6 @@ class Swap:
     models: tuple[ModelName, ...]
     evicted: tuple[ModelName, ...]
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """There may be room later.
-
-    Attributes:
-        reason: a phrase that follows its name.
-        until: when a model that is in the way becomes ripe; None if nothing is known of that.
-        is_under_way: whether enough of the memory is already being freed.
-        swaps: the busy models that will be swapped out for it, as things are.
-        reclaims: whether the others must also give back what they do not need now.
-    """
-
-    reason: str
-    until: float | None = None
-    is_under_way: bool = False
-    swaps: tuple[ModelName, ...] = ()
-    reclaims: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,8 +349,9 @@ def _may_leave(one: LoadedModel) -> list[Row]:
     """Return the rows that may leave, but never all: the one that was served first stays."""
     if one.rows is None or one.is_leaving:
         return []
-    may_go = [row for row in one.rows.staying if row.may_go]
-    return sorted(may_go)[1:] if len(may_go) == len(one.rows.staying) else may_go
+    staying = [row for row in one.rows.rows if not row.is_leaving]
+    may_go = sorted(row for row in staying if row.may_go)
+    return may_go[1:] if len(may_go) == len(staying) else may_go
 
 
 def _freed_bytes(rows: list[tuple[LoadedModel, Row]]) -> int:
@@ -409,88 +391,95 @@ def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
     Returns:
         A part for each member, in the order in which they are told: lower budgets come first.
     """
-    coulds = {one.name: _could_bytes(one, view) for one in view.members}
-    raises = {one.name: one.raise_bytes for one in view.members}
+    coulds = {name: _could_bytes(name, view) for name in view.members}
+    raises = {name: rows.raise_bytes for name, rows in view.members.items()}
     if view.budget is not None:
         # What was raised gives way to a row that could not run otherwise, until the next load.
-        for one in view.members:
-            room_bytes = max(0, coulds[one.name] - one.claim.least_bytes)
-            raises[one.name] = min(one.raise_bytes, room_bytes)
-    members = [replace(one, raise_bytes=raises[one.name]) for one in view.members]
-    targets = _targets(replace(view, members=tuple(members)), is_short=is_short)
+        for name, rows in view.members.items():
+            room_bytes = max(0, coulds[name] - rows.claim.least_bytes)
+            raises[name] = min(rows.raise_bytes, room_bytes)
+    view = _with_raises(view, raises)
+    targets = _targets(view, is_short=is_short)
     parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
     lowered = {}
-    for one in members:
-        size_bytes = _lowered(one, targets[one.name], is_short=is_short)
+    for name in view.members:
+        size_bytes = _lowered(view.loaded[name], targets[name], is_short=is_short)
         if size_bytes is not None:
-            lowered[one.name] = replace(
-                parts.pop(one.name), size_bytes=size_bytes, gives_back=is_short
-            )
+            lowered[name] = replace(parts.pop(name), size_bytes=size_bytes, gives_back=is_short)
     free_bytes = view.members_bytes
     if free_bytes is not None:
-        free_bytes -= sum(one.reserved_bytes for one in members)
+        free_bytes -= sum(view.loaded[name].reserved_bytes for name in view.members)
     raised = []
-    for one in members:
-        target_bytes = targets[one.name]
+    for name, rows in view.members.items():
+        target_bytes, reserved_bytes = targets[name], view.loaded[name].reserved_bytes
         if free_bytes is not None:
-            held_bytes = one.reserved_bytes - one.fixed_bytes
+            held_bytes = reserved_bytes - rows.fixed_bytes
             target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
-        if one.size_bytes is None:  # the first row needs nothing that is free
-            target_bytes = max(target_bytes, one.claim.least_bytes)
-        elif target_bytes <= one.size_bytes or one.name in lowered:
+        if rows.size_bytes is None:  # the first row needs nothing that is free
+            target_bytes = max(target_bytes, rows.claim.least_bytes)
+        elif target_bytes <= rows.size_bytes or name in lowered:
             continue
-        raised.append(replace(parts.pop(one.name), size_bytes=target_bytes))
+        raised.append(replace(parts.pop(name), size_bytes=target_bytes))
         if free_bytes is not None:
-            free_bytes -= one.reserved_with(target_bytes) - one.reserved_bytes
+            free_bytes -= rows.reserved_with(target_bytes) - reserved_bytes
     return [*lowered.values(), *raised, *parts.values()]
 
 
-def _could_bytes(one: Member, view: MemoryView) -> int:
-    if view.budget is None or one.is_given:
-        return one.claim.wanted_bytes
-    others = [other for other in view.members if other is not one]
+def _with_raises(view: MemoryView, raises: Mapping[ModelName, int]) -> MemoryView:
+    """Return the view with so much reserved besides for each member."""
+    loaded = dict(view.loaded)
+    for name, rows in view.members.items():
+        loaded[name] = replace(loaded[name], rows=replace(rows, raise_bytes=raises[name]))
+    return replace(view, loaded=loaded)
+
+
+def _could_bytes(name: ModelName, view: MemoryView) -> int:
+    rows = view.members[name]
+    if view.budget is None or rows.is_given:
+        return rows.claim.wanted_bytes
+    others = [other for n, other in view.members.items() if n != name]
     taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
-    return view.budget.whole_bytes - taken_bytes - view.others_bytes - one.bare_bytes
+    return view.budget.whole_bytes - taken_bytes - view.others_bytes - rows.bare_bytes
 
 
-def _lowered(one: Member, target_bytes: int, *, is_short: bool) -> int | None:
+def _lowered(one: LoadedModel, target_bytes: int, *, is_short: bool) -> int | None:
     """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
     for no news. It is lowered by little only if that is needed elsewhere."""
-    if one.size_bytes is None:
+    if one.rows is None or one.rows.size_bytes is None:
         return None
-    target_bytes = min(target_bytes, one.size_bytes)
+    size_bytes = one.rows.size_bytes
+    target_bytes = min(target_bytes, size_bytes)
     if is_short:
-        return target_bytes if target_bytes < one.size_bytes or one.has_spare else None
-    return target_bytes if target_bytes < one.size_bytes - one.size_bytes // LEAST_CHANGE else None
+        has_spare = one.spare_bytes > 0 and not one.rows.is_asked
+        return target_bytes if target_bytes < size_bytes or has_spare else None
+    return target_bytes if target_bytes < size_bytes - size_bytes // LEAST_CHANGE else None
 
 
 def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
     """Return what the rows of each model should be allowed to take: what they hold if memory is
     short or a request of another model has run out of memory alone, no more than now while a model
     waits for memory, or else also an equal share of what is free."""
-    held = {one.name: one.rows_bytes for one in view.members}
+    held = {name: rows.held_bytes for name, rows in view.members.items()}
     if is_short:
         return held
-    shares = _shares(view)
+    shares = _shares(view, held)
     tried = view.tried_again
     if not tried:
         return shares
     return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
 
 
-def _shares(view: MemoryView) -> dict[ModelName, int]:
+def _shares(view: MemoryView, held: Mapping[ModelName, int]) -> dict[ModelName, int]:
     """Return what the rows of each model should be allowed to take while memory is not short."""
     members, size_bytes = view.members, view.members_bytes
     if size_bytes is None:
-        return {one.name: one.claim.wanted_bytes for one in members}
+        return {name: rows.claim.wanted_bytes for name, rows in members.items()}
     if view.is_awaited:
-        return {one.name: one.size_bytes or 0 for one in members}
-    least_bytes = sum(one.fixed_bytes + one.claim.least_bytes for one in members)
-    wanted = {one.name: one.claim.wanted_bytes - one.claim.least_bytes for one in members}
+        return {name: rows.size_bytes or 0 for name, rows in members.items()}
+    least_bytes = sum(rows.fixed_bytes + rows.claim.least_bytes for rows in members.values())
+    wanted = {n: rows.claim.wanted_bytes - rows.claim.least_bytes for n, rows in members.items()}
     extras = equal_shares(size_bytes - least_bytes, wanted)
-    return {
-        one.name: max(one.claim.least_bytes + extras[one.name], one.rows_bytes) for one in members
-    }
+    return {n: max(rows.claim.least_bytes + extras[n], held[n]) for n, rows in members.items()}
 
 
 # ---------------------------------------------------------------- all models
@@ -668,8 +657,8 @@ class _Planner:
         """Divide what is free among the rows of those that serve, once nothing else is to be
         done."""
         view = self._view
-        if view.members and not (self.plan.steps or self.plan.shed):
-            reclaims = any(one.lack.reclaims for one in view.waiting if one.lack is not None)
+        if view.is_division_due and not (self.plan.steps or self.plan.shed):
+            reclaims = any(one.lack.wait.reclaims for one in view.waiting if one.lack is not None)
             self.plan.parts = divide(view, is_short=reclaims or view.overshoot_bytes > 0)
 
     # ------------------------------------------------------------ inside
@@ -706,11 +695,9 @@ class _Planner:
             asked_since = before.asked_since
         lack = Lack(
             since=self._now if before is None else before.since,
-            reason=wait.reason,
-            looks_again_at=wait.until,
+            wait=wait,
             asked_since=asked_since if is_asked_for else None,
             is_promised=is_promised,
-            reclaims=wait.reclaims,
         )
         if lack != before:
             self.put(request.name, LacksMemory(lack=lack))

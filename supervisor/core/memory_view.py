@@ -6,28 +6,16 @@ holds values alone, so that the plan cannot depend on anything else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
 from typing import NamedTuple
 
-from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.ids import ModelName, RequestKey
-from mlxsup.protocol.states import SERVES, Priority, Wanted, Why
+from mlxsup.protocol.ids import ModelName
+from mlxsup.protocol.states import Priority, Wanted, Why
 
-from .kv_budget import (
-    Claim,
-    Member,
-    claim_of,
-    fixed_bytes,
-    has_row_budget,
-    is_given,
-    lasting_bytes,
-    member_of,
-    rows_need,
-    spare_bytes,
-)
+from .kv_budget import Rows, lasting_bytes, rows_of, spare_bytes
 from .life import (
     Abandoned,
     Draining,
@@ -41,12 +29,8 @@ from .life import (
 )
 from .memory import Budget
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
-from .requests import Request, Stage
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool
-
-LOWEST = Priority.BATCH
-"""The class whose rows leave when memory is short."""
 
 PASSED_OVER_AGINGS = 2
 """A model that has waited for this many times `aging_s` comes before those that have not: each of
@@ -66,48 +50,6 @@ class Standing(Enum):
     """It loads, serves or comes back."""
     IDLE = auto()
     """It is READY, and no request uses it."""
-
-
-class Row(NamedTuple):
-    """A row of a batch that has not been asked to leave.
-
-    Attributes:
-        served_at: when it was dispatched, monotonic seconds.
-        key: of its request.
-        tokens: its length.
-        may_go: whether it is of the lowest class and may continue later.
-    """
-
-    served_at: float
-    key: RequestKey
-    tokens: int
-    may_go: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The memory of a model's rows.
-
-    Attributes:
-        layers: what each layer keeps for a row.
-        fixed_bytes: what the model takes without any row.
-        claim: what they need and can use.
-        kept_bytes: what stays reserved however few rows there are, because the model is pinned.
-        staying: the rows.
-    """
-
-    layers: tuple[CacheLayers, ...]
-    fixed_bytes: int
-    claim: Claim
-    kept_bytes: int
-    staying: tuple[Row, ...]
-
-    def needed_bytes(self, without: Collection[RequestKey] = ()) -> int:
-        """Return what the model needs once the rows `without` have left: for itself, and for the
-        other rows with a step of growth."""
-        lengths = [one.tokens for one in self.staying if one.key not in without]
-        rows_bytes = rows_need(self.layers, self.claim, lengths)
-        return max(self.fixed_bytes + rows_bytes, self.kept_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +74,7 @@ class LoadedModel:
         stays_because: what keeps it from being swapped out besides, a phrase; empty: nothing.
         are_files_doubted: whether its files must be looked at before it may be swapped out.
         are_files_being_seen: whether the shell is looking at them.
-        rows: what its rows take, while memory is short; None: rows of it cannot leave.
+        rows: what its rows take and may take; None if nothing is known of that.
     """
 
     name: ModelName
@@ -278,8 +220,7 @@ class MemoryView:
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory with one request, which is tried
             again if it is still open; None: there is none.
-        members: the models that serve and whose rows share what is free; none if nothing has
-            changed that their parts depend on.
+        is_division_due: whether anything has changed that the parts of the members depend on.
         claimed_bytes: what prewarmed workers hold, or will once they are started.
         tried_again: the models that try a request again that has run out of memory alone.
         are_rows_leaving: whether rows have been asked to leave for want of memory, and are there.
@@ -298,7 +239,7 @@ class MemoryView:
     is_reclaiming: bool = False
     is_measured: bool = False
     ran_out: ModelName | None = None
-    members: tuple[Member, ...] = ()
+    is_division_due: bool = True
     claimed_bytes: int = 0
     tried_again: frozenset[ModelName] = frozenset()
     are_rows_leaving: bool = False
@@ -312,10 +253,20 @@ class MemoryView:
         return max(0, sum(one.reserved_bytes for one in staying) - self.budget.kept_bytes)
 
     @property
+    def members(self) -> dict[ModelName, Rows]:
+        """Return the models that serve and whose rows share what is free, by name."""
+        return {
+            name: rows
+            for name, one in self.loaded.items()
+            if (rows := one.rows) is not None
+            and (self.budget is not None or rows.is_given or rows.size_bytes is not None)
+        }
+
+    @property
     def others_bytes(self) -> int:
         """Return what is reserved for all models that are no members of the division."""
-        names = {one.name for one in self.members}
-        return sum(one.reserved_bytes for one in self.loaded.values() if one.name not in names)
+        members = self.members
+        return sum(one.reserved_bytes for name, one in self.loaded.items() if name not in members)
 
     @property
     def members_bytes(self) -> int | None:
@@ -357,11 +308,6 @@ def view_of(
     everybody = list(models)
     is_tried = ran_out is not None and any(one.crashes.shortages for one in ran_out.open_requests)
     loading = [model.life for model in everybody if model.life.is_loading]
-    has_budget = settings.budget is not None
-    members: tuple[Member, ...] = ()
-    if is_division_due:
-        shared = (model for model in everybody if _takes_part(model, has_budget=has_budget))
-        members = tuple(member_of(model, now) for model in shared)
     return MemoryView(
         budget=settings.budget,
         now=now,
@@ -389,20 +335,13 @@ def view_of(
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         is_measured=is_measured,
         ran_out=ran_out.name if ran_out is not None and is_tried else None,
-        members=members,
-        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if members else 0,
+        is_division_due=is_division_due,
+        claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if settings.budget else 0,
         tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),
         are_rows_leaving=any(
             one.is_leaving_short for model in everybody for one in model.batch.running.values()
         ),
     )
-
-
-def _takes_part(model: Model, *, has_budget: bool) -> bool:
-    """True if what is free is divided among this model, too."""
-    if model.life.state not in SERVES or not has_row_budget(model):
-        return False
-    return has_budget or is_given(model) or model.batch.budget is not None
 
 
 def _is_tried_again(model: Model) -> bool:
@@ -429,15 +368,19 @@ def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:
     life, phase, standing = model.life, model.life.phase, _standing(model)
-    is_short = settings.budget is not None and settings.budget.is_short
+    rows = rows_of(model)
+    own_spare_bytes = spare_bytes(model, rows, now)
+    never_bytes = life.reserved_bytes if standing is Standing.STUCK else 0
+    if standing is Standing.PINNED:
+        never_bytes = lasting_bytes(model, rows, own_spare_bytes, now)
     ready_since = phase.since if isinstance(phase, Ready) else 0.0
     residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
     return LoadedModel(
         name=model.name,
         reserved_bytes=life.reserved_bytes,
         needed_bytes=model.bytes_to_load,
-        never_bytes=_never_bytes(model, standing, now),
-        spare_bytes=spare_bytes(model, now),
+        never_bytes=never_bytes,
+        spare_bytes=own_spare_bytes,
         is_ready=isinstance(phase, Ready),
         is_ending=isinstance(phase, Stopping),
         swap=phase if isinstance(phase, Swapping) else None,
@@ -450,14 +393,8 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
         stays_because=_why_it_stays(model),
         are_files_doubted=_has_begun(model) and not life.files.is_fresh(now),
         are_files_being_seen=life.files.is_being_seen,
-        rows=_rows_of(model) if is_short else None,
+        rows=rows,
     )
-
-
-def _never_bytes(model: Model, standing: Standing, now: float) -> int:
-    if standing is Standing.STUCK:
-        return model.life.reserved_bytes
-    return lasting_bytes(model, now) if standing is Standing.PINNED else 0
 
 
 def _standing(model: Model) -> Standing:
@@ -478,39 +415,6 @@ def _standing(model: Model) -> Standing:
     if isinstance(phase, Stopping) and phase.cause is StopCause.ASKED and not phase.is_restart:
         return Standing.LEAVING  # it is wanted again, and starts from nothing
     return Standing.IDLE if isinstance(phase, Ready) and model.is_idle else Standing.BUSY
-
-
-def _rows_of(model: Model) -> Rows | None:
-    """Return its rows, of which one always stays, so that its work continues; None if none may
-    leave."""
-    if (
-        not isinstance(model.life.phase, Ready)
-        or model.process.is_unlinked
-        or not has_row_budget(model)
-    ):
-        return None
-    assert model.process.ready is not None
-    return Rows(
-        layers=tuple(model.process.ready.cache_layers),
-        fixed_bytes=fixed_bytes(model),
-        claim=claim_of(model),
-        kept_bytes=model.life.pinned_bytes,
-        staying=tuple(
-            Row(
-                served_at=one.run.dispatched_at or 0.0,
-                key=one.key,
-                tokens=one.length,
-                may_go=one.priority is LOWEST and model.may_leave(one),
-            )
-            for one in _staying(model)
-        ),
-    )
-
-
-def _staying(model: Model) -> list[Request]:
-    """Return the requests whose rows have not been asked to leave: what the others hold comes back
-    by itself."""
-    return [one for one in model.batch.running.values() if one.stage is Stage.RUNNING]
 
 
 # ---------------------------------------------------------------- models that wait

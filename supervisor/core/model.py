@@ -453,7 +453,7 @@ class Model:
         if isinstance(self.life.phase, Ready) and self.idle_limit_s is not None and self.is_idle:
             return self.idle_since + self.idle_limit_s
         lack = self.lack
-        return self.life.phase.due_at if lack is None else lack.looks_again_at
+        return self.life.phase.due_at if lack is None else lack.wait.until
 
     @property
     def idle_limit_s(self) -> float | None:
@@ -498,8 +498,12 @@ class Model:
         """Charge what its requests have cost until now: before one of them leaves, and before
         the charges are read."""
         alike, self.totals.alike = self.totals.alike, None
-        if alike is not None:
-            self.totals.engine_s += alike.charge(self.name, self.pay)
+        if alike is None:
+            return
+        cost_s = alike.cost_s(self.name)
+        self.totals.engine_s += cost_s
+        for request in alike.payers:
+            self.pay(request, cost_s / len(alike.keys))
 
     def pay(self, request: Request, engine_s: float) -> None:
         """Charge a request, and its account, so much of the engine's time."""

@@ -13,6 +13,7 @@ share of it, so that one model that loads for a minute does not shut all the oth
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -351,7 +352,7 @@ class Serving:
         self._meter.add(model, message, now)
         has_begun = has_freed = False
         has_suspects = bool(model.blame.suspects)
-        deltas: dict[ConnectionId, list[ClientDelta]] = {}
+        deltas: defaultdict[ConnectionId, list[ClientDelta]] = defaultdict(list)
         finished: list[tuple[Request, FinishReason]] = []
         left: list[tuple[Request, Row]] = []
         for guessed in message.drafts:
@@ -371,9 +372,7 @@ class Serving:
                 self._begin_to_gain(model, request, row, now)
                 has_begun = True
             if row.body:
-                deltas.setdefault(request.connection, []).append(
-                    self._take_delta(model, request, row, now)
-                )
+                deltas[request.connection].append(self._take_delta(model, request, row, now))
             if has_suspects and row.tokens and model.blame.gained(request.held, now):
                 model.life.story.append(f"{now:.3f} {request.id} has come past the crash")
                 has_freed = True

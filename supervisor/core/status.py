@@ -355,7 +355,7 @@ def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
     phase = model.life.phase
     if not isinstance(phase, Pending) or phase.lack is None:
         return None
-    return {"waits_s": now - phase.lack.since, "reason": phase.lack.reason}
+    return {"waits_s": now - phase.lack.since, "reason": phase.lack.wait.reason}
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:

@@ -47,6 +47,7 @@ from .life import (
     Stopping,
     StopStage,
     Swapping,
+    Wait,
 )
 from .poison import Verdict
 from .settings import ModelSettings
@@ -704,7 +705,7 @@ class _Transition:
             life.restarts.clean()
         if is_swap or not is_restart:
             life.reserved_bytes = 0
-        lack = Lack(since=now, reason=f"was {text}") if is_swap else None
+        lack = Lack(since=now, wait=Wait(reason=f"was {text}")) if is_swap else None
         is_worth_a_note = is_swap or isinstance(life.phase, Abandoned)
         self._enter(Pending(since=now, lack=lack), text if is_worth_a_note else "")
 
@@ -750,7 +751,7 @@ class _Transition:
         self.life.phase = replace(phase, lack=lack)
         self._release_memory()
         if phase.lack is None:
-            self._do(Changed(f"waiting for memory: {lack.reason}"))
+            self._do(Changed(f"waiting for memory: {lack.wait.reason}"))
 
     def _has_no_memory(self, phase: Pending, reason: str, error: RemoteError) -> None:
         """Answer all who wait. What came up for the configuration stays wanted, because a reload
@@ -759,7 +760,7 @@ class _Transition:
         self._answer(Waiters.CALLERS_UP, error)
         if self.life.settings.preload and self.life.why in (Why.PRELOAD, Why.RELOAD):
             since = phase.lack.since if phase.lack else self.now
-            self._wait_for_memory(phase, Lack(since=since, reason=reason))
+            self._wait_for_memory(phase, Lack(since=since, wait=Wait(reason=reason)))
         else:
             self._want(Wanted.DOWN, Why.MEMORY)
             self._enter(Stopped(since=self.now), error.message)

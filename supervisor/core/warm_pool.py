@@ -17,7 +17,7 @@ from typing import Any
 
 from .actions import EndPrewarmed, Outbox, StartPrewarmed
 from .deadlines import Deadlines, Housekeeping
-from .kv_budget import spare_bytes
+from .kv_budget import rows_of, spare_bytes
 from .model import Model
 from .settings import CoreSettings
 
@@ -219,7 +219,9 @@ class WarmPool:
         budget, own_bytes = settings.budget, self._next_bytes(settings)
         if budget is None or not own_bytes:
             return True
-        needed_bytes = sum(model.life.reserved_bytes - spare_bytes(model, now) for model in models)
+        needed_bytes = sum(
+            model.life.reserved_bytes - spare_bytes(model, rows_of(model), now) for model in models
+        )
         least_bytes = own_bytes + budget.whole_bytes // FREE_PART
         return not budget.is_short and needed_bytes + least_bytes <= budget.size_bytes
 

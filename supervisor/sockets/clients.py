@@ -205,7 +205,7 @@ class Clients(Owner[Client]):
         if self._is_closed:
             return  # scheduled in the loop's last round
         now = self._turns.now()
-        with self._turns.turn():
+        with self._turns:
             for client in list(self._connections.values()):
                 if client.has_anything_open and not client.outbox:
                     client.write(_ALIVE)

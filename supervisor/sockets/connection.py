@@ -8,8 +8,7 @@ import socket
 import sys
 import termios
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from mlxsup.protocol.codec import encode
@@ -60,6 +59,8 @@ class Owner(Generic[Served]):
 class Turns:
     """Reads what has arrived in turns, and sends at the end of each what was written in it.
 
+    A turn is what runs `with` it.
+
     Args:
         now: the time, in seconds.
     """
@@ -73,15 +74,12 @@ class Turns:
         self._is_due = False
         self._is_under_way = False
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Send at the end what is written inside."""
+    def __enter__(self) -> None:
         self._is_under_way = True
-        try:
-            yield
-        finally:
-            self._is_under_way = False
-            self.flush()
+
+    def __exit__(self, *raised: object) -> None:
+        self._is_under_way = False
+        self.flush()
 
     def read_soon(self, connection: Connection) -> None:
         """Have it read in its turn, so that a round of the loop does not grow with who talks."""
@@ -111,7 +109,7 @@ class Turns:
         """Read from those that have sent something, each for a moment."""
         self._is_due = False
         frames, size_bytes = 0, 0
-        with self.turn():
+        with self:
             while self._readable and frames < TURN_FRAMES and size_bytes < TURN_BYTES:
                 connection = self._readable.popleft()
                 connection.is_queued = False
@@ -220,14 +218,14 @@ class Connection:
     def drain(self) -> None:
         """Take all that has arrived, and no more of a peer that keeps sending."""
         left_bytes = -1 if self.is_ended else _arrived_bytes(self.socket)
-        with self._turns.turn():
+        with self._turns:
             # The last one sees its end.
             while left_bytes >= 0 and (received := self.read(sys.maxsize)):
                 left_bytes = -1 if self.is_ended else left_bytes - received
 
     def _on_readable(self) -> None:
         if self.is_first and not self.is_queued:
-            with self._turns.turn():
+            with self._turns:
                 self.read(TURN_FRAMES)
         else:
             self._turns.read_soon(self)

@@ -597,6 +597,7 @@ class Book:
     repeated_s: float = 0.0
     received: dict[str, float] = field(default_factory=dict)  # engine seconds over weight
     latest: str = ""  # the account that was dispatched last
+    begun: set[str] = field(default_factory=set)  # whose new requests have, since the last turn
     cost_s: float | None = None  # what a request is expected to cost
     freed: int = 0  # rows that have left in this event for requests of a higher class
     # Memory.

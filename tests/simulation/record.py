@@ -680,6 +680,8 @@ class Record:
             if is_turn:
                 self.count("turns")
                 self._passes_over(book, ask)
+            elif self._is_newcomer(book, ask):
+                book.begun.add(ask.account)
         check("returns without room", memory.may_return(self, life, ask), f"{ask} of {book.name}")
         ask.short_at, ask.is_for_room = None, False
         requests.dispatched(self, book, ask, is_turn=are_turns)
@@ -692,18 +694,22 @@ class Record:
         check("rows", len(life.given) <= book.rows, f"{len(life.given)} of {book.rows}")
 
     def _passes_over(self, book: Book, turn: Ask) -> None:
-        """Raise unless new requests start before a turn, oldest first, as there are rows."""
-        newcomers = [
-            ask
-            for ask in requests.startable(self, book)
-            if ask.acceptance is None
-            and ask.may_resume
-            and ask is not turn
-            and ask.prompt.number not in book.suspicion.suspects
-        ]
-        if newcomers:
-            newcomers[0].passed_over += 1
-            check("newcomer waits", newcomers[0].passed_over <= MOST_PASSED_OVER, newcomers[0])
+        """Raise unless new requests start before a turn, oldest first, as there are rows.
+
+        A turn makes its account pay: new requests of other accounts then come first, and one that
+        has begun since the turn before had the place of the first one left.
+        """
+        begun, book.begun = book.begun, set()
+        startable = requests.startable(self, book)
+        first = next((ask for ask in startable if self._is_newcomer(book, ask)), None)
+        if first is None or (turn.account == first.account and begun - {first.account}):
+            return
+        first.passed_over += 1
+        check("newcomer waits", first.passed_over <= MOST_PASSED_OVER, first)
+
+    def _is_newcomer(self, book: Book, ask: Ask) -> bool:
+        is_accused = ask.prompt.number in book.suspicion.suspects
+        return ask.acceptance is None and ask.may_resume and not is_accused
 
     def _asked_by(self, book: Book, message: worker.Dispatch) -> Ask:
         """Return the request by its key, or, the first time, the oldest with that body."""

@@ -288,6 +288,15 @@ def test_steps_are_no_longer_alike_when_another_row_reads_joins_or_ends() -> Non
     assert paid(driver, "a") == 3.0 + 3 * 0.25 + 4 * 0.5 + 1.0
 
 
+def test_steps_of_as_many_other_rows_are_not_alike() -> None:
+    driver = running("a", "b")
+    for key in (1, 1, 1, 2, 2):
+        spend(driver, 1.0, token(key))
+    spend(driver, 1.0, token(1, FinishReason.STOP))
+    spend(driver, 1.0, token(2, FinishReason.STOP))
+    assert (paid(driver, "a"), paid(driver, "b")) == (4.0, 3.0)
+
+
 def test_a_row_that_joins_without_having_read_anything_pays_at_once() -> None:
     driver = running("a", "b")
     for _ in range(3):
@@ -345,7 +354,7 @@ steps = st.builds(
 def test_charges_add_up_to_the_step(
     step: Step, engine_s: float, before: dict[RequestKey, float]
 ) -> None:
-    paid, repeated_s = charge(step, engine_s, lambda key: before.get(key, 0.0))
+    paid, repeated_s = charge(step, engine_s, before)
     parts = [*paid.values(), repeated_s]
     assert all(part >= -1e-9 for part in parts)
     computed = {row.key for row in step.rows[max(step.between_steps, 0) :]}
@@ -414,7 +423,7 @@ def test_charges_of_a_step(name: str) -> None:
     said = {"took_s": 1.0, **made}
     before: dict[RequestKey, float] = said.pop("read_before", {})
     engine_s: float = said.pop("engine_s", said["took_s"])
-    paid, repeated_s = charge(Step(step=1, **said), engine_s, lambda key: before.get(key, 0.0))
+    paid, repeated_s = charge(Step(step=1, **said), engine_s, before)
     assert paid == requests
     assert repeated_s == (engine_s - sum(requests.values()) if before else 0.0)
 

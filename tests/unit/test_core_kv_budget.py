@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Member, RowBudget
-from mlxsup.supervisor.core.life import Lack, Urgency
+from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
+from mlxsup.supervisor.core.life import Lack, Urgency, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
-from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from mlxsup.supervisor.core.memory_view import (
+    LoadedModel,
+    LoadRequest,
+    MemoryView,
+    Standing,
+    loaded_models,
+)
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
@@ -52,29 +60,29 @@ def test_free_memory_is_shared_equally() -> None:
     assert driver.reserved() == 2 * MODEL + 1000
 
 
-MEMBER = Member(
+MEMBER = LoadedModel(
     name=ModelName("a"),
-    claim=Claim(least_bytes=100, wanted_bytes=1000),
-    bare_bytes=0,
-    raise_bytes=0,
-    rows_bytes=400,
     reserved_bytes=500,
-    measured_bytes=0,
-    kept_bytes=0,
-    size_bytes=300,
-    most_bytes=500,
-    has_spare=True,
-    is_given=False,
+    standing=Standing.BUSY,
+    spare_bytes=1,
+    rows=Rows(
+        layers=(CacheLayers(layers=1, row_bytes=200),),
+        claim=Claim(least_bytes=100, wanted_bytes=1000),
+        size_bytes=300,
+        most_bytes=500,
+        rows=(Row(0.0, RequestKey(1), 64),),
+    ),
 )
+"""Its row holds 400 bytes."""
 
 
 def view_with(*waiting: LoadRequest) -> MemoryView:
     """One model shares 2000 bytes, and these wait."""
-    return MemoryView(budget=budget(2000), now=0.0, loaded={}, members=(MEMBER,), waiting=waiting)
+    return MemoryView(budget=budget(2000), now=0.0, loaded={MEMBER.name: MEMBER}, waiting=waiting)
 
 
 def waits(urgency: Urgency) -> LoadRequest:
-    lack = Lack(since=0.0, reason="needs more")
+    lack = Lack(since=0.0, wait=Wait(reason="needs more"))
     return LoadRequest(name=ModelName("b"), needed_bytes=1, urgency=urgency, lack=lack)
 
 
@@ -94,24 +102,81 @@ def test_rows_get_no_more_while_a_request_waits_for_memory(
 
 def test_who_has_spare_gives_it_back_while_more_is_reserved_than_there_is() -> None:
     """No model waits for it; a worker that is not asked would keep what it has for speed."""
-    holds = LoadedModel(name=MEMBER.name, reserved_bytes=500, standing=Standing.BUSY)
-    loaded = {MEMBER.name: holds}
     found = [
-        plan(replace(view_with(), budget=budget(size_bytes), loaded=loaded)).parts[0]
-        for size_bytes in (500, 499)
+        plan(replace(view_with(), budget=budget(size_bytes))).parts[0] for size_bytes in (500, 499)
     ]
     assert [part.gives_back for part in found] == [False, True]
 
 
+def changed(**rows: Any) -> MemoryView:
+    """The same model, with other facts about its rows."""
+    assert MEMBER.rows is not None
+    other = replace(MEMBER, rows=replace(MEMBER.rows, **rows))
+    return replace(view_with(), loaded={MEMBER.name: other})
+
+
+def test_a_given_memory_is_all_that_rows_could_take() -> None:
+    """Whatever the other models leave: `memory` in the entry is what the row would be told."""
+    wanted = MEMBER.rows.claim.wanted_bytes if MEMBER.rows is not None else 0
+    assert divide(changed(is_given=True), is_short=False)[0].could_bytes == wanted
+    assert divide(changed(), is_short=False)[0].could_bytes > wanted
+
+
+def test_what_was_raised_gives_way_to_a_row_at_once() -> None:
+    """Its row needs 900 of 1000 bytes, of which 300 are there because others ran out of memory."""
+    claim = Claim(least_bytes=900, wanted_bytes=1000)
+    [one] = changed(claim=claim, raise_bytes=300, size_bytes=600).loaded.values()
+    full = replace(one, reserved_bytes=1000)
+    short = replace(view_with(), budget=budget(1000), loaded={one.name: full})
+    part = divide(short, is_short=False)[0]
+    assert (part.could_bytes, part.raise_bytes, part.size_bytes) == (1000, 100, 900)
+
+
+def test_a_budget_is_lowered_by_an_eighth_or_not_at_all() -> None:
+    """A worker that is told of every token would be told at every step."""
+    at_most = Claim(least_bytes=100, wanted_bytes=1000)
+    told = [
+        divide(changed(claim=at_most, size_bytes=size_bytes), is_short=False)[0].size_bytes
+        for size_bytes in (1142, 1144)
+    ]
+    assert told == [None, 1000]
+
+
+def test_rows_get_no_more_while_another_model_tries_a_request_again() -> None:
+    """It has run out of memory alone: what is free must stay free for it."""
+    alone, beside = (
+        divide(replace(view_with(), tried_again=frozenset({ModelName(name)})), is_short=False)[0]
+        for name in ("a", "b")
+    )
+    assert (alone.size_bytes, beside.size_bytes) == (1000, 400)
+
+
+def test_what_is_kept_for_a_pinned_model_is_not_spare() -> None:
+    """Its weights take less than was expected."""
+    driver = RowsDriver("a", 3 * MODEL, own_bytes=0, pinned="a")
+    driver.bring_up("a")
+    driver.confirm("a")
+    [one] = loaded_models(driver.core.fleet, driver.core.fleet.settings, driver.now)
+    assert one.rows is not None
+    kept_bytes = driver.model("a").life.pinned_bytes
+    assert one.rows.fixed_bytes + one.rows.held_bytes < kept_bytes
+    assert (one.least_bytes, one.rows.kept_bytes) == (kept_bytes, kept_bytes)
+    assert replace(one.rows, most_bytes=0).reserved_with(0) == kept_bytes
+
+
 def test_models_that_get_more_do_not_get_the_same_memory() -> None:
     """The third holds what the first two may have once its worker keeps to less."""
-    small = replace(MEMBER, rows_bytes=100, reserved_bytes=100, size_bytes=100, most_bytes=100)
-    large = replace(MEMBER, rows_bytes=100, reserved_bytes=1000, size_bytes=1000, most_bytes=1000)
-    members = tuple(
-        replace(one, name=ModelName(name))
-        for name, one in zip("abc", (small, small, large), strict=True)
-    )
-    parts = divide(replace(view_with(), budget=budget(1400), members=members), is_short=False)
+
+    def member(name: str, size_bytes: int) -> LoadedModel:
+        assert MEMBER.rows is not None
+        rows = replace(MEMBER.rows, rows=(), size_bytes=size_bytes, most_bytes=size_bytes)
+        return replace(MEMBER, name=ModelName(name), reserved_bytes=size_bytes, rows=rows)
+
+    members = [
+        member(name, size_bytes) for name, size_bytes in (("a", 100), ("b", 100), ("c", 1000))
+    ]
+    loaded = {one.name: one for one in members}
+    parts = divide(replace(view_with(), budget=budget(1400), loaded=loaded), is_short=False)
     told = {str(part.name): part.size_bytes for part in parts}
     assert (told["a"], told["b"]) == (300, None), "200 are free"
 
@@ -135,6 +200,7 @@ def test_a_confirmation_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_divided_before_what_is_due_first() -> None:
     assert plan(view_with()).parts != []
+    assert plan(replace(view_with(), is_division_due=False)).parts == []
     found = plan(view_with(waits(Urgency.REQUEST)))
     assert (len(found.steps), found.parts) == (1, [])
 
@@ -190,6 +256,25 @@ def test_a_given_memory_is_the_limit_without_a_budget_too() -> None:
     driver = RowsDriver("a", 1, {"a": need_of(given=MODEL)}, budget=None)
     driver.bring_up("a")
     assert driver.budget("a") == ONE_ROW
+
+
+def test_rows_that_nothing_limits_are_told_no_budget() -> None:
+    driver = RowsDriver("a", 1, budget=None)
+    driver.bring_up("a")
+    assert driver.budgets["a"] == []
+
+
+def test_rows_of_a_model_that_drains_give_back_too() -> None:
+    driver = RowsDriver("ab", 2 * MODEL + 1000)
+    driver.bring_up("a")
+    driver.confirm("a")
+    key = driver.begin("a", "r1")
+    driver.gain("a", key, 1)
+    told = driver.budget("a")
+    driver.restart("a")
+    driver.load("b")
+    assert driver.state("a") is State.DRAINING
+    assert driver.budget("a") < told
 
 
 # Rows of pinned models

@@ -241,12 +241,12 @@ def test_model_larger_than_the_budget_is_refused_I4(is_command: bool) -> None:
 def test_a_preload_that_can_never_fit_stays_wanted_and_refuses_requests_at_once_I4() -> None:
     driver = MemoryDriver([sized("big", 9 * GIB, preload=True)], limited(8 * GIB))
     assert driver.state("big") is WAITS
+    driver.pass_time(100.0)
     driver.ask("r1", "big")
     assert driver.errors() == {"r1": ErrorCode.INSUFFICIENT_MEMORY}
     row = driver.row("big")
-    assert (row["state"], row["memory_wait"]["reason"]) == (
-        "PENDING", "needs 9.00 GiB, but the memory budget is 8.00 GiB",
-    )  # fmt: skip
+    reason = "needs 9.00 GiB, but the memory budget is 8.00 GiB"
+    assert (row["state"], row["memory_wait"]) == ("PENDING", {"waits_s": 100.0, "reason": reason})
     reload(driver, 9)
     assert driver.spawns() == ["big"]
 

@@ -14,16 +14,14 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.kv_budget import Claim
-from mlxsup.supervisor.core.life import Urgency
+from mlxsup.supervisor.core.kv_budget import Claim, Row, Rows
+from mlxsup.supervisor.core.life import Urgency, Wait
 from mlxsup.supervisor.core.memory import find_room, pins_problem
-from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, Wait, plan, verdict_on
+from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
     LoadRequest,
     MemoryView,
-    Row,
-    Rows,
     Standing,
 )
 from mlxsup.supervisor.core.transitions import LacksMemory
@@ -84,7 +82,7 @@ def test_what_leaves_for_one_model_is_promised_to_no_other() -> None:
     there = view([leaving, held(NEW, 4, Standing.BUSY)], 8 * GIB)
     steps = plan(replace(there, waiting=(second, first), free_turns=2)).steps
     lacks = {name: step.lack for name, step in steps if isinstance(step, LacksMemory)}
-    reasons = {name: lack.reason for name, lack in lacks.items() if lack is not None}
+    reasons = {name: lack.wait.reason for name, lack in lacks.items() if lack is not None}
     assert "a is about to go" in reasons[B]
     assert "new and b are busy" in reasons[C]
 
@@ -97,10 +95,10 @@ def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
     def shed(kept_bytes: int) -> bool:
         rows = Rows(
             layers=layers,
-            fixed_bytes=GIB,
+            bare_bytes=GIB,
             claim=Claim(least_bytes=0, wanted_bytes=99 * GIB),
             kept_bytes=kept_bytes,
-            staying=batch,
+            rows=batch,
         )
         one = replace(held(A, 6, Standing.PINNED), rows=rows, is_ready=True)
         there = view([one], 5 * GIB)

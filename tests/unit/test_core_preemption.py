@@ -602,6 +602,14 @@ def test_unaccepted_row_that_is_shed_waits_as_new() -> None:
     assert driver.dispatched() == []
 
 
+def test_no_row_is_shed_of_a_worker_that_cannot_be_told() -> None:
+    driver = ShortageDriver()
+    for number in range(2):
+        driver.batch("a", f"r{number}")
+    driver.unlinked("a")
+    assert driver.has_room(room_for(LONG)) == []
+
+
 def test_latest_rows_are_shed_first() -> None:
     driver = ShortageDriver()
     driver.say(Subscribe(id=SUBSCRIPTION))

@@ -619,6 +619,17 @@ def test_report_of_a_finished_request() -> None:
     }
 
 
+def test_speed_of_a_model_counts_tokens_and_not_pieces() -> None:
+    driver = idle()
+    [key] = driver.serve("one")
+    driver.accept(key)
+    driver.sample(1)
+    driver.worker(Step(step=1, rows=[RowDelta(key=key, text="x", tokens=pack_tokens([9, 9, 9]))]))
+    driver.now += 1.0
+    driver.sample(1)
+    assert driver.row("m")["tokens_per_s"] == 3.0
+
+
 def test_a_request_that_asked_for_no_token_is_not_called_cut_short() -> None:
     driver = idle()
     [key] = driver.serve("one")

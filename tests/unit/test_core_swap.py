@@ -252,6 +252,32 @@ def test_three_models_of_one_client_take_turns() -> None:
     assert "".join(served) == "abcabc"
 
 
+def test_a_model_that_was_swapped_out_waits_for_memory_at_once() -> None:
+    """Its end is the news, not that it waits from then on."""
+    driver = rivals()
+    driver.say(Subscribe(id=SUBSCRIPTION))
+    driver.stream("a", "r1")
+    driver.ask("r2", "b")
+    driver.swap("a")
+    assert [note for note in notes(driver) if note.startswith("waiting for memory")] == []
+
+
+def test_a_turn_counts_once_the_row_that_had_no_token_was_cancelled() -> None:
+    """No step comes after the cancel, and no sample."""
+    settings = limited(4 * GIB, min_residency_s=30.0)
+    driver = SwapDriver([sized(name, 4 * GIB) for name in "ab"], settings)
+    driver.ask("r1", "a", body=b"r1")
+    driver.ask("r2", "a", body=b"r2")
+    driver.come_up("a")
+    first, _ = driver.dispatched()
+    driver.accept(first, "a")
+    driver.token(first, model="a")
+    driver.ask("r3", "b")
+    driver.pass_time(5.0)
+    driver.cancel("r2")
+    assert driver.passes_until("a") == 30, "`min_residency_s` from the cancel"
+
+
 def test_swap_without_waiters_is_called_off() -> None:
     driver = play(rivals(), "stream a r1; stream a r2")
     driver.ask("r3", "b", BOB)
