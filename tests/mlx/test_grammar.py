@@ -52,6 +52,27 @@ def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
     check_no_row_is_left(engine)
 
 
+def test_answers_keep_to_the_schema_with_a_vocabulary_of_unigrams(tmp_path: Path) -> None:
+    """The decoder of T5's tokenizers, which models of other families took over."""
+    place = make_tiny_model(tmp_path, eos_token_id=5) / "tokenizer.json"
+    tokens = ["<unk>", "\u2581", "\u2581a", *map(chr, range(33, 127)), "true", "\u2581x", "\u2581}"]
+    settings = json.loads(place.read_text()) | {
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [[token, -1.0] for token in tokens]},
+        "added_tokens": [],
+    }
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    settings |= {"pre_tokenizer": metaspace, "decoder": metaspace, "post_processor": None}
+    place.write_text(json.dumps(settings))
+    keys = {"a b": {"type": "boolean"}, "c": {"type": "string", "minLength": 2, "maxLength": 9}}
+    schema = {"type": "object", "properties": keys, "required": list(keys)}
+    asked = {"response_format": of_schema(schema)}
+    with driven_engine(tmp_path, 8) as driver:
+        for seed in range(3):
+            answer = driver.answer(prompt="a", temperature=1.5, seed=seed, max_tokens=99, **asked)
+            assert answer.finish is FinishReason.STOP
+            assert [type(value) for value in json.loads(answer.text).values()] == [bool, str]
+
+
 @pytest.mark.bits
 def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
     free: list[dict[str, Any]] = [
