@@ -136,6 +136,35 @@ def test_object_has_no_properties_but_those_of_its_schema(worker: LoopDriver, se
     assert json.loads(got.text).keys() <= {"ok"}
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("largest", [2**63 - 1, 1.7976931348623157e308])
+def test_the_widest_bounds_of_a_language_bound_no_answer(
+    worker: LoopDriver, kind: str, largest: float
+) -> None:
+    """Also in the parts of a schema, and not in what only looks like a bound."""
+    number = {"type": kind, "minimum": -largest - 1, "maximum": largest}
+    either = [{"type": kind, "exclusiveMinimum": -largest, "exclusiveMaximum": largest}]
+    literal = {"const": {"maximum": 1e20}}
+    keys = {"maximum": number, "b": {"anyOf": either}, "c": literal, "d": {"$ref": "#/$defs/e"}}
+    schema = {"type": "object", "properties": keys, "required": list(keys), "$defs": {"e": number}}
+    for seed in range(2):
+        got = worker.answer(
+            prompt="x",
+            temperature=5.0,
+            seed=seed,
+            max_tokens=400,
+            response_format=of_schema(schema),
+        )
+        assert got.finish is FinishReason.STOP, got.error
+        said = json.loads(got.text)
+        assert said["c"] == {"maximum": 10**20}
+        assert all(-(2**63) < said[name] < 2**63 for name in ("maximum", "b", "d"))
+    beyond = of_schema({"type": kind, "minimum": 1e20})
+    refused = worker.answer(prompt="x", response_format=beyond).error
+    assert refused is not None
+    assert "minimum allows only numbers of more than 64 bits" in refused.message
+
+
 LINK = {"$ref": "#/$defs/n"}
 ENDLESS = LINK | {"$defs": {"n": {"type": "object", "properties": {"c": LINK}, "required": ["c"]}}}
 DEEP: dict[str, Any] = {"type": "string"}
