@@ -65,7 +65,7 @@ def test_answers_keep_to_the_schema_with_a_vocabulary_of_unigrams(tmp_path: Path
     place.write_text(json.dumps(settings))
     keys = {"a b": {"type": "boolean"}, "c": {"type": "string", "minLength": 2, "maxLength": 9}}
     schema = {"type": "object", "properties": keys, "required": list(keys)}
-    asked = {"response_format": of_schema(schema)}
+    asked: dict[str, Any] = {"response_format": of_schema(schema)}
     with driven_engine(tmp_path, 8) as driver:
         for seed in range(3):
             answer = driver.answer(prompt="a", temperature=1.5, seed=seed, max_tokens=99, **asked)

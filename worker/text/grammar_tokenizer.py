@@ -60,7 +60,7 @@ def make_grammar_tokenizer(
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    core = getattr(tokenizer, "backend_tokenizer", None)
+    core: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(core, "to_str"):
         raise ValueError("only fast tokenizers are supported")
     core = copy(core)
