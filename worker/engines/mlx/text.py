@@ -172,11 +172,16 @@ class MlxText:
         tokens = prompt.tokens
         if not tokens and body.tokenize is None:
             raise invalid("prompt", "text of at least one token", shown="text of none")
-        if max(tokens, default=0) >= self.vocabulary_size:
-            raise invalid(
-                "prompt_tokens",
-                f"ids below this model's vocabulary of {self.vocabulary_size}",
-                max(tokens),
+        if (largest := max(tokens, default=0)) >= self.vocabulary_size:
+            below = f"ids below this model's vocabulary of {self.vocabulary_size}"
+            if body.prompt_tokens is not None:
+                raise invalid("prompt_tokens", below, largest)
+            sent = "prompt" if body.messages is None else "messages"
+            made_of = self._decoded(self.inner_tokenizer, [largest])
+            raise unfit(
+                sent,
+                f"{sent}: this model takes {below}, but its tokenizer makes {largest} of"
+                f" {made_of[:64]!r}: leave that out",
             )
         return prompt
 
