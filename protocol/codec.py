@@ -200,17 +200,34 @@ def _packed_header(header: dict[str, Any]) -> bytes:
 def encode_body(body: RequestBody | PoolingBody) -> bytes:
     """Return the body frame of `Generate`; equal requests give equal bytes.
 
+    Integers of more than 64 bits, which JSON has and msgpack has not, become floating-point
+    numbers, as in JavaScript, whose schemas write 2**64 as 18446744073709552000.
+
     Raises:
         RemoteError: `invalid_request`, if it is too large or cannot be encoded.
     """
+    wire = body.to_wire()
     try:
-        packed = pack(body.to_wire())
+        try:
+            packed = pack(wire)
+        except OverflowError:
+            packed = pack(_with_short_integers(wire))
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
         raise RemoteError(
             ErrorCode.INVALID_REQUEST, f"the request cannot be encoded: {error}"
         ) from None
     _check_length(len(packed), body)
     return packed
+
+
+def _with_short_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_short_integers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_short_integers(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value)
+    return value
 
 
 def _check_length(length: int, body: RequestBody | PoolingBody) -> None:

@@ -52,6 +52,27 @@ def test_answers_keep_to_the_schema(worker: LoopDriver, name: str) -> None:
     check_no_row_is_left(engine)
 
 
+def test_answers_keep_to_the_schema_with_a_vocabulary_of_unigrams(tmp_path: Path) -> None:
+    """The decoder of T5's tokenizers, which models of other families took over."""
+    place = make_tiny_model(tmp_path, eos_token_id=5) / "tokenizer.json"
+    tokens = ["<unk>", "\u2581", "\u2581a", *map(chr, range(33, 127)), "true", "\u2581x", "\u2581}"]
+    settings = json.loads(place.read_text()) | {
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [[token, -1.0] for token in tokens]},
+        "added_tokens": [],
+    }
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    settings |= {"pre_tokenizer": metaspace, "decoder": metaspace, "post_processor": None}
+    place.write_text(json.dumps(settings))
+    keys = {"a b": {"type": "boolean"}, "c": {"type": "string", "minLength": 2, "maxLength": 9}}
+    schema = {"type": "object", "properties": keys, "required": list(keys)}
+    asked: dict[str, Any] = {"response_format": of_schema(schema)}
+    with driven_engine(tmp_path, 8) as driver:
+        for seed in range(3):
+            answer = driver.answer(prompt="a", temperature=1.5, seed=seed, max_tokens=99, **asked)
+            assert answer.finish is FinishReason.STOP
+            assert [type(value) for value in json.loads(answer.text).values()] == [bool, str]
+
+
 @pytest.mark.bits
 def test_free_neighbours_do_not_change_C8(worker: LoopDriver) -> None:
     free: list[dict[str, Any]] = [
@@ -113,6 +134,35 @@ def test_object_has_no_properties_but_those_of_its_schema(worker: LoopDriver, se
         prompt="x", temperature=1.0, seed=seed, max_tokens=60, response_format=of_schema(schema)
     )
     assert json.loads(got.text).keys() <= {"ok"}
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("largest", [2**63 - 1, 1.7976931348623157e308])
+def test_the_widest_bounds_of_a_language_bound_no_answer(
+    worker: LoopDriver, kind: str, largest: float
+) -> None:
+    """Also in the parts of a schema, and not in what only looks like a bound."""
+    number = {"type": kind, "minimum": -largest - 1, "maximum": largest}
+    either = [{"type": kind, "exclusiveMinimum": -largest, "exclusiveMaximum": largest}]
+    literal = {"const": {"maximum": 1e20}}
+    keys = {"maximum": number, "b": {"anyOf": either}, "c": literal, "d": {"$ref": "#/$defs/e"}}
+    schema = {"type": "object", "properties": keys, "required": list(keys), "$defs": {"e": number}}
+    for seed in range(2):
+        got = worker.answer(
+            prompt="x",
+            temperature=5.0,
+            seed=seed,
+            max_tokens=400,
+            response_format=of_schema(schema),
+        )
+        assert got.finish is FinishReason.STOP, got.error
+        said = json.loads(got.text)
+        assert said["c"] == {"maximum": 10**20}
+        assert all(-(2**63) < said[name] < 2**63 for name in ("maximum", "b", "d"))
+    beyond = of_schema({"type": kind, "minimum": 1e20})
+    refused = worker.answer(prompt="x", response_format=beyond).error
+    assert refused is not None
+    assert "minimum allows only numbers of more than 64 bits" in refused.message
 
 
 LINK = {"$ref": "#/$defs/n"}

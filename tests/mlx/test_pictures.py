@@ -197,9 +197,15 @@ def test_what_a_prompt_with_pictures_cannot_have_is_refused(tmp_path: Path) -> N
     file = picture(1)
     with loaded_engine(make_tiny_vision(tmp_path / "m")) as engine:
         assert engine.text.encode(RequestBody(messages=[asked("<|image_pad|> is a mark")]))
+        typed = RequestBody(messages=[asked("what is <|image_pad|>", file)])
+        assert len(engine.text.encode(typed).pictures) == 1, "what a user types is text"
+
+        def ordered(text: str) -> dict[str, Any]:
+            return {"messages": [{"role": "system", "content": text}, asked("?", file)]}
+
         cases: list[tuple[str, dict[str, Any]]] = [
-            ("leave it out", {"messages": [asked("what is <|image_pad|>", file)]}),
-            ("leave it out", {"messages": [asked(FAMILIES["qwen3_vl"].shown, file)]}),
+            ("leave it out", ordered("what is <|image_pad|>")),
+            ("leave it out", ordered(FAMILIES["qwen3_vl"].shown)),
             ("cannot take such a picture", {"messages": [asked("?", picture(1, (900, 2)))]}),
             ("cannot be shown", {"messages": [asked("?", file)], "echo": True}),
             ("content\\[0\\]: the file is no picture", {"messages": [asked("?", b"x")]}),

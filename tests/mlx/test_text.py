@@ -285,6 +285,15 @@ def test_a_request_that_cannot_be_encoded_says_which_parameter_is_wrong(tmp_path
     assert f"ids below this model's vocabulary of {VOCABULARY_SIZE}" in message
     assert detail["parameter"] == "prompt_tokens"
     assert text.encode(RequestBody(prompt_tokens=[VOCABULARY_SIZE - 1])).tokens == [2047]
+    small = tiny(tmp_path / "small", "{{ messages[0].content }}")
+    small.vocabulary_size = 120
+    messages = [{"role": "user", "content": "fly"}]
+    for sent, values in (("prompt", {"prompt": "fly"}), ("messages", {"messages": messages})):
+        assert refusal(small, **values) == (
+            f"{sent}: this model takes ids below this model's vocabulary of 120, but its tokenizer"
+            " makes 121 of 'y': leave that out",
+            {"parameter": sent},
+        )
     odd = tiny(tmp_path / "odd", "{{ raise_exception('n' * 300) }}")
     message, detail = refusal(odd, messages=HELLO)
     assert message == f"the model's chat template refuses these messages: {'n' * 200}"

@@ -236,10 +236,21 @@ def test_value_that_cannot_travel_is_an_error_of_the_caller() -> None:
     deep: list[Any] = []
     for _ in range(2000):
         deep = [deep]
-    for value in (deep, {1, 2}, 2**70):
+    for value in (deep, {1, 2}, 10**400):
         with pytest.raises(RemoteError, match=r"^the request cannot be encoded: ") as caught:
             encode_body(body(prompt=None, messages=[{"role": "user", "content": value}]))
         assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_integers_of_more_than_64_bits_become_floating_point_numbers() -> None:
+    numbers = [2**64, 2**64 - 1, -(2**63), -(2**63) - 1, 10**30, True, 1.5]
+    sent = body(prompt=None, messages=[{"role": "user", "content": [{"limits": numbers}]}])
+    read = decode_body(encode_body(sent))
+    assert isinstance(read, RequestBody)
+    [message] = read.messages or []
+    [arrived] = message["content"]
+    assert arrived["limits"] == [2.0**64, 2**64 - 1, -(2**63), -(2.0**63), 1e30, True, 1.5]
+    assert [type(n) for n in arrived["limits"]] == [float, int, int, float, float, bool, float]
 
 
 def test_body_that_is_no_msgpack_is_refused() -> None:

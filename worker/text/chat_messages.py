@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxsup.protocol.body import RequestBody
@@ -27,6 +27,10 @@ _SYSTEM = ("system", "developer")
 
 PICTURE = "\ue002picture\ue003"
 """Stands for each picture in the text of a message that a template gets."""
+
+BREAK = "\ue004\ue005"
+"""Stands in a special token that a user or a tool wrote: the prompt is tokenised in pieces there,
+so that the token becomes text, and ends or begins no turn."""
 
 _MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?")
 _PLURALS = {"audio": "audio"}
@@ -124,6 +128,25 @@ def plain_messages(
         elif message["role"] == "tool":
             plain[place] = _answered(message, open_calls)
     return plain
+
+
+def without_special_tokens(
+    messages: Sequence[dict[str, Any]], broken: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    """Return the messages with `BREAK` in each special token that a user or a tool wrote.
+
+    Those of the system and the assistant stay: some templates and models switch modes by them.
+
+    Args:
+        messages: as `plain_messages` makes them.
+        broken: puts the breaks into a text.
+    """
+    return [
+        message | {"content": broken(message["content"])}
+        if message["role"] in ("user", "tool")
+        else message
+        for message in messages
+    ]
 
 
 def text_of_messages(body: RequestBody) -> str:

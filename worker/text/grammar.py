@@ -49,6 +49,12 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 _LISTING = re.compile(r"\n\s*1 \| ")
 """The words with which llguidance begins to show the grammar."""
 
+_WIDEST = 2**63 - 1024
+"""The largest bound of a number that llguidance can count to, and that is one in 64 bits of
+floating point, too."""
+
+_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+
 _LITERAL = ("const", "enum", "default", "examples", "required", "description", "title")
 _SAYS_MORE = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
 _PARTS = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
@@ -481,13 +487,43 @@ def closed(schema: Any) -> Any:
     something else: JSON Schema allows any others, and small models add them without end. What has
     properties is an object: JSON Schema also allows all that is none.
 
+    Numbers have bounds that llguidance can count to: schemas have the least and the largest of a
+    language's numbers, such as those of int64.
+
     Raises:
-        ValueError: it is nested too deeply.
+        ValueError: it is nested too deeply, or asks for numbers beyond those.
     """
     try:
-        return _closed(schema)
+        return _closed(_counted(schema))
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
+
+
+def _counted(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_counted(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    counted = _with_parts(schema, _counted)
+    for name, sign in _BOUNDS.items():
+        bound = counted.get(name)
+        if not isinstance(bound, int | float):
+            continue
+        if sign * bound > _WIDEST:
+            counted[name] = sign * _WIDEST
+        elif sign * bound < -_WIDEST:
+            raise ValueError(f"{name} allows only numbers of more than 64 bits")
+    return counted
+
+
+def _with_parts(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a schema in which each schema inside it is changed."""
+    return {
+        name: {key: change(one) for key, one in value.items()}
+        if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
+        else (value if name in _LITERAL else change(value))
+        for name, value in schema.items()
+    }
 
 
 def _closed(schema: Any) -> Any:
@@ -497,12 +533,7 @@ def _closed(schema: Any) -> Any:
         return schema
     if "allOf" in schema or ("properties" in schema and _PARTS & schema.keys()):
         return schema  # each of its parts knows some properties only
-    inner = {
-        name: {key: _closed(one) for key, one in value.items()}
-        if name in ("properties", "$defs", "definitions") and isinstance(value, dict)
-        else (value if name in _LITERAL else _closed(value))
-        for name, value in schema.items()
-    }
+    inner = _with_parts(schema, _closed)
     named, required = inner.get("properties"), inner.get("required", ())
     if not isinstance(named, dict) or _SAYS_MORE & inner.keys() or not named.keys() >= {*required}:
         return inner

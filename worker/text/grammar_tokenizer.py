@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
@@ -15,24 +16,26 @@ class PlainTokens:
     token, which is not text: the answer would end there, or break the format.
 
     Args:
-        tokenizer: a fast one of transformers; a copy of its core is kept.
+        core: of a fast tokenizer of transformers; becomes this one's own.
         view: llguidance's view of the same vocabulary.
-        end_token: the token that ends an answer.
+        end_tokens: those that end an answer.
     """
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Any, view: Any, end_token: int) -> None:
-        self.eos_token_id = end_token
+    def __init__(self, core: Any, view: Any, end_tokens: Sequence[int]) -> None:
+        self.eos_token_id = end_tokens[0]
         self.tokens = [bytes(view.decode_bytes([token])) for token in range(view.vocab_size)]
+        ends = frozenset(end_tokens)
+        # An id that ends an answer would end it in the middle of a text, too.
         self.special_token_ids = [
-            token for token in range(view.vocab_size) if view.is_special_token(token)
+            token
+            for token in range(view.vocab_size)
+            if token in ends or view.is_special_token(token)
         ]
         self._special = frozenset(self.special_token_ids)
         self._view = view
-        self._core = copy(tokenizer.backend_tokenizer)
-        self._core.no_padding()
-        self._core.no_truncation()
+        self._core = core
         self._core.encode_special_tokens = True
 
     def __call__(self, text: str) -> list[int]:
@@ -52,11 +55,24 @@ def make_grammar_tokenizer(
     """llguidance's tokenizer, which takes a second to make.
 
     Raises:
-        ValueError: the tokenizer is not one of the fast ones.
+        ValueError: the tokenizer is not one of the fast ones, or writes its tokens in a way that
+            llguidance does not know.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
-    from llguidance.hf import from_tokenizer
 
+    core: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(core, "to_str"):
+        raise ValueError("only fast tokenizers are supported")
+    core = copy(core)
+    core.no_padding()
+    core.no_truncation()
+    settings = json.loads(core.to_str())
+    decoder = settings["decoder"] or {}
+    if decoder.get("type") == "Metaspace":
+        # It writes what sentencepiece writes, but llguidance knows only the latter.
+        space = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
+        steps = [space, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        settings["decoder"] = {"type": "Sequence", "decoders": steps}
     ends = list(end_tokens)
-    view = from_tokenizer(tokenizer, n_vocab=vocabulary_size, eos_token=ends)
-    return LLTokenizer(TokenizerWrapper(PlainTokens(tokenizer, view, ends[0])), eos_token=ends)
+    view = LLTokenizer(json.dumps(settings), n_vocab=vocabulary_size, eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(PlainTokens(core, view, ends)), eos_token=ends)

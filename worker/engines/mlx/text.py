@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,11 +28,13 @@ from ...pooling import other_task
 from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
 from ...text.channels import TOOL, ChannelParser, ChannelRules
 from ...text.chat_messages import (
+    BREAK,
     PICTURE,
     plain_messages,
     text_of_messages,
     with_picture_marks,
     without_media,
+    without_special_tokens,
 )
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from ...text.fitting import Fitted, Form, Message, find_form, fit
@@ -102,6 +105,7 @@ class MlxText:
             self._strips_first_space = strips
         self._format = chat_format(tokenizer)
         self._forms: dict[bool, Form] = {}  # with tools, and without
+        self._special_tokens: re.Pattern[str] | None = None  # of chats; found when one first comes
         self._logged: set[str] = set()
         self.grammars = GrammarCompiler(self.grammar_tokenizer)
         self.decoding_tokenizer: Any = tokenizer
@@ -168,11 +172,16 @@ class MlxText:
         tokens = prompt.tokens
         if not tokens and body.tokenize is None:
             raise invalid("prompt", "text of at least one token", shown="text of none")
-        if max(tokens, default=0) >= self.vocabulary_size:
-            raise invalid(
-                "prompt_tokens",
-                f"ids below this model's vocabulary of {self.vocabulary_size}",
-                max(tokens),
+        if (largest := max(tokens, default=0)) >= self.vocabulary_size:
+            below = f"ids below this model's vocabulary of {self.vocabulary_size}"
+            if body.prompt_tokens is not None:
+                raise invalid("prompt_tokens", below, largest)
+            sent = "prompt" if body.messages is None else "messages"
+            made_of = self._decoded(self.inner_tokenizer, [largest])
+            raise unfit(
+                sent,
+                f"{sent}: this model takes {below}, but its tokenizer makes {largest} of"
+                f" {made_of[:64]!r}: leave that out",
             )
         return prompt
 
@@ -363,6 +372,7 @@ class MlxText:
         if body.offered_tools:
             extra["tools"] = body.offered_tools
         form = self._form(body.offered_tools)
+        chat = without_special_tokens(chat, self._broken)
 
         def render(messages: list[Message], *, opens: bool) -> str:
             return self._render(form.of(messages), extra, opens=opens)
@@ -470,6 +480,31 @@ class MlxText:
             )
         return self._forms[has_tools]
 
+    def _broken(self, text: str) -> str:
+        """Return a text with `BREAK` in each special token."""
+        if self._special_tokens is None:
+            self._special_tokens = re.compile(any_of(self._names_of_special_tokens()))
+        return self._special_tokens.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
+
+    def _names_of_special_tokens(self) -> list[str]:
+        """Return the names of the tokens that a text must not forge: those that the tokenizer calls
+        special, and those with which the template marks turns: of DeepSeek they are ordinary."""
+        added = self.inner_tokenizer.added_tokens_decoder.values()
+        turns: list[Message] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ]
+        try:
+            shown = self._render(self._form(None).of(turns), {}, opens=True)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001  whatever a template raises is its refusal
+            shown = ""
+        names = {str(token) for token in added if token.special or str(token) in shown}
+        # Gemma's line breaks are added tokens, too.
+        return [name for name in names if len(name) > 1 and any(map(str.isalnum, name))]
+
     def _told(self, changes: Sequence[str]) -> tuple[str, ...]:
         """Return what was changed, as warnings; each kind is logged once."""
         for change in changes:
@@ -487,7 +522,10 @@ class MlxText:
         )
 
     def _encode_rendered(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        tokens: list[int] = []
+        for piece in text.split(BREAK):
+            tokens += self.tokenizer.encode(piece, add_special_tokens=False)
+        return tokens
 
     def _render(self, messages: list[Message], extra: dict[str, Any], *, opens: bool) -> str:
         return str(
@@ -556,6 +594,28 @@ def load_text(folder: Path, *, eos_token_ids: Any, vocabulary_size: int | None) 
     except Exception as error:
         # Libraries run on what the files say: whatever they raise, these files cannot be used (B6).
         raise tokenizer_error(folder, error) from error
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Return an expression for any of these texts, the longest first.
+
+    What several begin with is there once: there may be hundreds of special tokens, and a text of
+    one `<` after the other.
+    """
+    if not names:
+        return "(?!)"
+    first, last = min(names), max(names)
+    pairs = enumerate(zip(first, last, strict=False))
+    shared = next((place for place, (one, other) in pairs if one != other), len(first))
+    rests: dict[str, list[str]] = {}
+    for name in names:
+        rests.setdefault(name[shared : shared + 1], []).append(name[shared:])
+    is_whole = rests.pop("", None) is not None
+    begin = re.escape(first[:shared])
+    if not rests:
+        return begin
+    more = "|".join(map(any_of, rests.values()))
+    return f"{begin}(?:{more}){'?' if is_whole else ''}"
 
 
 def byte_level_tokens(tokenizer: TokenizerWrapper) -> list[bytes]:
