@@ -5,8 +5,8 @@ prompts. A chunk is padded to its longest row, so its cost is rows × longest ro
 machine is not known beforehand (ten tokens per second or ten thousand), so the first chunks are
 small, and every step teaches the cost model.
 
-Passes are paid for. While rows decode, a prompt takes `1 - decode_share` of the time: a pass opens a
-debt, steps that only decode pay it back, and the next pass begins when it is paid. What arrives
+Passes are paid for. While rows decode, a prompt takes `1 - decode_share` of the time: a pass opens
+a debt, steps that only decode pay it back, and the next pass begins when it is paid. What arrives
 meanwhile gathers, and is read together. The more prompts wait, the less is to be paid.
 
 `TogetherScheduler` is for passes that read several prompts at once, `SerialScheduler` for those of
@@ -388,9 +388,9 @@ class _Prompt:
 
 WAITING_WEIGHT = 4
 """Rows that decode for which a prompt counts that waits beside another: its user has nothing yet,
-while theirs get tokens. Shares that do not yield let a queue grow at traffic near what a machine can
-do, and the smaller batches make it slower: played with 60 arrivals, the median first token came
-after 2.7 s instead of 0.9, with 15 % fewer tokens per second."""
+while theirs get tokens. A share that does not yield lets the queue grow at traffic near what a
+machine can do, and smaller batches make it slower: played with 60 arrivals, the median first token
+came after 2.7 s instead of 0.9, with 15 % fewer tokens per second."""
 
 
 class PrefillScheduler(ABC):
