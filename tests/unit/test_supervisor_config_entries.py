@@ -143,7 +143,7 @@ def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
 
 REFUSED = {
     "a name that is taken": (partial(with_one, name="A"), "name_taken"),
-    "a name that is an alias": (partial(with_one, name="bee"), "name_taken"),
+    "a name that is an alias": (partial(with_one, name="Bee"), "name_taken"),
     "a name that none can have": (partial(with_one, name="x y"), "usage"),
     "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
     "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),
