@@ -100,10 +100,16 @@ def run(
     return got, computed, cached, heard_while_waiting
 
 
-def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine: MlxEngine) -> None:
+def answer_alone(engine: MlxEngine, row: Row) -> list[int]:
+    """Return the answer of a row that reads all of its prompt; nothing is kept of it."""
+    answer = solo(engine, row)
+    engine.give_back()
+    return answer
+
+
+def test_burst_reads_what_it_shares_once_and_answers_alike(engine: MlxEngine) -> None:
     rows = rows_of([900] * 3)
-    with loaded_engine(folder) as plain:
-        expected = {int(row.key): solo(plain, row) for row in rows}
+    expected = {int(row.key): answer_alone(engine, row) for row in rows}
     got, computed, cached, heard = run(engine, rows)
     assert got == expected
     assert computed[1] == 920
@@ -154,8 +160,7 @@ def test_rows_that_wait_go_on_when_the_one_that_reads_leaves(
     engine: MlxEngine, leaves: str, steps: int
 ) -> None:
     rows = rows_of([900, 900, 900])
-    alone = solo(engine, rows[2])
-    engine.give_back()
+    alone = answer_alone(engine, rows[2])
     for row in rows:
         engine.insert(row)
     for _ in range(steps):
