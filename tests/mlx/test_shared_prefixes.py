@@ -142,6 +142,20 @@ def test_rows_that_fork_at_different_places_wait_for_one_another(engine: MlxEngi
     check_no_row_is_left(engine)
 
 
+@pytest.mark.parametrize("folder", ["together"], indirect=True)
+def test_no_more_is_lent_than_the_prompt_has(engine: MlxEngine) -> None:
+    """An answer that goes on may begin as another one's prompt."""
+    [first] = rows_of([900])
+    again = make_row(2, SHARED[:600], max_tokens=290, delivered=SHARED[600:880])
+    for row in (first, again):
+        assert engine.insert(row) == 0
+    lent = []
+    while engine.has_rows():
+        lent += [read.known for read in engine.step().prefill if read.key == again.key]
+        engine.settle()
+    assert [known for known in lent if known is not None] == [600]
+
+
 def test_late_row_continues_from_one_that_still_answers(engine: MlxEngine) -> None:
     first, second = rows_of([900, 880])
     engine.insert(make_row(1, first.tokens, max_tokens=20))
