@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, LoadPhase, State
 from mlxsup.protocol.worker_messages import Exit, Hello
 from mlxsup.supervisor.core.actions import (
@@ -139,7 +139,9 @@ def test_in_production_an_absent_pair_ends_that_life_alone(is_ending: bool) -> N
 
 
 def test_no_story_has_the_token_of_a_process() -> None:
-    hello = Hello(model=ModelName("m"), generation=1, token="secret", pid=7, version="1")
+    hello = Hello(
+        model=ModelName("m"), generation=Generation(1), token="secret", pid=7, version="1"
+    )
     assert words_of(hello) == "hello"
 
 
