@@ -140,7 +140,7 @@ def test_sigterm_in_every_window_ends_in_order_P12(window: str) -> None:
         assert it.end_of_stream() in ("shutting_down", "")
 
 
-@pytest.mark.parametrize("window", ["loading", "stopping"])
+@pytest.mark.parametrize("window", ["serving", "stopping"])
 def test_a_second_sigint_in_every_window_ends_at_once_P12(window: str) -> None:
     with scene(window, LONG_DRAIN_S) as it:
         it.signal(signal.SIGINT)

@@ -24,8 +24,8 @@ TESTS = Path(__file__).parents[1]
 OWN_TESTS = ("chaos", "sockets", "soak")
 
 # A short run on a busy machine may take ten times the CPU time of a callback.
-chaos = partial(run_chaos, 100, seed=2, models="a", limit_s=300.0)
-sockets = partial(through_sockets, 700, seed=4, max_call_s=1.0)
+chaos = partial(run_chaos, 60, seed=2, models="a", limit_s=300.0)
+sockets = partial(through_sockets, 400, seed=4, max_call_s=1.0)
 soak = partial(run_soak, 0.0, every_s=0.0)
 
 
@@ -36,7 +36,7 @@ def test_requests_outlive_kills_and_pauses_P1() -> None:
 
 def test_hostile_frames_break_no_stream_P17() -> None:
     values = sockets()
-    assert values["answered"] >= 700
+    assert values["answered"] >= 400
 
 
 def test_nothing_grows_in_ordinary_use_J4() -> None:

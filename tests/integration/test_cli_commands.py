@@ -11,10 +11,12 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from click.testing import CliRunner
 
+from mlxsup.cli.commands import logs as commands_logs
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -25,6 +27,7 @@ from mlxsup.protocol.client_messages import (
     Stop,
     Unload,
 )
+from mlxsup.protocol.log_files import FollowedFile
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.version import VERSION
 
@@ -321,6 +324,29 @@ def test_logs_without_a_daemon_are_those_that_the_last_one_left(folder: Path) ->
     assert done.stderr == said
     named = run_cli("logs", "em", "--config", str(config))
     assert (named.returncode, named.stdout) == (0, "--- generation 1 pid 7\n")
+
+
+def test_a_line_that_comes_as_logs_begin_to_follow_is_shown_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = folder / "c.toml"
+    config.write_text('[supervisor]\nruntime_dir = "run"\nlog_dir = "."\n[models.m]\npath = "m"\n')
+    log = folder / "m.log"
+    log.write_text("old\n")
+
+    class Late(FollowedFile):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            with path.open("a") as file:
+                file.write("new\n")
+
+    def leave() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands_logs, "FollowedFile", Late)
+    monkeypatch.setattr(commands_logs, "check_reader", leave)
+    done = CliRunner().invoke(commands_logs.logs, ["m", "-f", "--config", str(config)])
+    assert done.stdout.split()[:3] == ["old", "new"]
 
 
 def test_logs_follow_across_rotation_until_interrupted(

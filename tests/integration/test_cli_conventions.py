@@ -453,9 +453,11 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
 
 
 def joined(peer: Peer, message: Message) -> None:
-    """A script: nothing is listed, and whoever joins gets an answer of two pieces."""
+    """A script: two requests are listed, and whoever joins gets an answer of two pieces."""
     if isinstance(message, RequestsQuery):
-        answer(peer, message, requests=[], more=0)
+        listed = {"model": "m", "state": "answering", "paused": None}
+        numbered = [{"id": f"r-{n}", "number": f"#{n}"} for n in (12, 9)]
+        answer(peer, message, requests=[listed | one for one in numbered], more=0)
     elif isinstance(message, Attach):
         send_pieces(peer, message.id, ["Par", "is"])
         finish(peer, message.id, 2)
@@ -470,3 +472,6 @@ def test_attach_prints_the_answer_plain_and_as_published(path: Path) -> None:
         done = run_cli("attach", "r-1", "--json", *where)
         assert (done.returncode, done.stderr) == (0, "")
         assert problems(done.stdout, ["attach"]) == []
+        assert run_cli("attach", "last", *where).stdout == "Paris\n"
+        joined_to = [str(message.request) for message in supervisor.got(Attach)]
+        assert joined_to == ["r-1", "r-1", "r-12"], "another request may be the last one soon"

@@ -76,6 +76,7 @@ def run(supervisor: ScriptedSupervisor, *arguments: str) -> tuple[int, str, str]
         (["--system", "Be brief."], {"messages": [SYSTEM, USER]}),
         (["--raw"], {"prompt": PROMPT}),
         (["--top-k", "5", "--min-p", "0.1"], {"messages": [USER], "top_k": 5, "min_p": 0.1}),
+        (["--stop", "a", "--stop", "b"], {"messages": [USER], "stop": ["a", "b"]}),
         (["--no-think"], {"messages": [USER], "chat_template_kwargs": OFF}),
         (["--think"], {"messages": [USER], "chat_template_kwargs": ON}),
         (["--schema", "schema.json"], {"messages": [USER], "response_format": FORMAT}),

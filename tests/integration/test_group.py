@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,44 @@ def test_a_call_that_does_not_arrive_ends_the_group(
         worker.dispatch("hello", max_tokens=ENDLESS)
         assert end_as_the_supervisor_would(worker) == code
         assert says in worker.log().splitlines()[-1]
+
+
+SILENT = """
+import sys
+from mlxsup.worker.group.frames import FrameWriter, Greeting, Loaded
+
+leader = FrameWriter(1)
+leader.write(Greeting(address="a:1", versions={}, fingerprint="f"))
+if sys.argv[1:]:
+    leader.write(Loaded(facts={}))
+sys.stdin.read()
+"""
+"""A rank that says nothing more; with an argument, once it has loaded."""
+
+
+LEADER = """
+import sys, time
+from mlxsup.protocol.launch import GroupHost
+from mlxsup.worker.group import followers
+from support.worker.turn_bench import make_spec
+
+followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 0.5
+followers.host_argv = lambda host, module: [sys.executable, "-c", *sys.argv[1:]]
+followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("has_loaded", "limit_s"), [(False, 0.5), (True, 0.05)])
+def test_a_rank_that_loads_may_be_silent_for_longer_than_one_that_serves(
+    has_loaded: bool, limit_s: float
+) -> None:
+    """Its imports may hold the interpreter."""
+    command = [sys.executable, "-c", LEADER, SILENT, *["loaded"] * has_loaded]
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.RANK_LOST, done.stderr
+    assert f"has said nothing for {limit_s:g} s" in done.stderr.splitlines()[-1]
 
 
 def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:

@@ -318,13 +318,27 @@ def test_the_log_of_a_model_that_was_removed_is_closed_and_all_are_at_the_end() 
         assert open_logs(folder) == set()
 
 
-def test_more_models_leave_fewer_files_to_connections_P24(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """128 connections are the least; of 156, the last 64 are for processes that have none."""
+@pytest.fixture
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nine models and 156 connections have files."""
     with_nine = RESERVED_FILES + 9 * FILES_PER_MODEL + 156
     monkeypatch.setattr(runtime_module, "raise_open_file_limit", lambda models: with_nine)
     monkeypatch.setattr(daemon_module, "raise_open_file_limit", lambda models: with_nine)
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_removed_model_that_still_runs_takes_files_P24() -> None:
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        stage.write_config({f"m{n}": LAZY for n in range(10)})
+        assert "models: 11 are too many" in await reload(stage)
+
+    assert play(body) == 0
+
+
+@pytest.mark.usefixtures("few_files")
+def test_more_models_leave_fewer_files_to_connections_P24() -> None:
+    """128 connections are the least; of 156, the last 64 are for processes that have none."""
 
     async def body(stage: Stage) -> None:
         names = [f"m{n}" for n in range(8)]

@@ -24,6 +24,7 @@ from mlxsup.worker.engines.mlx.loader import iterate_arrays
 from mlxsup.worker.engines.mlx.prefix_cache import (
     LEAST_TOKENS,
     Found,
+    KeptRows,
     PrefixCache,
     PrefixRoom,
     automatic_bytes,
@@ -101,6 +102,15 @@ def test_the_second_turn_of_a_chat_prefills_the_new_tokens_only(
     assert done[0].done > 220
     run_rows(engine)
     assert solo(engine, second) == solo(plain, second)
+
+
+def test_a_kept_row_returns_with_its_own_tokens_and_one_to_read() -> None:
+    key, kept = RequestKey(1), KeptRows()
+    for tokens, count in (([5, 6, 7], 2), ([5, 6], None), ([5], None), ([5, 8, 7], None)):
+        kept.keep(key, [], [5, 6])
+        found = kept.take(key, tokens)
+        assert (None if found is None else found.count) == count
+        assert len(kept) == 0
 
 
 def test_bytes_are_bounded_and_given_back(folder: Path) -> None:

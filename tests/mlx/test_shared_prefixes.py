@@ -100,10 +100,16 @@ def run(
     return got, computed, cached, heard_while_waiting
 
 
-def test_burst_reads_what_it_shares_once_and_answers_alike(folder: Path, engine: MlxEngine) -> None:
+def answer_alone(engine: MlxEngine, row: Row) -> list[int]:
+    """Return the answer of a row that reads all of its prompt; nothing is kept of it."""
+    answer = solo(engine, row)
+    engine.give_back()
+    return answer
+
+
+def test_burst_reads_what_it_shares_once_and_answers_alike(engine: MlxEngine) -> None:
     rows = rows_of([900] * 3)
-    with loaded_engine(folder) as plain:
-        expected = {int(row.key): solo(plain, row) for row in rows}
+    expected = {int(row.key): answer_alone(engine, row) for row in rows}
     got, computed, cached, heard = run(engine, rows)
     assert got == expected
     assert computed[1] == 920
@@ -136,6 +142,20 @@ def test_rows_that_fork_at_different_places_wait_for_one_another(engine: MlxEngi
     check_no_row_is_left(engine)
 
 
+@pytest.mark.parametrize("folder", ["together"], indirect=True)
+def test_no_more_is_lent_than_the_prompt_has(engine: MlxEngine) -> None:
+    """An answer that goes on may begin as another one's prompt."""
+    [first] = rows_of([900])
+    again = make_row(2, SHARED[:600], max_tokens=290, delivered=SHARED[600:880])
+    for row in (first, again):
+        assert engine.insert(row) == 0
+    lent = []
+    while engine.has_rows():
+        lent += [read.known for read in engine.step().prefill if read.key == again.key]
+        engine.settle()
+    assert [known for known in lent if known is not None] == [600]
+
+
 def test_late_row_continues_from_one_that_still_answers(engine: MlxEngine) -> None:
     first, second = rows_of([900, 880])
     engine.insert(make_row(1, first.tokens, max_tokens=20))
@@ -154,8 +174,7 @@ def test_rows_that_wait_go_on_when_the_one_that_reads_leaves(
     engine: MlxEngine, leaves: str, steps: int
 ) -> None:
     rows = rows_of([900, 900, 900])
-    alone = solo(engine, rows[2])
-    engine.give_back()
+    alone = answer_alone(engine, rows[2])
     for row in rows:
         engine.insert(row)
     for _ in range(steps):

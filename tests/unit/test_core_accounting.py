@@ -220,6 +220,8 @@ def test_an_engine_that_only_waits_for_a_lease_shares_nothing() -> None:
     driver.accept(driver.serve("y", model="a")[0], "a")
     spend(driver, 2.0, read(2, 30, 30), model="b", **turn)
     assert seconds(driver, "b") == (2.0, 0.0), "a has accepted a request, and still waits"
+    spend(driver, 2.0, token(1), model="b")
+    assert seconds(driver, "b") == (3.0, 0.0), "a works from its lease on"
 
 
 def test_engines_on_different_backends_do_not_share() -> None:
@@ -516,3 +518,7 @@ def test_two_engines_at_once_pay_half_each_also_while_the_step_of_the_other_is_u
     assert device.cost_s(ENGINE_A, 1.0, 11.0) == 0.5
     assert device.cost_s(ENGINE_A, 1.0, 12.0) == 0.5
     assert device.cost_s(ENGINE_B, 2.0, 12.0) == 1.0, "its step began before those of the other"
+    device.rests(ENGINE_B, 13.0)
+    assert device.cost_s(ENGINE_A, 2.0, 14.0) == 1.5, "half of its time until the other rested"
+    device.begins(ENGINE_B, 15.0)
+    assert device.cost_s(ENGINE_A, 2.0, 16.0) == 1.5

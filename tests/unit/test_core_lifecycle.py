@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Reply
 from mlxsup.protocol.errors import ErrorCode
-from mlxsup.protocol.ids import ModelName, RequestId
+from mlxsup.protocol.ids import Generation, ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, LoadPhase, State
-from mlxsup.protocol.worker_messages import Exit
+from mlxsup.protocol.worker_messages import Exit, Hello
 from mlxsup.supervisor.core.actions import (
     Abandon,
     Announce,
@@ -29,7 +29,12 @@ from mlxsup.supervisor.core.actions import (
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.life import KILL_LIMIT_S, LoadTimes
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
-from mlxsup.supervisor.core.transitions import LEAVES_TO, ImpossibleTransitionError, Turn
+from mlxsup.supervisor.core.transitions import (
+    LEAVES_TO,
+    ImpossibleTransitionError,
+    Turn,
+    words_of,
+)
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.looks import BOB
@@ -131,6 +136,13 @@ def test_in_production_an_absent_pair_ends_that_life_alone(is_ending: bool) -> N
     assert (driver.state("m"), last["reason"]) == (State.FAILED, "internal")
     assert last["detail"].startswith("internal error: m: no rule for Turn in ")
     assert driver.state("other") is State.READY
+
+
+def test_no_story_has_the_token_of_a_process() -> None:
+    hello = Hello(
+        model=ModelName("m"), generation=Generation(1), token="secret", pid=7, version="1"
+    )
+    assert words_of(hello) == "hello"
 
 
 def test_documents_show_where_each_state_leads() -> None:

@@ -158,6 +158,15 @@ def test_pressure_evicts_idle_models() -> None:
     assert not shown["is_short"], "nothing waits, and no more has to go"
 
 
+def test_memory_that_is_being_freed_squeezes_no_model() -> None:
+    """Its process is measured smaller before the machine has what it frees."""
+    driver = pair_and_more()
+    driver.unload("b")
+    assert driver.state("b") is State.STOPPING
+    sample(driver, 0.5, a=4, b=1)
+    assert budgets(driver) == []
+
+
 def test_busy_models_stay_and_the_excess_is_shown() -> None:
     driver = pair_and_more()
     driver.serve("r1", model="a")

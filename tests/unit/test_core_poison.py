@@ -114,6 +114,18 @@ def test_quarantine_lasts_an_hour_and_ends_all_that_send_the_same() -> None:
     assert driver.errors() == {}
 
 
+def test_quarantine_is_for_one_adapter() -> None:
+    driver = engine_of(1, adapters={"sql": "/sql", "poet": "/poet"})
+    driver.ask("one", "m:sql")
+    for _ in range(3):
+        crash(driver)
+    driver.ask("same", "m:sql")
+    assert driver.errors() == {"same": "quarantined"}
+    driver.ask("other", "m:poet")
+    driver.ask("model")
+    assert driver.errors() == {}
+
+
 def test_a_completion_clears_and_so_does_an_hour_and_a_cancel_does_not() -> None:
     suspecting(
         engine_of(2),

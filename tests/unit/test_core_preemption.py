@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.client_messages import Notice, Subscribe
-from mlxsup.protocol.errors import ErrorCode
+from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import (
     FinishReason,
@@ -24,7 +24,15 @@ from mlxsup.protocol.states import (
     State,
     WorkerPhase,
 )
-from mlxsup.protocol.worker_messages import Dispatch, GiveBack, Heartbeat, PauseRow, RowDelta, Step
+from mlxsup.protocol.worker_messages import (
+    Dispatch,
+    GiveBack,
+    Heartbeat,
+    PauseRow,
+    Rejected,
+    RowDelta,
+    Step,
+)
 from mlxsup.supervisor.core.actions import SendToWorker
 from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.memory import CALM_S
@@ -453,6 +461,16 @@ def test_row_without_memory_waits_for_another_to_end(need: str) -> None:
     driver.gain("a", first, 5)
     assert driver.dispatched() == []
     driver.end("a", first)
+    assert driver.dispatched() == [second]
+
+
+def test_a_rejected_answer_is_a_row_that_has_ended() -> None:
+    """One whose format its tokens did not keep to had a row."""
+    driver, _, second = two()
+    driver.short("a", second)
+    [third] = driver.serve("r3", model="a", priority=INTERACTIVE)
+    error = RemoteError(ErrorCode.INTERNAL, "no JSON")
+    driver.worker(Rejected(key=third, error=error), "a")
     assert driver.dispatched() == [second]
 
 

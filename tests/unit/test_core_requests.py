@@ -193,6 +193,17 @@ def test_a_waiting_request_is_told_its_position_and_how_the_load_goes() -> None:
     assert notices(driver, "changed") == [], "once"
 
 
+def test_a_wait_is_told_from_its_beginning_and_not_from_that_of_the_request() -> None:
+    driver = idle()
+    driver.ask(notices=True)
+    driver.accept(1)
+    driver.token(1)
+    driver.pass_time(3.0)
+    driver.exit(signal="SIGKILL")
+    [told] = notices(driver, "queued")
+    assert told["since_s"] == 0.0
+
+
 def test_after_quiescence_everything_is_empty_D9() -> None:
     driver = idle()
     for round_ in range(5):

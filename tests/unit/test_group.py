@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from mlxsup.protocol.parameters import Sampling
 from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
-from mlxsup.worker.engines.mlx.ranks import identify_folder
+from mlxsup.worker.engines.mlx.folder import NESTED
+from mlxsup.worker.engines.mlx.ranks import identify_folder, take_share
 from mlxsup.worker.group.agreement import check_greeting
 from mlxsup.worker.group.followers import place_on_host
 from mlxsup.worker.group.frames import (
@@ -131,6 +133,18 @@ def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_pat
     assert identify_folder(copy) == first
     assert identify_folder(make_tiny_model(tmp_path / "c", seed=1)) != first
     assert identify_folder(make_tiny_model(tmp_path / "d", config={"rope_theta": 5.0})) != first
+
+
+@pytest.mark.parametrize("within", ["", *NESTED])
+def test_a_size_that_the_hosts_cannot_divide_is_named(within: str) -> None:
+    """Models of pictures and text have those of the text in a table of its own."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    config = {"model_type": "x", **(sizes if not within else {within: sizes})}
+    folder: Any = SimpleNamespace(path=Path("/m"), config=config)
+    ranks: Any = SimpleNamespace(size=lambda: 3)
+    shared = SimpleNamespace(shard=lambda ranks: None)
+    with pytest.raises(BadLaunchError, match="num_key_value_heads is 2, which 3 hosts cannot"):
+        take_share(shared, folder, ranks, parallel="auto", backend="ring")
 
 
 def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:

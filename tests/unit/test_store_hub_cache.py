@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from mlxsup.store.description import missing_files
 from mlxsup.store.hub_cache import (
+    OFFLINE_VARIABLES,
     check_repository,
     check_revision,
     find_cache,
     find_snapshot,
+    is_offline,
     is_owned_repository,
     repositories,
     repository_folder,
@@ -203,3 +205,20 @@ def test_cache_is_where_the_hub_library_has_it(monkeypatch: pytest.MonkeyPatch) 
             for name, value in variables.items():
                 patch.setenv(name, value)
             assert str(find_cache()) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_so"),
+    [
+        ("HF_HUB_OFFLINE", "1", True),
+        ("TRANSFORMERS_OFFLINE", "yes", True),
+        ("TRANSFORMERS_OFFLINE", "0", False),
+    ],
+)
+def test_either_variable_of_the_hub_library_forbids_to_ask_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, is_so: bool
+) -> None:
+    for name in OFFLINE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert is_offline() is is_so

@@ -47,6 +47,16 @@ def with_one(config: DaemonConfig, name: str | None = "n.w", model: str = "o/n")
     return adding(config, model, name, find=lambda: source, ready=lambda one: one)
 
 
+def test_a_link_to_the_folder_of_a_model_is_that_model(tmp_path: Path) -> None:
+    folder, link, file = tmp_path / "m", tmp_path / "link", tmp_path / "c.toml"
+    folder.mkdir()
+    link.symlink_to(folder)
+    file.write_text(f'[models.a]\npath = "{folder}"\n')
+    source = Source(title="link", folder=link)
+    added = adding(read_config(file), str(link), None, find=lambda: source, ready=lambda one: one)
+    assert (added.name, added.change) == ("a", None)
+
+
 def test_all_other_lines_stay_when_a_table_comes_and_goes(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
@@ -143,7 +153,7 @@ def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
 
 REFUSED = {
     "a name that is taken": (partial(with_one, name="A"), "name_taken"),
-    "a name that is an alias": (partial(with_one, name="bee"), "name_taken"),
+    "a name that is an alias": (partial(with_one, name="Bee"), "name_taken"),
     "a name that none can have": (partial(with_one, name="x y"), "usage"),
     "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
     "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),

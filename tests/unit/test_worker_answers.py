@@ -274,16 +274,19 @@ def test_tools_without_a_format_are_warned_of(
     assert tools_warnings(asked, Prompt(tokens=[1]), Codec(rules)) == warnings
 
 
-@pytest.mark.parametrize(("delivered", "warnings"), [((), (NO_CALLS_KNOWN,)), ((7,), ())])
-def test_warnings_are_not_said_again_after_a_resume(
-    delivered: tuple[int, ...], warnings: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("delivered", "warnings", "sampling"),
+    [((), (NO_CALLS_KNOWN,), {"temperature": 0.5}), ((7, 8), (), None)],
+)
+def test_what_comes_with_the_first_token_is_not_said_again_after_a_resume(
+    delivered: tuple[int, ...], warnings: tuple[str, ...], sampling: Any
 ) -> None:
     body = RequestBody(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
     dispatched = Dispatch(key=KEY, body=b"")
-    row = running_row(
-        plan(delivered=delivered), body, Prompt(tokens=[5]), Codec(ChannelRules()), dispatched
-    )
-    assert row.warnings == warnings
+    planned = plan(delivered=delivered, sampling={"temperature": 0.5})
+    row = running_row(planned, body, Prompt(tokens=[5]), Codec(ChannelRules()), dispatched)
+    assert (row.warnings, row.sampling) == (warnings, sampling)
+    assert row.tokens == len(planned.tokens) + len(delivered), "what its memory is computed from"
 
 
 # ---------------------------------------------------------------- deltas

@@ -284,8 +284,10 @@ class Followers:
                 if follower.greeting is None:
                     continue  # `HELLO_LIMIT_S` counts
                 follower.silent += 1
-                follower.idle += 1
-                limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
+                limit_s = LOAD_LIMIT_S
+                if follower.loaded is not None:  # before, no call is owed
+                    limit_s = LINK_LIMIT_S
+                    follower.idle += 1
                 if follower.silent * PULSE_S > limit_s:
                     cause = f"{follower} has said nothing for {limit_s:g} s"
                     self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")

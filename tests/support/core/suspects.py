@@ -17,13 +17,13 @@ SETTINGS = CoreSettings(max_queue=64, max_queue_per_client=64, drain_timeout_s=5
 HOUR_S = 3600.0
 
 
-def engine_of(rows: int, *, memory_limit_bytes: int | None = None, **changes: Any) -> Driver:
-    """A READY model with that many rows and room for many crashes."""
+def engine_of(rows: int, **changes: Any) -> Driver:
+    """A READY model with that many rows and room for many crashes; `changes` of its launch."""
     restart = RestartSettings(
         max_restarts=50, stable_s=10.0, backoff_initial_s=0.1, backoff_max_s=0.1
     )
-    launch = replace(LAUNCH, max_concurrency=rows, memory_limit_bytes=memory_limit_bytes)
-    driver = Driver([entry("m", launch=launch, restart=restart, **changes)], SETTINGS)
+    launch = replace(LAUNCH, max_concurrency=rows, **changes)
+    driver = Driver([entry("m", launch=launch, restart=restart)], SETTINGS)
     driver.load()
     driver.come_up()
     return driver

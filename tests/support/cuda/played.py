@@ -1,5 +1,4 @@
-"""CUDA kernels on a processor: their own source, compiled by g++, a system's thread for each of
-theirs."""
+"""CUDA kernels on a processor: their own source, compiled by g++; its threads take turns."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class PlayedKernels:
         place = self._folder / f"{hashlib.sha256(source.encode()).hexdigest()}.so"
         if not place.exists():
             text = f'#include "{HEADER}"\n{source}\n{LAUNCH}'
-            command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-xc++"]
+            command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-xc++"]
             subprocess.run([*command, "-", "-o", str(place)], input=text.encode(), check=True)
         return bytes(place)
 
