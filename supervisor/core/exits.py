@@ -124,6 +124,7 @@ def last_words(lines: Sequence[str]) -> str:
 # ---------------------------------------------------------------- the class of its cause
 
 _BY_EXIT = {
+    ExitCode.BAD_LAUNCH: DeathCause.UNKNOWN,  # its sentence says all; lines before it mislead
     ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
     ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
     ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,

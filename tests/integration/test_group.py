@@ -81,8 +81,12 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
-    has no mlxsup, and one that prints something first."""
-    for name, script in (("bare", 'exec {0} -S "$@"'), ("chatty", 'echo hello\nexec {0} "$@"')):
+    has no mlxsup, one that does not know -P, and one that prints something first."""
+    for name, script in (
+        ("bare", 'exec {0} -S "$@"'),
+        ("old", 'exec {0} -N "$@"'),
+        ("chatty", 'echo hello\nexec {0} "$@"'),
+    ):
         path = tmp_path / f"{name}-python"
         path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         path.chmod(0o700)
@@ -91,7 +95,7 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
     with group() as worker:
-        worker.wait_until_ready()
+        assert worker.wait_until_ready().ranks == [1]
         processes = Processes(worker)
         keys = [worker.dispatch(f"prompt {number}", max_tokens=40) for number in range(12)]
         gone = worker.dispatch("[[fault slow=0.01]] cancelled", max_tokens=ENDLESS)
@@ -224,6 +228,16 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             GroupHost(ssh="far", python="bare-python"),
             ExitCode.BAD_LAUNCH,
             "rank 1 (far) has no mlxsup at bare-python; set python",
+        ),
+        (
+            GroupHost(ssh="far", python="old-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has no mlxsup at old-python; set python",
+        ),
+        (
+            GroupHost(ssh="far", python="chatty-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far): its shell prints 'hello'; it must print nothing before a command",
         ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],

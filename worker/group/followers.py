@@ -18,7 +18,14 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mlxsup.protocol.codec import DecodeError, to_map
-from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, has_no_mlxsup, host_argv
+from mlxsup.protocol.group import (
+    AGENT,
+    LINK_LIMIT_S,
+    PULSE_S,
+    has_no_mlxsup,
+    host_argv,
+    shell_prints,
+)
 from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.text import log_line, rank_name
@@ -164,7 +171,10 @@ class Follower:
         except EOFError:
             pass  # `_watch` sees the exit
         except (FrameError, DecodeError) as error:
-            self._group.lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
+            code, cause = ExitCode.RANK_LOST, f"{self} sent no frame: {error}"
+            if self.greeting is None and isinstance(error, FrameError):
+                code, cause = ExitCode.BAD_LAUNCH, f"{self}: {shell_prints(error.received)}"
+            self._group.lose(code, cause)
 
     def _hear(self, message: Message) -> None:
         match message:

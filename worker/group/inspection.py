@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
             listening = open_sockets.enter_context(socket.create_server((address, 0)))
             port = listening.getsockname()[1]
             threading.Thread(target=_answer, args=(listening,), daemon=True).start()
-        except OSError as error:
-            problem = problem or f"{address} is not its address: {os.strerror(error.errno or 0)}"
+        except OSError:  # or a name that is not known there
+            problem = problem or f"{address} is not its address"
         report = HostReport(
             python=platform.python_version(),
             versions=versions,
