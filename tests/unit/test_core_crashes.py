@@ -11,9 +11,10 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import DeathCause, State
+from mlxsup.protocol.text import last_words
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.exits import Died, classify, evidence_of, last_words
+from mlxsup.supervisor.core.exits import Died, classify, evidence_of
 from mlxsup.supervisor.core.life import RestartPolicy
 from mlxsup.supervisor.core.poison import Evidence
 
