@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlxsup.protocol.group import HostReport
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
+from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.engines.mlx.ranks import identify_folder
@@ -131,6 +132,16 @@ def test_the_fingerprint_of_a_folder_is_that_of_its_copy_and_of_no_other(tmp_pat
     assert identify_folder(copy) == first
     assert identify_folder(make_tiny_model(tmp_path / "c", seed=1)) != first
     assert identify_folder(make_tiny_model(tmp_path / "d", config={"rope_theta": 5.0})) != first
+
+
+def test_a_host_without_mlx_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    folder = make_tiny_model(tmp_path / "a")
+    monkeypatch.setattr("mlxsup.worker.engines.mlx.ranks.version", missing)
+    with pytest.raises(NoDeviceError, match=r"has no mlx; install the same on every host"):
+        identify_folder(folder)
 
 
 def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:
