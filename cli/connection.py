@@ -347,7 +347,7 @@ def explain_request_error(error: RequestError) -> CliError:
         return CliError(error.message, code=code, hint=detail["hint"], status=status)
     hint = REQUEST_HINTS.get(error.code, "")
     if error.code == "load_failed" and error.retryable:
-        hint = "see `mlxsup logs MODEL`"
+        hint = "`mlxsup why MODEL` says what helps"
     if error.code == "invalid_request" and ("request" in detail or "numbers" in detail):
         hint = (
             "`mlxsup requests` lists the open requests; `mlxsup why ID` explains one that has ended"

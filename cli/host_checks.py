@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import tomlkit
 
 from mlxsup.protocol.codec import read_line
-from mlxsup.protocol.group import INSPECTION, HostReport, has_no_mlxsup, host_argv
+from mlxsup.protocol.group import (
+    INSPECTION,
+    MOST_TOLD,
+    HostReport,
+    has_no_mlxsup,
+    host_argv,
+    shell_prints,
+)
 from mlxsup.protocol.launch import GroupHost, LaunchSettings, child_environment
 
 from .configuration import find_configuration, read_configuration
@@ -29,7 +36,6 @@ ANSWER_LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
 LINK_LIMIT_S = 10.0
 SSH_FAILED = 255
-MOST_TOLD = 200
 MOST_ASKED = 16
 """So many hosts are asked at the same time."""
 
@@ -156,8 +162,7 @@ def ask(launch: LaunchSettings, host: GroupHost) -> Answer:
         except TimeoutError:
             return Answer(f"no answer within {ANSWER_LIMIT_S:g} s")
         except ValueError:  # the line of a start-up file, or of a login message
-            said = line.decode(errors="replace").strip()[:MOST_TOLD]
-            return Answer(f"its shell prints {said!r}; it must print nothing before a command")
+            return Answer(shell_prints(line))
         finally:
             process.kill()
 

@@ -22,24 +22,40 @@ PULSE_S = 1.0
 
 READ_BYTES = 64 * 1024
 
+MOST_TOLD = 200
+"""Characters of what a host has printed."""
+
 AGENT = "mlxsup.worker.group.agent"
 INSPECTION = "mlxsup.worker.group.inspection"
 
 
 def host_argv(host: GroupHost, module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of mlxsup on a host."""
+    """Return the command that runs a module of mlxsup on a host.
+
+    sh runs it there, because login shells disagree about the exit code of what cannot be run: it
+    is 1 in csh.
+    """
     run = [host.python or sys.executable, "-P", "-m", module, *arguments]
-    return ["ssh", *SSH_OPTIONS, "--", host.ssh, f"exec {shlex.join(run)}"] if host.ssh else run
+    if not host.ssh:
+        return run
+    in_sh = shlex.join(["sh", "-c", f"exec {shlex.join(run)}"])
+    return ["ssh", *SSH_OPTIONS, "--", host.ssh, f"exec {in_sh}"]
 
 
 def has_no_mlxsup(exit_code: int, last_line: str) -> bool:
     """True if a command could not run: its host has no such interpreter, or that has no mlxsup.
 
     Args:
-        exit_code: 126 or 127 is how a shell says so.
+        exit_code: 126 or 127 is how sh says so; 2 that of a Python before 3.11, which has no -P.
         last_line: what it has printed.
     """
-    return exit_code in (126, 127) or "No module named 'mlxsup" in last_line
+    return exit_code in (2, 126, 127) or "No module named" in last_line
+
+
+def shell_prints(said: bytes) -> str:
+    """Return the complaint about a host whose shell has printed something before the command."""
+    line = said.decode(errors="replace").strip().partition("\n")[0][:MOST_TOLD]
+    return f"its shell prints {line!r}; it must print nothing before a command"
 
 
 @record

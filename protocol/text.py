@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """From the least to the most important."""
@@ -95,3 +96,27 @@ def _shown(value: object) -> str:
     if not text or not text.isprintable() or any(sign in ' "=' for sign in text):
         return escaped(json.dumps(text, ensure_ascii=False))
     return text
+
+
+# ---------------------------------------------------------------- the last words of a process
+
+MAX_LAST_WORDS = 200
+
+
+ROUTINE = re.compile(
+    r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
+    r"|\s*(File|Binary file) \".*\",? |\s*<"
+)
+"""Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return the line of a process's output that may be a cause: a fault handler's name for it, or
+    the last line that is neither a routine log nor the end of such a report."""
+    for line in reversed(lines):
+        if line.startswith("Fatal Python error:"):
+            return line.strip()[:MAX_LAST_WORDS]
+    for line in reversed(lines):
+        if line.strip() and not ROUTINE.match(line):
+            return line.strip()[:MAX_LAST_WORDS]
+    return ""

@@ -259,6 +259,7 @@ class Ready(Message):
         takes_pictures: true if messages may have pictures.
         draft_tokens: how many tokens a row guesses at once, at most; 0: rows do not guess.
         parallel: how several hosts divide the model, `tensor` or `pipeline`; empty: they do not.
+        ranks: the other ranks of its group; others of the configuration were left out.
     """
 
     TYPE: ClassVar[str] = "ready"
@@ -277,6 +278,7 @@ class Ready(Message):
     takes_pictures: bool = False
     draft_tokens: int = 0
     parallel: str = ""
+    ranks: list[int] = field(default_factory=list)
 
 
 @record
@@ -444,7 +446,7 @@ class RankState(Record):
         rank: its place among the hosts of the configuration, from 1.
         name: of the rank and its host, for people.
         state: `starting` until its first frame, then `loading`, then `ready`; `stopped` without a
-            process; `left out` if the others serve the model without it.
+            process.
         silent_s: seconds since its latest frame.
         is_behind: whether it has not begun the latest call, or has become silent.
         active_bytes: memory that its arrays took after the load.

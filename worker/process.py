@@ -260,6 +260,7 @@ class Life:
                 takes_pictures=facts.takes_pictures,
                 draft_tokens=facts.draft_tokens,
                 parallel=facts.parallel,
+                ranks=[one.rank for one in self.board.ranks()],
             )
         )
         loop.run(self._must_end)

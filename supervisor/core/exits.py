@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
 from mlxsup.protocol.states import DeathCause, ExitReason
+from mlxsup.protocol.text import last_words
 
 from .events import Exited
 from .life import Abandoned, Life, StopCause, Stopping
@@ -99,31 +100,10 @@ def seen_exit(event: Exited, dying: str, *, is_over_memory: bool) -> Died:
     )
 
 
-MAX_LAST_WORDS = 200
-
-
-ROUTINE = re.compile(
-    r"\S+Z (DEBUG|INFO|WARNING) |Extension modules:|(Current t|T)hread 0x|Stack \(most recent"
-    r"|\s*(File|Binary file) \".*\",? |\s*<"
-)
-"""Lines that say nothing about a death: logs below an error, and what a fault handler lists."""
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """Return the line of a worker's output that may be a cause: a fault handler's name for it, or
-    the last line that is neither a routine log nor the end of such a report."""
-    for line in reversed(lines):
-        if line.startswith("Fatal Python error:"):
-            return line.strip()[:MAX_LAST_WORDS]
-    for line in reversed(lines):
-        if line.strip() and not ROUTINE.match(line):
-            return line.strip()[:MAX_LAST_WORDS]
-    return ""
-
-
 # ---------------------------------------------------------------- the class of its cause
 
 _BY_EXIT = {
+    ExitCode.BAD_LAUNCH: DeathCause.UNKNOWN,  # its sentence says all; lines before it mislead
     ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
     ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
     ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,

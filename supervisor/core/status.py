@@ -230,20 +230,26 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 def ranks_of(model: Model) -> list[dict[str, Any]]:
     """Return the hosts that serve the model together, each as a rank; empty without hosts."""
     hosts, beat = model.life.launch.hosts, model.process.heartbeat
+    ready = model.process.ready
     states: dict[int, RankState] = {}
-    other = RankState()
     if beat is not None and hosts:
-        name = "ready" if model.process.ready else "loading"
-        leader = RankState(state=name, active_bytes=beat.active_bytes)
+        leader = RankState(state="loading", active_bytes=beat.active_bytes)
         states = {one.rank: one for one in (leader, *beat.ranks)}
-        other = RankState(state="left out")
+    unknown = RankState()
+
+    def name(rank: int) -> str:
+        """Return a state; the latest beat may be older than READY."""
+        if ready is None:
+            return states.get(rank, unknown).state
+        return "ready" if rank in (0, *ready.ranks) else "left out"
+
     return [
         {
             "rank": rank,
             "host": host.ssh or None,
             "address": host.address,
-            "state": (state := states.get(rank, other)).state,
-            "silent_s": state.silent_s,
+            "state": name(rank),
+            "silent_s": (state := states.get(rank, unknown)).silent_s,
             "active_bytes": state.active_bytes,
         }
         for rank, host in enumerate(hosts)

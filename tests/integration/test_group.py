@@ -17,6 +17,7 @@ import pytest
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
+from mlxsup.protocol.worker_messages import Step
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.cli.cli import check_plain, run_cli
@@ -49,6 +50,7 @@ class Processes:
         self.all = [self.leader, *below]
         self.agent = self._running("group.agent", below)
         self.follower = self._running("group.follower", below)
+        self.ssh = self.leader.children()[0]  # or the agent, if the host is this machine
 
     @staticmethod
     def _running(module: str, processes: list[psutil.Process]) -> psutil.Process:
@@ -82,8 +84,13 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
-    has no mlxsup, and one that prints something first."""
-    for name, script in (("bare", 'exec {0} -S "$@"'), ("chatty", 'echo hello\nexec {0} "$@"')):
+    has no mlxsup, one that does not know -P, one that prints something first, and one that logs."""
+    for name, script in (
+        ("bare", 'exec {0} -S "$@"'),
+        ("old", 'exec {0} -N "$@"'),
+        ("chatty", 'echo hello\nexec {0} "$@"'),
+        ("logging", 'echo "2026-01-01T00:00:00.1Z INFO x" >&2\nexec {0} "$@"'),
+    ):
         path = tmp_path / f"{name}-python"
         path.write_text(f"#!/bin/sh\n{script.format(sys.executable)}\n")
         path.chmod(0o700)
@@ -92,7 +99,7 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
     with group() as worker:
-        worker.wait_until_ready()
+        assert worker.wait_until_ready().ranks == [1]
         processes = Processes(worker)
         keys = [worker.dispatch(f"prompt {number}", max_tokens=40) for number in range(12)]
         gone = worker.dispatch("[[fault slow=0.01]] cancelled", max_tokens=ENDLESS)
@@ -112,22 +119,34 @@ def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
     [
         ("follower", signal.SIGKILL, "decode"),
         ("follower", signal.SIGSTOP, "decode"),
+        ("follower", signal.SIGKILL, "prefill"),
+        ("follower", signal.SIGSTOP, "prefill"),
         ("agent", signal.SIGKILL, "idle"),
         ("agent", signal.SIGSTOP, "decode"),
+        ("agent", signal.SIGKILL, "prefill"),
+        ("ssh", signal.SIGKILL, "prefill"),
     ],
 )
-def test_a_lost_rank_ends_the_group(whom: str, number: signal.Signals, when: str) -> None:
-    with group() as worker:
+def test_a_lost_rank_ends_the_group(
+    whom: str, number: signal.Signals, when: str, fake_ssh: None
+) -> None:
+    # Far ranks have a session of their own, so no signal to the leader's group ends them.
+    hosts = (GroupHost(), GroupHost(ssh="far")) if whom in ("agent", "ssh") else LOCAL
+    with group(hosts, fake={"prefill_tokens_per_step": 1}) as worker:
         worker.wait_until_ready()
         processes = Processes(worker)
-        if when == "decode":
-            key = worker.dispatch("[[fault slow=0.01]]", max_tokens=ENDLESS)
-            eventually(lambda: worker.receive() and worker.streams[key].tokens, what="tokens")
+        if when != "idle":
+            prompt = "[[fault slow=0.01]]" + "na " * (900 if when == "prefill" else 0)
+            key = worker.dispatch(prompt, max_tokens=9 if when == "prefill" else ENDLESS)
+            asked = worker.streams[key]
+            while not (asked.tokens if when == "decode" else worker.wait_for(Step).prefill):
+                worker.receive()
+            assert bool(asked.tokens) is (when == "decode")
         getattr(processes, whom).send_signal(number)
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
         eventually(processes.are_gone, what="the end of all ranks")
         cause = worker.log().splitlines()[-1]
-        assert "rank 1 (127.0.0.1)" in cause
+        assert f"rank 1 ({hosts[1].ssh or '127.0.0.1'})" in cause
 
 
 @pytest.mark.parametrize("stuck", ["", "[[fault stall=gil at=3 rank=1]]"])
@@ -240,14 +259,14 @@ def test_a_rank_that_loads_may_be_silent_for_longer_than_one_that_serves(
 
 
 def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
-    with group((GroupHost(), GroupHost(ssh="far"))) as worker:
+    with group((GroupHost(), GroupHost(ssh="far", python="logging-python"))) as worker:
         worker.wait_until_ready()
         (stream,) = worker.finish(worker.dispatch("hello", max_tokens=5))
         assert stream.tokens == answer_tokens(encode_text("hello"), 5)
         Processes(worker).follower.kill()
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
         cause = worker.log().splitlines()[-1]
-        assert cause.startswith("rank 1 (far) was lost with code 137")
+        assert cause == "rank 1 (far) was lost with code 137"  # and no line of its routine
 
 
 @pytest.mark.parametrize(
@@ -263,6 +282,16 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             GroupHost(ssh="far", python="bare-python"),
             ExitCode.BAD_LAUNCH,
             "rank 1 (far) has no mlxsup at bare-python; set python",
+        ),
+        (
+            GroupHost(ssh="far", python="old-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has no mlxsup at old-python; set python",
+        ),
+        (
+            GroupHost(ssh="far", python="chatty-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far): its shell prints 'hello'; it must print nothing before a command",
         ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],

@@ -28,8 +28,11 @@ from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
 from mlxsup.cli.commands.why import why
+from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
+from mlxsup.client import RequestError
+from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
 
@@ -587,3 +590,15 @@ def test_a_shell_is_given_no_word_that_it_would_take_for_more() -> None:
     ids = ["r1", "r-2/x:y", "r;rm -r ~", "r$(id)", "r 1", "-r", "r\n1", ""]
     assert [item.value for item in completions(((id, "") for id in ids), "")] == ids[:2]
     assert [item.value for item in completions(((id, "") for id in ids), "r-")] == ids[1:2]
+
+
+def test_a_failed_load_that_is_repeated_is_explained_by_why() -> None:
+    """The cause may be another host, of which the log of this one has no line."""
+    for is_repeated, hint in (
+        (True, "`mlxsup why m` says what helps"),
+        (False, "see `mlxsup logs"),
+    ):
+        error = RequestError(
+            ErrorCode.LOAD_FAILED, "m is lost", retryable=is_repeated, detail={"model": "m"}
+        )
+        assert explain_request_error(error).hint.startswith(hint)

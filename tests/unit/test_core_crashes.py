@@ -11,9 +11,10 @@ import pytest
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.launch import ExitCode
 from mlxsup.protocol.states import DeathCause, State
+from mlxsup.protocol.text import last_words
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.exits import Died, classify, evidence_of, last_words
+from mlxsup.supervisor.core.exits import Died, classify, evidence_of
 from mlxsup.supervisor.core.life import RestartPolicy
 from mlxsup.supervisor.core.poison import Evidence
 
@@ -449,6 +450,7 @@ def test_a_load_that_was_ended_is_not_the_first_of_two() -> None:
         (70, "FileNotFoundError: [Errno 2] tokenizer.json", DeathCause.MODEL_MISSING),
         (70, "No such file or directory", DeathCause.MODEL_MISSING),
         (70, "ValueError: something else", DeathCause.UNKNOWN),
+        (64, "sh: /no/python: No such file or directory", DeathCause.UNKNOWN),
         (None, "", DeathCause.UNKNOWN),
     ],
 )

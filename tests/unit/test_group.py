@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from mlxsup.protocol.group import HostReport
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.parameters import Sampling
-from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, Row
+from mlxsup.worker.engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Row
 from mlxsup.worker.engines.fake.engine import FakeEngine
 from mlxsup.worker.engines.fake.text import encode_text
 from mlxsup.worker.engines.mlx.folder import NESTED
@@ -145,6 +146,16 @@ def test_a_size_that_the_hosts_cannot_divide_is_named(within: str) -> None:
     shared = SimpleNamespace(shard=lambda ranks: None)
     with pytest.raises(BadLaunchError, match="num_key_value_heads is 2, which 3 hosts cannot"):
         take_share(shared, folder, ranks, parallel="auto", backend="ring")
+
+
+def test_a_host_without_mlx_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    folder = make_tiny_model(tmp_path / "a")
+    monkeypatch.setattr("mlxsup.worker.engines.mlx.ranks.version", missing)
+    with pytest.raises(NoDeviceError, match=r"has no mlx; install the same on every host"):
+        identify_folder(folder)
 
 
 def test_each_rank_of_a_machine_has_a_gpu_of_its_own() -> None:

@@ -51,6 +51,7 @@ def identify(spec: LaunchSpec) -> ModelFiles:
 
     Raises:
         ModelMissingError, BadModelError: the files cannot be used.
+        NoDeviceError: a library is missing.
     """
     if spec.engine == "fake":
         return identify_fake(spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 from ..engine import BadLaunchError, BadModelError, DivergedError, EngineFacts, ModelFiles
@@ -18,10 +17,8 @@ def free_address(host: str) -> str:
     try:
         with socket.create_server((host, 0)) as listening:
             return f"{host}:{listening.getsockname()[1]}"
-    except OSError as error:
-        raise BadLaunchError(
-            f"address must be one of this host's own, not {host}: {os.strerror(error.errno or 0)}"
-        ) from None
+    except OSError:  # or a name that is not known there
+        raise BadLaunchError(f"address must be one of this host's own, not {host}") from None
 
 
 def check_greeting(rank: object, greeting: Greeting, files: ModelFiles) -> None:

@@ -60,6 +60,7 @@ class Follower:
         self._writer = writer
         self._reader = FrameReader(STDIN, TO_FOLLOWER)
         self._begun = self._ended = 0
+        self._agent = os.getppid()
 
     def run(self) -> int:
         """Live until the leader ends; return the exit code."""
@@ -67,7 +68,7 @@ class Follower:
         try:
             self._live()
         except (EOFError, BrokenPipeError):
-            return ORPHANED_EXIT
+            self._leave_alone()
         except BaseException as error:  # noqa: BLE001  the last handler: the process ends
             death = judge(error)
             if not death.is_expected:
@@ -135,8 +136,15 @@ class Follower:
                     Beat(begun=self._begun, ended=self._ended, available_bytes=available)
                 )
             except BrokenPipeError:
-                leave(ORPHANED_EXIT)
+                self._leave_alone()
             time.sleep(PULSE_S)
+
+    def _leave_alone(self) -> NoReturn:
+        """Exit because the leader is gone; end the agent, too, which may be stopped and not
+        notice."""
+        if os.getppid() == self._agent:
+            os.kill(self._agent, signal.SIGKILL)
+        leave(ORPHANED_EXIT)
 
 
 def _watch_leader() -> None:

@@ -18,10 +18,17 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mlxsup.protocol.codec import DecodeError, to_map
-from mlxsup.protocol.group import AGENT, LINK_LIMIT_S, PULSE_S, has_no_mlxsup, host_argv
+from mlxsup.protocol.group import (
+    AGENT,
+    LINK_LIMIT_S,
+    PULSE_S,
+    has_no_mlxsup,
+    host_argv,
+    shell_prints,
+)
 from mlxsup.protocol.launch import ExitCode, GroupHost, LaunchSpec
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.text import log_line, rank_name
+from mlxsup.protocol.text import last_words, log_line, rank_name
 from mlxsup.protocol.worker_messages import RankState
 
 from .frames import (
@@ -54,7 +61,8 @@ LOAD_LIMIT_S = 20.0
 
 STOP_LIMIT_S = 2.0
 
-MOST_LINES = 3
+MOST_LINES = 20
+"""Of what a rank has printed, the last: one of them may be why it is lost."""
 
 
 class Follower:
@@ -164,7 +172,10 @@ class Follower:
         except EOFError:
             pass  # `_watch` sees the exit
         except (FrameError, DecodeError) as error:
-            self._group.lose(ExitCode.RANK_LOST, f"{self} sent no frame: {error}")
+            code, cause = ExitCode.RANK_LOST, f"{self} sent no frame: {error}"
+            if self.greeting is None and isinstance(error, FrameError):
+                code, cause = ExitCode.BAD_LAUNCH, f"{self}: {shell_prints(error.received)}"
+            self._group.lose(code, cause)
 
     def _hear(self, message: Message) -> None:
         match message:
@@ -198,7 +209,7 @@ class Follower:
         code = self._process.wait()
         self._listening.join(LAST_WORDS_S)
         self._relaying.join(LAST_WORDS_S)
-        said = f": {self._last_lines[-1]}" if self._last_lines else ""
+        said = f": {words}" if (words := last_words(self._last_lines)) else ""
         if self.greeting is None and self.host.ssh and code == SSH_FAILED:
             self.unreachable = f"{self} is unreachable{said}"
             self._group.news.set()

@@ -26,7 +26,15 @@ PING = bytes(LENGTH_BYTES)
 
 
 class FrameError(Exception):
-    """What has arrived is no frame; the message says why."""
+    """What has arrived is no frame; the message says why.
+
+    Attributes:
+        received: what has arrived.
+    """
+
+    def __init__(self, message: str, received: bytes) -> None:
+        super().__init__(message)
+        self.received = received
 
 
 @record
@@ -191,9 +199,13 @@ class FrameReader:
             FrameError: what it sends is no frame.
             DecodeError: the frame holds no message of this direction.
         """
-        length = int.from_bytes(self._take(LENGTH_BYTES), "big")
+        header = self._take(LENGTH_BYTES)
+        length = int.from_bytes(header, "big")
         if length > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame must have at most {MAX_FRAME_BYTES} bytes, not {length}")
+            raise FrameError(
+                f"a frame must have at most {MAX_FRAME_BYTES} bytes, not {length}",
+                header + self._received,
+            )
         return self._decoder.decode([self._take(length)]) if length else None
 
     def _take(self, count: int) -> bytes:

@@ -21,7 +21,7 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.version import VERSION
 
-from ..engine import BadModelError, ModelMissingError
+from ..engine import BadModelError, ModelMissingError, NoDeviceError
 from ..engines.opening import identify
 
 STDIN = 0
@@ -44,14 +44,14 @@ def main(arguments: list[str]) -> int:
         try:
             files = identify(spec)
             versions, fingerprint = files.versions, files.fingerprint
-        except (BadModelError, ModelMissingError, ImportError) as error:
+        except (BadModelError, ModelMissingError, NoDeviceError) as error:
             problem = str(error)
         try:
             listening = open_sockets.enter_context(socket.create_server((address, 0)))
             port = listening.getsockname()[1]
             threading.Thread(target=_answer, args=(listening,), daemon=True).start()
-        except OSError as error:
-            problem = problem or f"{address} is not its address: {os.strerror(error.errno or 0)}"
+        except OSError:  # or a name that is not known there
+            problem = problem or f"{address} is not its address"
         report = HostReport(
             python=platform.python_version(),
             versions=versions,

@@ -10,12 +10,16 @@ import pytest
 
 PROGRAM = f"""\
 #!{sys.executable}
-import os, subprocess, sys
+import os, shlex, shutil, subprocess, sys
 host, command = sys.argv[-2:]
 if os.path.exists(os.path.join(os.path.dirname(__file__), "down", host)):
     print(f"ssh: connect to host {{host}} port 22: No route to host", file=sys.stderr)
     sys.exit(255)
-sys.exit(subprocess.run(["sh", "-c", command], start_new_session=True).returncode % 256)
+# A login shell with the exit code of csh for what it cannot run itself.
+words = shlex.split(command)
+assert words.pop(0) == "exec"
+ran = shutil.which(words[0]) and subprocess.run(words, start_new_session=True)
+sys.exit(ran.returncode % 256 if ran else 1)
 """
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def identify_folder(path: Path) -> ModelFiles:
 
     Raises:
         ModelMissingError, BadModelError: the files cannot be used.
+        NoDeviceError: a library is missing.
     """
     folder = check_folder(path, lambda share: None)
     digest = hashlib.sha256()
@@ -51,7 +53,12 @@ def identify_folder(path: Path) -> ModelFiles:
     for shard in folder.shards:
         digest.update(f"{shard.name} {shard.stat().st_size}\n".encode())
         _add_samples(digest, shard)
-    libraries = {name: version(name) for name in ("mlx", "mlx-lm")}
+    try:
+        libraries = {name: version(name) for name in ("mlx", "mlx-lm")}
+    except PackageNotFoundError as error:
+        raise NoDeviceError(
+            f"{sys.executable} has no {error.name}; install the same on every host"
+        ) from None
     return ModelFiles(
         fingerprint=digest.hexdigest(),
         versions={"mlxsup": VERSION, **libraries},
