@@ -92,6 +92,10 @@ class Guard:
     def _check_host(self, scope: Scope) -> None:
         """Refuse what is sent to another machine."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
+        # HAProxy's health checks are HTTP/1.0 without a host. A browser, whose page may be of
+        # another site, always sends one.
+        if not hosts and scope["http_version"] == "1.0":
+            return
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if self._hosts is not None and without_port(host) not in self._hosts:
             raise Failure(

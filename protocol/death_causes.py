@@ -156,6 +156,12 @@ CAUSES = (
           "a step of its engine failed: {detail}", (LAST_LINES, QUARANTINE)),
     Cause("lost_thread", lambda died: died.code == ExitCode.WORKER_FAULT,
           "it lost one of its threads or rows: {detail}", (LAST_LINES, REPORT)),
+    # Python exits with it if it cannot import mlxsup; no daemon is left that sees an orphan's end.
+    Cause("not_begun", lambda died: died.code == ORPHANED and died.ready_s is None,
+          "its process could not begin: {detail}",
+          ("if mlxsup is being upgraded, wait: the next attempt follows; otherwise install it "
+           "again",
+           LAST_LINES)),
     Cause("orphaned", lambda died: died.code == ORPHANED,
           "it exited with code 1, because the daemon was gone or a step hung",
           (LAST_LINES,)),

@@ -45,7 +45,10 @@ KILL_LIMIT_S = 2.0
 MAX_ANSWER_BYTES = 2**20
 
 SILENT = "its folder does not respond; check its disk, then run `mlxsup reload`"
-FATAL = "its folder ended the process that read it ({cause}): a file in it is damaged, or made to"
+FATAL = (
+    "the process that read its folder has ended ({cause}): a file there, or mlxsup's installation, "
+    "is damaged"
+)
 ENGINE_SILENT = "mlx-lm takes too long to build it"
 ENGINE_FATAL = "the process that asked mlx-lm has ended ({cause})"
 

@@ -218,6 +218,15 @@ def test_chunks_in_the_older_version_end_the_connection(daemon: HttpDaemon) -> N
     assert status == 200, "nothing behind it counts"
 
 
+@pytest.mark.parametrize(("version", "status"), [(b"1.0", 200), (b"1.1", 403)])
+def test_only_the_older_version_may_leave_the_host_out(
+    daemon: HttpDaemon, version: bytes, status: int
+) -> None:
+    """As HAProxy's health checks do, and no browser."""
+    head = b"GET /health HTTP/%b\r\nConnection: close\r\n\r\n" % version
+    assert told(daemon, head)[0] == status
+
+
 def test_two_hosts_are_refused(daemon: HttpDaemon) -> None:
     hosts = b"Host: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
     assert told(daemon, b"GET /health HTTP/1.1\r\n" + hosts)[0] in (400, 403)

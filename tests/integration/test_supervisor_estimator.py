@@ -95,7 +95,7 @@ def test_a_folder_that_ends_the_process_costs_the_others_nothing(tmp_path: Path)
     assert first.estimate is not None
     assert last.estimate is not None
     assert deadly.estimate is None
-    assert "ended the process that read it (signal 9)" in deadly.problem
+    assert "the process that read its folder has ended (signal 9)" in deadly.problem
 
 
 def test_a_process_that_works_is_waited_for(

@@ -205,6 +205,20 @@ def test_no_array_of_the_module_tree_is_left_lazy_A4(tmp_path: Path) -> None:
     assert found["nothing"][1] > found["nothing"][0] / 2
 
 
+FEW_FILES = """\
+import json, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from mlxsup.worker.engines.mlx.imports import import_everything
+import_everything()
+print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
+"""
+
+
+def test_a_low_hard_limit_of_open_files_is_kept() -> None:
+    """mlx-lm asks for 4,096 while it is imported; root gets them, where it may."""
+    assert run_script("-c", FEW_FILES) in ([1024, 1024], [2048, 4096])
+
+
 HEAVY = ("torch", "torchvision", "tensorflow", "jax", "flax", "scipy", "sklearn", "pandas")
 
 PROGRAM = """\

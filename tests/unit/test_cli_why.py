@@ -182,6 +182,9 @@ DEATHS: dict[str, tuple[State, Fault, str, str]] = {
         State.READY, exits(72, "InnocentVictim"), "gpu_fault_elsewhere", "another process"),
     "a stream of another thread": (State.READY, exits(70, STREAM), "stream_error", STREAM),
     "it thinks that it is an orphan": (State.READY, exits(1), "orphaned", "code 1"),
+    "its files are away, as during an upgrade": (
+        State.LOADING, exits(1, "No module named 'mlxsup'"), "not_begun",
+        "could not begin: No module named 'mlxsup'"),
     "it just exits": (State.READY, exits(0), "exited", "exited unexpectedly"),
     "an unknown exit code": (State.READY, exits(99), "unknown", "exit code 99"),
     "another version": (State.LOADING, is_another_version, "other_version", "upgraded to 9.9.9"),

@@ -1,5 +1,6 @@
 """The engine over mlx-lm; the only importer of MLX."""
 
+import resource
 import sys
 from types import ModuleType
 from typing import cast
@@ -7,3 +8,21 @@ from typing import cast
 # mlx-lm needs of transformers only what runs without torch; with it, an import takes ten times as
 # long. `import torch` fails from now on, as if it were not installed.
 sys.modules.setdefault("torch", cast(ModuleType, None))
+
+_setrlimit = resource.setrlimit
+
+
+def _set_limit(which: int, limits: tuple[int, int]) -> None:
+    """Set a limit of this process; keep that of open files if the system refuses another one.
+
+    mlx-lm asks for 4,096 files while it is imported, and could not be where the hard limit is
+    lower, as after `ulimit -n 1024`.
+    """
+    try:
+        _setrlimit(which, limits)
+    except ValueError:
+        if which != resource.RLIMIT_NOFILE:
+            raise
+
+
+resource.setrlimit = _set_limit
