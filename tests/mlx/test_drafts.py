@@ -66,6 +66,7 @@ from support.daemon.daemon import Daemon, row
 from support.model_types.build import make_model
 from support.model_types.listed import MODEL_TYPES, UNLOADABLE
 from support.model_types.scenarios import chunks_of, compare, prompt
+from support.models.adapters import make_adapter
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import Answer, LoopDriver, check_every_resume
 from support.worker.mlx_rows import (
@@ -347,18 +348,54 @@ def test_an_end_among_right_guesses_ends_the_answer_there(
     assert limited[-1].finish is FinishReason.LENGTH
 
 
-def test_what_an_ended_row_leaves_continues_another_prompt(folder: Path, plain: Answers) -> None:
-    """Its cache holds what was drawn, and nothing of guesses that were wrong."""
-    row = rows_of()[0]
-    text = texts_of([row], plain)[0]
-    second = make_row(1, [*text, 5, 6], 8, top_logprobs=5)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba", "qwen3_next"])
+def test_what_a_row_leaves_behind_a_block_continues_another(name: str, tmp_path: Path) -> None:
+    """Its cache holds what was drawn, and nothing of guesses that were wrong, at its end and at a
+    pause."""
+    folder, row = make_model(tmp_path / name, name), rows_of()[1]
     with loaded_engine(folder) as engine:
-        wanted = run_rows(engine, [second])
-    with loaded_engine(folder, drafts="ngram", prefix_cache_bytes=1 << 24) as engine:
-        with guessing(text):
-            run_rows(engine, [row])
+        wanted = run_rows(engine, [row])
+        text = texts_of([row], wanted)[0]
+        second = make_row(2, [*text, 5, 6], 8, top_logprobs=5)
+        wanted |= run_rows(engine, [second])
+    changes: dict[str, Any] = {"drafts": "ngram", "prefix_cache_bytes": 1 << 24}
+    with loaded_engine(folder, **changes) as engine, guessing(text):
+        run = Counted(engine)
+        engine.insert(row)
+        while not run.accepted:
+            run.step()
+        [left] = engine.set_aside(row.key, keep=True)
+        assert left.token is not None
+        run.got[1].append(left.token)
+        assert engine.insert(replace(row, delivered=token_ids(run.got[1]))) > len(row.tokens)
+        check_same({1: run.run()[1]}, {1: wanted[1]})
         assert engine.insert(second) >= len(text) - 1
-        check_same(run_rows(engine), wanted, 0.0)
+        check_same(run_rows(engine), {2: wanted[2]})
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_rows_with_adapters_guess(name: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / name, name)
+    adapters = {
+        one: str(make_adapter(tmp_path / one, folder, seed=seed))
+        for seed, one in enumerate(("one", "two"))
+    }
+    rows = [
+        replace(row, adapter=adapter)
+        for row, adapter in zip(rows_of(KINDS[:3]), ("one", "", "two"), strict=True)
+    ]
+    with loaded_engine(folder, adapters=adapters) as engine:
+        wanted = alone(engine, rows)
+    with (
+        loaded_engine(folder, adapters=adapters, drafts="ngram") as engine,
+        guessing(*texts_of(rows, wanted)),
+    ):
+        check_same(alone(engine, rows), wanted)
+        together = Counted(engine)
+        for row in rows:
+            engine.insert(row)
+        check_same(together.run(), wanted)
+    assert (together.most_guessing > 1) is (name not in ALONE)
 
 
 def test_no_place_behind_the_context_is_read_for_the_guesses_of_another_row(
@@ -462,30 +499,18 @@ ASKED: dict[str, tuple[bool, dict[str, Any]]] = {
 PROMPT = "Once upon a time there was a fox"
 
 
-def check_request(
-    workers: tuple[LoopDriver, LoopDriver], asked: dict[str, Any]
-) -> tuple[Answer, int]:
-    """Compare a request's answers; return the second one, and how many guesses of it were read."""
+def check_request(workers: tuple[LoopDriver, LoopDriver], asked: dict[str, Any]) -> Answer:
+    """Compare a request's answers; return the one with guesses."""
     without, drafting = workers
     whole = without.answer(**asked)
     assert whole.acceptance is not None
     unstopped = without.answer(**{**asked, "stop": None}).tokens
     with guessing([*unpack_tokens(whole.acceptance.prompt_tokens), *unstopped]):
-        key = drafting.dispatch(**asked)
-        read = 0
-        real = drafting.engine.step
-
-        def counted() -> StepResult:
-            nonlocal read
-            result = real()
-            read += sum(one.read for one in (result.guessed or {}).values())
-            return result
-
-        with mock.patch.object(drafting.engine, "step", counted):
-            [got] = drafting.finish(key)
+        got = drafting.answer(**asked)
     assert (got.tokens, got.text, got.finish) == (whole.tokens, whole.text, whole.finish)
     assert [one.logprobs for one in got.deltas] == [one.logprobs for one in whole.deltas]
-    return got, read
+    assert got.draft_accepted < len(got.tokens), "the first token of a block is no guess"
+    return got
 
 
 @pytest.mark.bits
@@ -494,8 +519,8 @@ def test_a_request_is_answered_as_without_drafts_and_resumed_at_every_token(
     workers: tuple[LoopDriver, LoopDriver], case: str
 ) -> None:
     guesses, changes = ASKED[case]
-    got, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, **changes})
-    assert (read > 0) is guesses
+    got = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, **changes})
+    assert (got.drafted > 0) is guesses
     assert got.acceptance is not None
     with guessing([*unpack_tokens(got.acceptance.prompt_tokens), *got.tokens]):
         check_every_resume(workers[1], got)
@@ -504,11 +529,11 @@ def test_a_request_is_answered_as_without_drafts_and_resumed_at_every_token(
 def test_a_stop_string_ends_an_answer_among_right_guesses(
     workers: tuple[LoopDriver, LoopDriver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = workers[0].answer(prompt=PROMPT, max_tokens=20).text
-    for place in range(0, len(text) - 2, max(len(text) // 4, 1)):
-        stop = [text[place : place + 2]]
-        _, read = check_request(workers, {"prompt": PROMPT, "max_tokens": 20, "stop": stop})
-    assert read > 0
+    asked = {"prompt": PROMPT, "max_tokens": 20}
+    text = workers[0].answer(**asked).text
+    stops = [text[place : place + 2] for place in range(0, len(text) - 2, max(len(text) // 8, 1))]
+    answers = [check_request(workers, {**asked, "stop": [stop]}) for stop in stops]
+    assert all(one.drafted for one in answers)
     assert "token for a row that is gone" not in caplog.text
 
 
