@@ -22,10 +22,10 @@ import copy
 import logging
 import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -167,27 +167,34 @@ HOPE = 0.3
 MODEL_HOPE = 0.7
 """The same for what a draft model says."""
 
-LENT = 16.0
-"""Guesses may lose so many times as long as a step takes without them: to be timed, and for what a
-draft model reads of prompts."""
+LENT = 2.0
+"""Guesses may lose so many times as long as a step takes without them, to be timed."""
+
+MODEL_LENT = 16.0
+"""The same of a draft model, which also reads prompts."""
+
+SAVED = 16.0
+"""So many steps of what they have saved they may lose again."""
 
 SPENT = 0.01
 """Once that is lost they may lose this share of the time that passes."""
 
 Choice = tuple[int, float]
-"""How many guesses to add, and the seconds that a token takes then; infinite if none pays."""
+"""How many guesses to add, and how long a token takes then, next to a step without guesses;
+infinite if none pays."""
 
 NO_GUESS: Choice = (0, math.inf)
 
 
 @dataclass(slots=True)
 class Speed:
-    """The measured times of steps of so many rows, in seconds.
+    """The measured times of steps of so many rows.
 
     Attributes:
-        plain: of steps without guesses, from the end of one to that of the next.
+        plain: seconds of steps without guesses, from the end of one to that of the next.
         own: of these, what the batch itself took: the device may work on between them.
-        more: of each place more in a pass.
+        more: what each place more in a pass takes, next to a step without guesses. As a share it
+            holds where the machine is busier by now, or rows are longer.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
@@ -204,10 +211,10 @@ class Pacer:
     teach the same as guesses, so text that does not repeat itself takes no pass to find that out.
 
     What guesses lose is counted next to steps without them in the same company, and they are read
-    only while there is credit. So in any n steps they lose at most as much time as
-    `LENT + SPENT * n` steps take without them, and what the last one of them does. Guesses that do
-    not pay are tried again only with full credit: after a hundred steps for each step that they
-    have lost.
+    only while there is credit. So in the first n steps they lose at most as much time as
+    `lent + SPENT * n` steps take without them, and what the last one of them does; and never more
+    than `SAVED` steps of what they have saved. Guesses that do not pay are tried again only with
+    all that is lent: after a hundred steps for each step that they have lost.
 
     Attributes:
         credit: how many times as long as a step takes without guesses they may lose now.
@@ -215,13 +222,16 @@ class Pacer:
     Args:
         most: guesses of a row in a pass, at most.
         hope: see `HOPE`.
+        lent: see `LENT`.
         learns_alone: whether only guesses that were read teach how many are right; then what they
             taught is forgotten before they are tried again.
     """
 
-    def __init__(self, most: int, hope: float = HOPE, *, learns_alone: bool = False) -> None:
+    def __init__(
+        self, most: int, hope: float = HOPE, *, lent: float = LENT, learns_alone: bool = False
+    ) -> None:
         self.most = most
-        self.credit = LENT
+        self.credit = self._lent = lent
         self._learns_alone = learns_alone
         self._shares: defaultdict[int, float] = defaultdict(lambda: hope)  # by bits of the length
         self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
@@ -246,32 +256,32 @@ class Pacer:
         speed = self._speeds[rows]
         if not lengths or self.credit <= 0 or len(speed.plain) < LEAST_MEASUREMENTS:
             return NO_GUESS
-        plain_s = median(speed.plain)
         if len(speed.more) >= LEAST_MEASUREMENTS:
             gained = self._gain(lengths, is_pending_known=is_pending_known)
-            best, least_s = NO_GUESS, WORTHWHILE * plain_s / rows
+            best, least, place = NO_GUESS, WORTHWHILE / rows, median(speed.more)
             for count, more in enumerate(gained, 1):
-                token_s = (plain_s + median(speed.more) * count) / (rows + more)
-                if token_s < least_s:
-                    best, least_s = (count, token_s), token_s
-            if best is not NO_GUESS or self.credit < LENT:
+                if (token := (1.0 + place * count) / (rows + more)) < least:
+                    best, least = (count, token), token
+            if best is not NO_GUESS or self.credit < self._lent:
                 return best
             if self._learns_alone:
                 self._shares.clear()
         # On a CPU four may take as long as ten tokens.
         gained = self._gain(lengths, is_pending_known=is_pending_known)
-        return (1, plain_s / rows) if gained[-1] >= WORTH_A_TRY * rows else NO_GUESS
+        if gained[-1] < WORTH_A_TRY * rows:
+            return NO_GUESS
+        self.credit = min(self.credit, self._lent)  # what was saved is not for tries
+        return (1, 1.0 / rows)
 
     def _gain(self, lengths: Sequence[int], *, is_pending_known: bool) -> list[float]:
         """Return how many tokens more all rows should get from 1, 2, … guesses each."""
-        shares = [self.share(length) for length in lengths]
-        chances = [1.0] * len(shares) if is_pending_known else list(shares)
-        gained, total = [], 0.0
-        for _ in range(self.most):
-            chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
-            total += sum(chances)
-            gained.append(total)
-        return gained
+        alike = Counter(map(int.bit_length, lengths)).items()
+        begin = 1 if is_pending_known else 2
+        chances = (
+            sum(rows * self._shares[bits] ** place for bits, rows in alike)
+            for place in range(begin, begin + self.most)
+        )
+        return list(accumulate(chances))
 
     def predict_s(self, rows: int) -> float:
         """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
@@ -283,7 +293,8 @@ class Pacer:
         else:
             return 0.0
         # A pass without guesses may be under way, whose tokens they follow.
-        return passes * (median(speed.own) + self.most * median(speed.more))
+        more_s = self.most * median(speed.more) * median(speed.plain)
+        return passes * (median(speed.own) + more_s)
 
     def more_s(self, rows: int, took_s: float) -> float:
         """Return how much longer a step has taken than it does without guesses; 0 when unknown."""
@@ -293,7 +304,8 @@ class Pacer:
     def saw_between(self, took_s: float) -> None:
         """A step begins, so long after the one before."""
         self._between.append(took_s)
-        self._earn(SPENT)
+        if self.credit < self._lent:
+            self.credit = min(self.credit + SPENT, self._lent)
 
     def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
         """A step without guesses has followed another one, ended that long after it, and took that
@@ -320,18 +332,16 @@ class Pacer:
         if not speed.plain:
             return
         more_s = took_s + median(self._between) - median(speed.plain)
-        speed.more.append(max(more_s, 0.0) / (width - 1))
+        speed.more.append(max(more_s, 0.0) / median(speed.plain) / (width - 1))
         self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
 
     def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
         """Guesses have made a step of so many rows so much longer, and given each so many tokens
         more."""
         if plain := self._speeds[rows].plain:
-            # What takes longer than all that is lent was a pause of the machine.
-            self._earn(gained - min(more_s / median(plain), LENT))
-
-    def _earn(self, steps: float) -> None:
-        self.credit = min(self.credit + steps, LENT)
+            # What takes longer than all that they may lose was a pause of the machine.
+            lost = min(more_s / median(plain), SAVED)
+            self.credit = min(self.credit + gained - lost, SAVED)
 
 
 class Drafts:
@@ -363,7 +373,7 @@ class Drafts:
     ) -> None:
         self.pacer = Pacer(tokens)
         self.model = model
-        self.model_pacer = Pacer(tokens, MODEL_HOPE, learns_alone=True)
+        self.model_pacer = Pacer(tokens, MODEL_HOPE, lent=MODEL_LENT, learns_alone=True)
         self.context_length = context_length
         self.is_cuttable = is_cuttable
         self.pads = False
@@ -532,14 +542,14 @@ class DraftingBatch(DrawingBatch):
         indexes = self._look_up(able)
         is_known = self._pending is not None
         lengths = [index.length for index in indexes.values()]
-        most, token_s = drafts.pacer.choose(lengths, rows, is_pending_known=is_known)
+        most, token = drafts.pacer.choose(lengths, rows, is_pending_known=is_known)
         longest = max(map(len, self.tokens))
         if drafts.model is not None:
-            asked, asked_token_s = drafts.model_pacer.choose(
+            asked, asked_token = drafts.model_pacer.choose(
                 [0] * len(able), rows, is_pending_known=True
             )
             asked = min(asked, drafts.context_length - longest - 1)
-            if asked > 0 and asked_token_s < token_s:
+            if asked > 0 and asked_token < token:
                 return drafts.model_pacer, *self._ask(drafts.model, able, asked)
         most = min(most, drafts.context_length - longest - 1)
         if most <= 0:
