@@ -527,6 +527,27 @@ def test_a_request_is_answered_as_without_drafts_and_resumed_at_every_token(
         check_every_resume(workers[1], got)
 
 
+def test_requests_that_guess_and_others_are_answered_together_as_alone(
+    workers: tuple[LoopDriver, LoopDriver],
+) -> None:
+    without, drafting = workers
+    asked = [
+        {"prompt": f"{n} {PROMPT}", "max_tokens": 30, **changes}
+        for n, (_, changes) in enumerate(ASKED.values())
+    ]
+    alone = [without.answer(**one) for one in asked]
+    texts = [
+        [*unpack_tokens(one.acceptance.prompt_tokens), *one.tokens]
+        for one in alone
+        if one.acceptance is not None
+    ]
+    with guessing(*texts):
+        together = drafting.finish(*[drafting.dispatch(**one) for one in asked])
+    for got, wanted, (guesses, _) in zip(together, alone, ASKED.values(), strict=True):
+        assert (got.tokens, got.text, got.finish) == (wanted.tokens, wanted.text, wanted.finish)
+        assert (got.drafted > 0) is guesses
+
+
 def test_a_stop_string_ends_an_answer_among_right_guesses(
     workers: tuple[LoopDriver, LoopDriver], caplog: pytest.LogCaptureFixture
 ) -> None:
