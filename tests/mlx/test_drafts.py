@@ -50,6 +50,7 @@ from mlxsup.worker.engines.mlx.drafts import (
     MEASUREMENTS,
     MODEL_LENT,
     NO_GUESS,
+    RENEWED,
     SAVED,
     SPENT,
     Drafts,
@@ -769,6 +770,20 @@ def test_guesses_may_lose_again_what_they_have_saved_but_tries_may_not() -> None
     with mock.patch.object(Pacer, "learn"):
         dear.run(100, accepted=0)
     assert len(dear.tries) == 2, "the second one a hundred steps for each that the first has lost"
+
+
+def test_steps_that_were_timed_while_the_machine_was_busy_are_timed_anew() -> None:
+    """They took two seconds then, and one now."""
+    played = Played(Pacer(1, hope=0.9), more_s=0.75)
+    for _ in range(MEASUREMENTS):
+        played.pacer.saw_plain(1, 2.0, 2.0)
+    with mock.patch.object(Pacer, "learn"):
+        played.run(RENEWED, accepted=0)
+        assert len(played.tries) == RENEWED, "they seem to take no longer"
+        played.run(100, accepted=0)
+        before = played.lost
+        played.run(1000, accepted=0)
+    assert played.lost - before <= SPENT * 1000 + 0.75
 
 
 def test_what_guesses_take_grows_with_the_time_of_steps() -> None:

@@ -152,7 +152,11 @@ measured may be off by as much."""
 MEASUREMENTS = 9
 """The median of the latest measurements counts: a pause of the machine is not the pass's."""
 
-LEAST_MEASUREMENTS = 3
+LEAST_MEASUREMENTS = 5
+
+RENEWED = 128
+"""After so many passes with guesses, steps without them are timed anew. If the machine was busy
+when they were timed, guesses seem to save time that they lose."""
 
 WORTH_A_TRY = 0.5
 """Guesses are timed if they may add so many tokens for each row of a pass: a chat
@@ -195,11 +199,13 @@ class Speed:
         own: of these, what the batch itself took: the device may work on between them.
         more: what each place more in a pass takes, next to a step without guesses. As a share it
             holds where the machine is busier by now, or rows are longer.
+        blocks: passes with guesses since `plain` was forgotten.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     own: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
+    blocks: int = 0
 
 
 class Pacer:
@@ -293,8 +299,7 @@ class Pacer:
         else:
             return 0.0
         # A pass without guesses may be under way, whose tokens they follow.
-        more_s = self.most * median(speed.more) * median(speed.plain)
-        return passes * (median(speed.own) + more_s)
+        return passes * median(speed.own) * (1.0 + self.most * median(speed.more))
 
     def more_s(self, rows: int, took_s: float) -> float:
         """Return how much longer a step has taken than it does without guesses; 0 when unknown."""
@@ -334,6 +339,10 @@ class Pacer:
         more_s = took_s + median(self._between) - median(speed.plain)
         speed.more.append(max(more_s, 0.0) / median(speed.plain) / (width - 1))
         self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
+        speed.blocks += 1
+        if speed.blocks == RENEWED:
+            speed.blocks = 0
+            speed.plain.clear()
 
     def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
         """Guesses have made a step of so many rows so much longer, and given each so many tokens
