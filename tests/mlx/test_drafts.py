@@ -120,7 +120,7 @@ def check_same(got: Answers, wanted: Answers, bound: float = 1e-4) -> None:
 
 
 @contextmanager
-def guessing_by_text(texts: Sequence[Sequence[int]]) -> Iterator[None]:
+def guessing_by_text(texts: Sequence[Sequence[int]], *, has_errors: bool = True) -> Iterator[None]:
     """Let rows whose tokens begin one of these texts look up how it goes on, with an error every
     few places, so that a pass accepts none, some or all of a guess."""
 
@@ -133,7 +133,7 @@ def guessing_by_text(texts: Sequence[Sequence[int]]) -> Iterator[None]:
     ) -> list[int]:
         text, begin = _beginning(texts, [*tokens, *pending])
         places = range(begin, min(begin + max(most, 0), len(text)))
-        return [_with_errors(text, place) for place in places]
+        return [_with_errors(text, place) if has_errors else text[place] for place in places]
 
     with (
         mock.patch.object(NgramIndex, "follow", follow),
@@ -840,22 +840,9 @@ def test_guesses_begin_behind_a_pending_token_that_is_not_known_yet(
     folder: Path, plain: Answers
 ) -> None:
     row = rows_of()[0]
-    text = [*row.tokens, *(one.token for one in plain[0] if one.token is not None)]
-
-    def follow(self: NgramIndex, tokens: Sequence[int], pending: Sequence[int]) -> list[Any]:
-        self.place = self.length = GRAM
-        return []
-
-    def guess(
-        self: NgramIndex, tokens: Sequence[int], pending: Sequence[int], most: int
-    ) -> list[int]:
-        begin = len(tokens) + len(pending)
-        return text[begin : begin + max(most, 0)]
-
     with (
         loaded_engine(folder, drafts="ngram") as engine,
-        mock.patch.object(NgramIndex, "follow", follow),
-        mock.patch.object(NgramIndex, "guess", guess),
+        guessing_by_text(texts_of([row], plain), has_errors=False),
         mock.patch.object(Pacer, "choose", return_value=(2, 0.0)),
     ):
         run = Counted(engine)
