@@ -645,7 +645,7 @@ def paced(plain_s: float, more_s: float, *, share: float, most: int = 4, rows: i
     tokens expected comes. It has credit for what pays, and not for a try."""
     pacer = Pacer(most, share)
     for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_plain(rows, plain_s, plain_s)
+        pacer.saw_plain(rows, plain_s)
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(rows, 3, plain_s + 2 * more_s)
     pacer.credit = LENT / 2
@@ -675,7 +675,7 @@ def test_what_is_not_measured_is_measured_first() -> None:
     pacer = Pacer(4, 0.5)
     assert choose(pacer) == 0, "without guesses first"
     for _ in range(LEAST_MEASUREMENTS):
-        pacer.saw_plain(1, 1.0, 1.0)
+        pacer.saw_plain(1, 1.0)
     assert choose(pacer) == 1
     for _ in range(LEAST_MEASUREMENTS):
         pacer.saw_block(1, 5, 5.0)
@@ -710,7 +710,7 @@ class Played:
                 self.pacer.saw_block(1, 1 + count, took_s, [outcome])
                 self.tries.append(self._steps)
             else:
-                self.pacer.saw_plain(1, took_s, took_s)
+                self.pacer.saw_plain(1, took_s)
             self.now += took_s
             self.lost += took_s - 1.0 - right
 
@@ -776,7 +776,7 @@ def test_steps_that_were_timed_while_the_machine_was_busy_are_timed_anew() -> No
     """They took two seconds then, and one now."""
     played = Played(Pacer(1, hope=0.9), more_s=0.75)
     for _ in range(MEASUREMENTS):
-        played.pacer.saw_plain(1, 2.0, 2.0)
+        played.pacer.saw_plain(1, 2.0)
     with mock.patch.object(Pacer, "learn"):
         played.run(RENEWED, accepted=0)
         assert len(played.tries) == RENEWED, "they seem to take no longer"
@@ -791,9 +791,12 @@ def test_what_guesses_take_grows_with_the_time_of_steps() -> None:
     pacer = paced(2.0, 1.4, share=0.5)
     assert choose(pacer) == 0
     for _ in range(MEASUREMENTS):
-        pacer.saw_plain(1, 10.0, 10.0)
+        pacer.saw_plain(1, 10.0)
     assert choose(pacer) == 0
     assert pacer.predict_s(1) == pytest.approx(10.0 + 4 * 7.0)
+    for _ in range(MEASUREMENTS):
+        pacer.saw_between(2.0)
+    assert pacer.predict_s(1) == pytest.approx(10.0 + 4 * 0.7 * 12.0)
 
 
 def test_shares_are_learned_by_the_length_of_the_match() -> None:
@@ -813,7 +816,7 @@ def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
     pacer.saw_block(1, 5, 60.0, [Guessed(read=4, accepted=1)])
     assert choose(pacer) == 4
     pacer = paced(1.0, 0.9, share=0.5)
-    pacer.saw_plain(1, 60.0, 60.0)
+    pacer.saw_plain(1, 60.0)
     assert choose(pacer) == 0
 
 
@@ -1101,7 +1104,7 @@ def test_the_text_guesses_before_a_draft_model_is_tried(folder: Path, plain: Ans
         batch._drafts.pacer = paced(1.0, 0.01, share=0.9)
         untried = batch._drafts.model_pacer = model_pacer()
         for _ in range(LEAST_MEASUREMENTS):
-            untried.saw_plain(1, 1.0, 1.0)
+            untried.saw_plain(1, 1.0)
         with (
             guessing_by_text(texts_of([row], plain)),
             mock.patch.object(DraftRows, "guess", return_value={}) as asked,
@@ -1130,11 +1133,10 @@ def test_a_row_that_guesses_is_told_to_take_more_places(
         assert size == cache_bytes(plain, rows=rows, longest=longest + more)
 
 
-def test_the_time_of_guesses_is_no_part_of_other_costs(
-    folder: Path, known: dict[str, str], plain: Answers
-) -> None:
-    """Each place of a pass takes a second here."""
-    now, row, compute = 0.0, rows_of()[0], FloatLogits.__call__
+@contextmanager
+def a_second_for_each_place(engine: MlxEngine) -> Iterator[None]:
+    """Let only the model's passes take time."""
+    now, compute, batch = 0.0, FloatLogits.__call__, engine.batch
 
     def clock() -> float:
         return now
@@ -1144,29 +1146,58 @@ def test_the_time_of_guesses_is_no_part_of_other_costs(
         now += tokens.shape[1]
         return compute(model, tokens, *given, **named)
 
-    with loaded_engine(folder, known_batching=known, drafts="ngram") as engine:
+    assert batch is not None
+    assert batch._drafts is not None
+    batch.clock = batch.mode.clock = clock
+    batch._drafts.pacer = Pacer(4)
+    batch.costs.forget()
+    with (
+        mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
+        mock.patch.object(FloatLogits, "__call__", slow),
+        chunks_of(8),
+    ):
+        yield
+
+
+def test_the_time_of_prompts_is_no_part_of_a_step_without_guesses(
+    folder: Path, known: dict[str, str]
+) -> None:
+    with (
+        loaded_engine(folder, known_batching=known, drafts="ngram") as engine,
+        a_second_for_each_place(engine),
+        mock.patch.object(Pacer, "saw_plain") as saw,
+    ):
+        engine.insert(make_row(0, prompt(9), 40))
+        run = Counted(engine)
+        while not run.got:
+            run.step()
+        engine.insert(make_row(1, prompt(100), 1))
+        run.run()
+    assert saw.call_count > 20
+    assert {call.args for call in saw.call_args_list} == {(1, 1.0)}
+
+
+def test_the_time_of_guesses_is_no_part_of_other_costs(
+    folder: Path, known: dict[str, str], plain: Answers
+) -> None:
+    row = rows_of()[0]
+    with (
+        loaded_engine(folder, known_batching=known, drafts="ngram") as engine,
+        a_second_for_each_place(engine),
+    ):
         batch = engine.batch
         assert batch is not None
-        assert batch._drafts is not None
-        batch.clock = batch.mode.clock = clock
-        batch._drafts.pacer = Pacer(4)
-        batch.costs.forget()
-        with (
-            mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
-            mock.patch.object(FloatLogits, "__call__", slow),
-            chunks_of(8),
-        ):
-            with mock.patch.object(Pacer, "choose", return_value=NO_GUESS):
-                run_rows(engine, [row])
-            assert batch.costs.predict_decode_s(1) == 1.0
-            with guessing(*texts_of([row], plain)):
-                run = Counted(engine)
-                engine.insert(row)
-                while not run.read:
-                    run.step()
-                assert batch.predict_step_s() == 1.0 + 1.0 + 4 * 1.0
-                engine.insert(make_row(1, prompt(100), 1))
-                run.run()
+        with mock.patch.object(Pacer, "choose", return_value=NO_GUESS):
+            run_rows(engine, [row])
+        assert batch.costs.predict_decode_s(1) == 1.0
+        with guessing(*texts_of([row], plain)):
+            run = Counted(engine)
+            engine.insert(row)
+            while not run.read:
+                run.step()
+            assert batch.predict_step_s() == 1.0 + 1.0 + 4 * 1.0
+            engine.insert(make_row(1, prompt(100), 1))
+            run.run()
     assert run.accepted > 0
     assert batch.costs.predict_decode_s(1) == 1.0
     assert 0.75 < batch.costs.token_s <= 1.0, "a part of a pass is always the pass's"

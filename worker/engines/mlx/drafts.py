@@ -195,15 +195,13 @@ class Speed:
     """The measured times of steps of so many rows.
 
     Attributes:
-        plain: seconds of steps without guesses, from the end of one to that of the next.
-        own: of these, what the batch itself took: the device may work on between them.
+        plain: seconds that the batch itself took in steps without guesses behind another one.
         more: what each place more in a pass takes, next to a step without guesses. As a share it
             holds where the machine is busier by now, or rows are longer.
         blocks: passes with guesses since `plain` was forgotten.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
-    own: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     blocks: int = 0
 
@@ -299,12 +297,17 @@ class Pacer:
         else:
             return 0.0
         # A pass without guesses may be under way, whose tokens they follow.
-        return passes * median(speed.own) * (1.0 + self.most * median(speed.more))
+        more_s = self.most * median(speed.more) * self._step_s(speed)
+        return passes * (median(speed.plain) + more_s)
+
+    def _step_s(self, speed: Speed) -> float:
+        """Return what a step without guesses takes with all that is done before the next."""
+        return median(speed.plain) + median(self._between)
 
     def more_s(self, rows: int, took_s: float) -> float:
         """Return how much longer a step has taken than it does without guesses; 0 when unknown."""
-        own = self._speeds[rows].own
-        return max(took_s - median(own), 0.0) if own else 0.0
+        plain = self._speeds[rows].plain
+        return max(took_s - median(plain), 0.0) if plain else 0.0
 
     def saw_between(self, took_s: float) -> None:
         """A step begins, so long after the one before."""
@@ -312,11 +315,9 @@ class Pacer:
         if self.credit < self._lent:
             self.credit = min(self.credit + SPENT, self._lent)
 
-    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
-        """A step without guesses has followed another one, ended that long after it, and took that
-        much of it itself."""
+    def saw_plain(self, rows: int, took_s: float) -> None:
+        """A step without guesses has followed another one: before, a pass was under way."""
         self._speeds[rows].plain.append(took_s)
-        self._speeds[rows].own.append(own_s)
 
     def saw_block(
         self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
@@ -336,8 +337,8 @@ class Pacer:
         speed = self._speeds[rows]
         if not speed.plain:
             return
-        more_s = took_s + median(self._between) - median(speed.plain)
-        speed.more.append(max(more_s, 0.0) / median(speed.plain) / (width - 1))
+        more_s = took_s - median(speed.plain)
+        speed.more.append(max(more_s, 0.0) / self._step_s(speed) / (width - 1))
         self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
         speed.blocks += 1
         if speed.blocks == RENEWED:
@@ -347,9 +348,9 @@ class Pacer:
     def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
         """Guesses have made a step of so many rows so much longer, and given each so many tokens
         more."""
-        if plain := self._speeds[rows].plain:
+        if (speed := self._speeds[rows]).plain:
             # What takes longer than all that they may lose was a pause of the machine.
-            lost = min(more_s / median(plain), SAVED)
+            lost = min(more_s / self._step_s(speed), SAVED)
             self.credit = min(self.credit + gained - lost, SAVED)
 
 
@@ -394,10 +395,10 @@ class Drafts:
         for pacer in (self.pacer, self.model_pacer):
             pacer.saw_between(took_s)
 
-    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
+    def saw_plain(self, rows: int, took_s: float) -> None:
         """See `Pacer.saw_plain`."""
         for pacer in (self.pacer, self.model_pacer):
-            pacer.saw_plain(rows, took_s, own_s)
+            pacer.saw_plain(rows, took_s)
 
     def predict_s(self, rows: int) -> float:
         """See `Pacer.predict_s`."""
@@ -444,10 +445,10 @@ def may_guess(draws: RowDraws) -> bool:
 
 
 class BegunStep(NamedTuple):
-    """A step that has begun: when, the pacer that has decided, the guesses of each row, and for how
-    many seconds a draft model was asked for them."""
+    """A step that has begun: how many seconds that took, the pacer that has decided, the guesses of
+    each row, and for how many of the seconds a draft model was asked for them."""
 
-    at: float
+    took_s: float
     pacer: Pacer
     guesses: list[list[int]]
     asked_s: float
@@ -503,7 +504,8 @@ class DraftingBatch(DrawingBatch):
         if self._is_lone:
             self._ended_at = began_at  # others have had their steps since
         self.drafts.saw_between(began_at - self._ended_at)
-        return BegunStep(began_at, *self._guess())
+        guessed = self._guess()
+        return BegunStep(time.perf_counter() - began_at, *guessed)
 
     def next(self) -> list[Any]:
         """The next tokens of each row, at least one, in their order."""
@@ -511,13 +513,14 @@ class DraftingBatch(DrawingBatch):
         if not self.uids:
             return []
         drafts, rows = self.drafts, len(self.uids)
-        began_at, pacer, guesses, asked_s = begun or self._begin()
+        guessing_s, pacer, guesses, asked_s = begun or self._begin()
+        # Prompts may have been read since it has begun.
+        known_at = time.perf_counter()
         if any(guesses):
-            known_at = time.perf_counter()
             block, outcomes, waited_s = self._read(guesses)
             self._was_plain = False
             self._ended_at = time.perf_counter()
-            drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
+            drafts.more_s += pacer.more_s(rows, guessing_s + self._ended_at - known_at)
             took_s = asked_s + self._ended_at - known_at - waited_s
             pacer.saw_block(rows, 1 + max(map(len, guesses)), took_s, outcomes)
             return block
@@ -530,7 +533,7 @@ class DraftingBatch(DrawingBatch):
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
         if was_plain:
-            drafts.saw_plain(rows, ended_at - self._ended_at, ended_at - began_at)
+            drafts.saw_plain(rows, guessing_s + ended_at - known_at)
         self._ended_at = ended_at
         return responses
 
