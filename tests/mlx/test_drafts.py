@@ -552,7 +552,7 @@ def test_requests_that_guess_and_others_are_answered_together_as_alone(
 def test_a_stop_string_ends_an_answer_among_right_guesses(
     workers: tuple[LoopDriver, LoopDriver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 20}
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20}
     text = workers[0].answer(**asked).text
     stops = [text[place : place + 2] for place in range(0, len(text) - 2, max(len(text) // 8, 1))]
     answers = [check_request(workers, {**asked, "stop": [stop]}) for stop in stops]
