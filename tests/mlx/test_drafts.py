@@ -704,6 +704,7 @@ class Played:
             self._steps += 1
             self.pacer.saw_between(0.0)
             count = choose(self.pacer)
+            assert self.pacer.predict_s(1) >= 0.0
             took_s, right = 1.0 + self.more_s * count, min(accepted, count)
             if count:
                 outcome = Guessed(read=count, accepted=right)

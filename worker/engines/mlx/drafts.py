@@ -289,16 +289,13 @@ class Pacer:
 
     def predict_s(self, rows: int) -> float:
         """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
-        together, alone = self._speeds[rows], self._speeds[1]
-        if together.more:
-            speed, passes = together, 1
-        elif alone.more:  # each row may have passes of its own
-            speed, passes = alone, rows
-        else:
-            return 0.0
-        # A pass without guesses may be under way, whose tokens they follow.
-        more_s = self.most * median(speed.more) * self._step_s(speed)
-        return passes * (median(speed.plain) + more_s)
+        # Of rows that were not timed together each may have passes of its own.
+        for speed, passes in ((self._speeds[rows], 1), (self._speeds[1], rows)):
+            if speed.plain and speed.more:
+                # A pass without guesses may be under way, whose tokens they follow.
+                more_s = self.most * median(speed.more) * self._step_s(speed)
+                return passes * (median(speed.plain) + more_s)
+        return 0.0
 
     def _step_s(self, speed: Speed) -> float:
         """Return what a step without guesses takes with all that is done before the next."""
