@@ -1138,8 +1138,9 @@ def test_a_row_that_guesses_is_told_to_take_more_places(
 
 @contextmanager
 def a_second_for_each_place(engine: MlxEngine) -> Iterator[None]:
-    """Let only the model's passes take time."""
-    now, compute, batch = 0.0, FloatLogits.__call__, engine.batch
+    """Let only passes take time, and those of a draft model ten seconds."""
+    now, batch = 0.0, engine.batch
+    compute, read = FloatLogits.__call__, DraftModel.read
 
     def clock() -> float:
         return now
@@ -1149,14 +1150,20 @@ def a_second_for_each_place(engine: MlxEngine) -> Iterator[None]:
         now += tokens.shape[1]
         return compute(model, tokens, *given, **named)
 
+    def slower(model: DraftModel, *given: Any) -> Any:
+        nonlocal now
+        now += 10.0
+        return read(model, *given)
+
     assert batch is not None
     assert batch._drafts is not None
     batch.clock = batch.mode.clock = clock
-    batch._drafts.pacer = Pacer(4)
+    batch._drafts.pacer, batch._drafts.model_pacer = Pacer(4), model_pacer()
     batch.costs.forget()
     with (
         mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
         mock.patch.object(FloatLogits, "__call__", slow),
+        mock.patch.object(DraftModel, "read", slower),
         chunks_of(8),
     ):
         yield
@@ -1207,44 +1214,21 @@ def test_the_time_of_guesses_is_no_part_of_other_costs(
 
 
 def test_what_a_draft_model_reads_of_a_prompt_is_no_part_of_other_costs(folder: Path) -> None:
-    """A step of the model takes a second here, and the draft model ten for each part."""
-    now, compute, read = 0.0, FloatLogits.__call__, DraftModel.read
-
-    def clock() -> float:
-        return now
-
-    def slow(model: FloatLogits, *given: Any, **named: Any) -> Any:
-        nonlocal now
-        now += 1.0
-        return compute(model, *given, **named)
-
-    def slower(model: DraftModel, *given: Any) -> Any:
-        nonlocal now
-        now += 10.0
-        return read(model, *given)
-
-    with loaded_engine(folder, drafts=str(folder)) as engine:
-        batch = engine.batch
-        assert batch is not None
-        assert batch._drafts is not None
-        batch.clock = batch.mode.clock = clock
-        batch._drafts.model_pacer = model_pacer()
-        batch.costs.forget()
-        with (
-            mock.patch.object(drafts, "time", SimpleNamespace(perf_counter=clock)),
-            mock.patch.object(FloatLogits, "__call__", slow),
-            mock.patch.object(DraftModel, "read", slower),
-            mock.patch.object(Pacer, "lose") as lose,
-            guessing(is_same=False),
-        ):
-            run = Counted(engine)
-            engine.insert(make_row(0, prompt(3 * CHUNK), 30))
-            while not run.got:
-                run.step()
-            for _ in range(2):
-                run.step()
+    with (
+        loaded_engine(folder, drafts=str(folder)) as engine,
+        a_second_for_each_place(engine),
+        mock.patch.object(Pacer, "lose") as lose,
+        guessing(is_same=False),
+    ):
+        run = Counted(engine)
+        engine.insert(make_row(0, prompt(3 * CHUNK), 30))
+        while not run.got:
+            run.step()
+        for _ in range(2):
+            run.step()
         assert lose.call_args_list == 3 * [mock.call(1, 10.0)], "of three parts"
-        assert batch.costs.predict_decode_s(1) == 1.0
+        assert engine.batch is not None
+        assert engine.batch.costs.predict_decode_s(1) == 1.0
         run.run()
 
 
