@@ -50,6 +50,7 @@ from mlxsup.worker.engines.mlx.drafts import (
     MEASUREMENTS,
     MODEL_LENT,
     NO_GUESS,
+    PAUSE,
     RENEWED,
     SAVED,
     SPENT,
@@ -811,14 +812,22 @@ def test_shares_are_learned_by_the_length_of_the_match() -> None:
 
 def test_a_pause_of_the_machine_is_not_the_cost_of_a_guess() -> None:
     pacer = paced(1.0, 0.01, share=0.9)
-    pacer.saw_between(0.0)
-    for _ in range(MEASUREMENTS):
-        pacer.saw_block(1, 5, 1.04, [Guessed(read=4, accepted=4)])
     pacer.saw_block(1, 5, 60.0, [Guessed(read=4, accepted=1)])
     assert choose(pacer) == 4
     pacer = paced(1.0, 0.9, share=0.5)
     pacer.saw_plain(1, 60.0)
     assert choose(pacer) == 0
+
+
+def test_a_pause_in_the_first_pass_is_forgotten_soon() -> None:
+    pacer = Pacer(4, 0.9)
+    for _ in range(LEAST_MEASUREMENTS):
+        pacer.saw_plain(1, 1.0)
+    pacer.saw_block(1, 2, 60.0)
+    assert choose(pacer) == 0
+    for _ in range(round((PAUSE - LENT) / SPENT) + 1):
+        pacer.saw_between(0.0)
+    assert choose(pacer) == 1
 
 
 def test_a_row_whose_expected_tokens_do_not_come_reads_no_guess(

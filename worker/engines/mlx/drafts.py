@@ -180,6 +180,9 @@ MODEL_LENT = 16.0
 SAVED = 16.0
 """So many steps of what they have saved they may lose again."""
 
+PAUSE = 4.0
+"""What seems to lose more steps at once was a pause of the machine."""
+
 SPENT = 0.01
 """Once that is lost they may lose this share of the time that passes."""
 
@@ -336,19 +339,20 @@ class Pacer:
             return
         more_s = took_s - median(speed.plain)
         speed.more.append(max(more_s, 0.0) / self._step_s(speed) / (width - 1))
-        self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
+        # Not what this pass took: on a busy machine it may have been interrupted.
+        self._lose(median(speed.more) * (width - 1) - sum(one.accepted for one in outcomes) / rows)
         speed.blocks += 1
         if speed.blocks == RENEWED:
             speed.blocks = 0
             speed.plain.clear()
 
-    def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
-        """Guesses have made a step of so many rows so much longer, and given each so many tokens
-        more."""
+    def lose(self, rows: int, more_s: float) -> None:
+        """A draft model has made a step of so many rows so much longer."""
         if (speed := self._speeds[rows]).plain:
-            # What takes longer than all that they may lose was a pause of the machine.
-            lost = min(more_s / self._step_s(speed), SAVED)
-            self.credit = min(self.credit + gained - lost, SAVED)
+            self._lose(more_s / self._step_s(speed))
+
+    def _lose(self, steps: float) -> None:
+        self.credit = min(self.credit - min(steps, PAUSE), SAVED)
 
 
 class Drafts:
