@@ -7,8 +7,11 @@ one, so that the turns of two workers do not depend on how quickly each of them 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
+from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.worker_messages import (
     Lease,
     Leases,
@@ -18,7 +21,7 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 
-from .engine import Engine, StepResult
+from .engine import Engine, Guessed, StepResult
 from .link import LinkBrokenError
 
 
@@ -107,10 +110,18 @@ class WorkerLeases:
             returns_lease=is_held,
             wants_lease=is_asking,
             only_waits=has_asked and reads_on and not self._engine.has_decoding(),
-            drafts=[]
-            if result.guessed is None
-            else [
-                RowDrafts(key=key, read=one.read, accepted=one.accepted)
-                for key, one in result.guessed.items()
-            ],
+            drafts=[] if result.guessed is None else _drafts(result.guessed, rows),
         )
+
+
+def _drafts(guessed: Mapping[RequestKey, Guessed], rows: Sequence[RowDelta]) -> list[RowDrafts]:
+    """Return what has become of each row's guesses.
+
+    Those behind a stop string were right, but are no part of the answer; the first token of a row
+    was drawn before.
+    """
+    said = Counter(row.key for row in rows if row.tokens)
+    return [
+        RowDrafts(key=key, read=one.read, accepted=min(one.accepted, max(said[key] - 1, 0)))
+        for key, one in guessed.items()
+    ]

@@ -53,12 +53,15 @@ class Answer:
 
     Attributes:
         deltas: every delta, in order.
+        drafted, draft_accepted: guesses that were read, and those of them in the answer.
     """
 
     acceptance: Acceptance | None = None
     warnings: list[str] = field(default_factory=list)
     error: RemoteError | None = None
     deltas: list[RowDelta] = field(default_factory=list)
+    drafted: int = 0
+    draft_accepted: int = 0
 
     @property
     def text(self) -> str:
@@ -308,7 +311,10 @@ class LoopDriver:
             case Rejected(key=key, error=error):
                 assert not self.answers[key].is_over
                 self.answers[key].error = error
-            case Step(rows=rows):
+            case Step(rows=rows, drafts=drafts):
+                for guessed in drafts:
+                    self.answers[guessed.key].drafted += guessed.read
+                    self.answers[guessed.key].draft_accepted += guessed.accepted
                 for row in unpacked(rows):
                     answer = self.answers[row.key]
                     assert not answer.is_over, "a delta after the end"

@@ -22,10 +22,10 @@ import copy
 import logging
 import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -152,7 +152,11 @@ measured may be off by as much."""
 MEASUREMENTS = 9
 """The median of the latest measurements counts: a pause of the machine is not the pass's."""
 
-LEAST_MEASUREMENTS = 3
+LEAST_MEASUREMENTS = 5
+
+RENEWED = 128
+"""After so many passes with guesses, steps without them are timed anew. If the machine was busy
+when they were timed, guesses seem to save time that they lose."""
 
 WORTH_A_TRY = 0.5
 """Guesses are timed if they may add so many tokens for each row of a pass: a chat
@@ -167,32 +171,42 @@ HOPE = 0.3
 MODEL_HOPE = 0.7
 """The same for what a draft model says."""
 
-LENT = 16.0
-"""Guesses may lose so many times as long as a step takes without them: to be timed, and for what a
-draft model reads of prompts."""
+LENT = 2.0
+"""Guesses may lose so many times as long as a step takes without them, to be timed."""
+
+MODEL_LENT = 16.0
+"""The same of a draft model, which also reads prompts."""
+
+SAVED = 16.0
+"""So many steps of what they have saved they may lose again."""
+
+PAUSE = 4.0
+"""What seems to lose more steps at once was a pause of the machine."""
 
 SPENT = 0.01
 """Once that is lost they may lose this share of the time that passes."""
 
 Choice = tuple[int, float]
-"""How many guesses to add, and the seconds that a token takes then; infinite if none pays."""
+"""How many guesses to add, and how long a token takes then, next to a step without guesses;
+infinite if none pays."""
 
 NO_GUESS: Choice = (0, math.inf)
 
 
 @dataclass(slots=True)
 class Speed:
-    """The measured times of steps of so many rows, in seconds.
+    """The measured times of steps of so many rows.
 
     Attributes:
-        plain: of steps without guesses, from the end of one to that of the next.
-        own: of these, what the batch itself took: the device may work on between them.
-        more: of each place more in a pass.
+        plain: seconds that the batch itself took in steps without guesses behind another one.
+        more: what each place more in a pass takes, next to a step without guesses. As a share it
+            holds where the machine is busier by now, or rows are longer.
+        blocks: passes with guesses since `plain` was forgotten.
     """
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
-    own: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
     more: deque[float] = field(default_factory=lambda: deque(maxlen=MEASUREMENTS))
+    blocks: int = 0
 
 
 class Pacer:
@@ -204,10 +218,10 @@ class Pacer:
     teach the same as guesses, so text that does not repeat itself takes no pass to find that out.
 
     What guesses lose is counted next to steps without them in the same company, and they are read
-    only while there is credit. So in any n steps they lose at most as much time as
-    `LENT + SPENT * n` steps take without them, and what the last one of them does. Guesses that do
-    not pay are tried again only with full credit: after a hundred steps for each step that they
-    have lost.
+    only while there is credit. So in the first n steps they lose at most as much time as
+    `lent + SPENT * n` steps take without them, and what the last one of them does; and never more
+    than `SAVED` steps of what they have saved. Guesses that do not pay are tried again only with
+    all that is lent: after a hundred steps for each step that they have lost.
 
     Attributes:
         credit: how many times as long as a step takes without guesses they may lose now.
@@ -215,13 +229,16 @@ class Pacer:
     Args:
         most: guesses of a row in a pass, at most.
         hope: see `HOPE`.
+        lent: see `LENT`.
         learns_alone: whether only guesses that were read teach how many are right; then what they
             taught is forgotten before they are tried again.
     """
 
-    def __init__(self, most: int, hope: float = HOPE, *, learns_alone: bool = False) -> None:
+    def __init__(
+        self, most: int, hope: float = HOPE, *, lent: float = LENT, learns_alone: bool = False
+    ) -> None:
         self.most = most
-        self.credit = LENT
+        self.credit = self._lent = lent
         self._learns_alone = learns_alone
         self._shares: defaultdict[int, float] = defaultdict(lambda: hope)  # by bits of the length
         self._speeds: defaultdict[int, Speed] = defaultdict(Speed)  # by rows of the batch
@@ -246,60 +263,61 @@ class Pacer:
         speed = self._speeds[rows]
         if not lengths or self.credit <= 0 or len(speed.plain) < LEAST_MEASUREMENTS:
             return NO_GUESS
-        plain_s = median(speed.plain)
         if len(speed.more) >= LEAST_MEASUREMENTS:
             gained = self._gain(lengths, is_pending_known=is_pending_known)
-            best, least_s = NO_GUESS, WORTHWHILE * plain_s / rows
+            best, least, place = NO_GUESS, WORTHWHILE / rows, median(speed.more)
             for count, more in enumerate(gained, 1):
-                token_s = (plain_s + median(speed.more) * count) / (rows + more)
-                if token_s < least_s:
-                    best, least_s = (count, token_s), token_s
-            if best is not NO_GUESS or self.credit < LENT:
+                if (token := (1.0 + place * count) / (rows + more)) < least:
+                    best, least = (count, token), token
+            if best is not NO_GUESS or self.credit < self._lent:
                 return best
             if self._learns_alone:
                 self._shares.clear()
         # On a CPU four may take as long as ten tokens.
         gained = self._gain(lengths, is_pending_known=is_pending_known)
-        return (1, plain_s / rows) if gained[-1] >= WORTH_A_TRY * rows else NO_GUESS
+        if gained[-1] < WORTH_A_TRY * rows:
+            return NO_GUESS
+        self.credit = min(self.credit, self._lent)  # what was saved is not for tries
+        return (1, 1.0 / rows)
 
     def _gain(self, lengths: Sequence[int], *, is_pending_known: bool) -> list[float]:
         """Return how many tokens more all rows should get from 1, 2, … guesses each."""
-        shares = [self.share(length) for length in lengths]
-        chances = [1.0] * len(shares) if is_pending_known else list(shares)
-        gained, total = [], 0.0
-        for _ in range(self.most):
-            chances = [chance * share for chance, share in zip(chances, shares, strict=True)]
-            total += sum(chances)
-            gained.append(total)
-        return gained
+        alike = Counter(map(int.bit_length, lengths)).items()
+        begin = 1 if is_pending_known else 2
+        chances = (
+            sum(rows * self._shares[bits] ** place for bits, rows in alike)
+            for place in range(begin, begin + self.most)
+        )
+        return list(accumulate(chances))
 
     def predict_s(self, rows: int) -> float:
         """Return the seconds that guesses may add to a step of so many rows; 0 when unknown."""
-        together, alone = self._speeds[rows], self._speeds[1]
-        if together.more:
-            speed, passes = together, 1
-        elif alone.more:  # each row may have passes of its own
-            speed, passes = alone, rows
-        else:
-            return 0.0
-        # A pass without guesses may be under way, whose tokens they follow.
-        return passes * (median(speed.own) + self.most * median(speed.more))
+        # Of rows that were not timed together each may have passes of its own.
+        for speed, passes in ((self._speeds[rows], 1), (self._speeds[1], rows)):
+            if speed.plain and speed.more:
+                # A pass without guesses may be under way, whose tokens they follow.
+                more_s = self.most * median(speed.more) * self._step_s(speed)
+                return passes * (median(speed.plain) + more_s)
+        return 0.0
+
+    def _step_s(self, speed: Speed) -> float:
+        """Return what a step without guesses takes with all that is done before the next."""
+        return median(speed.plain) + median(self._between)
 
     def more_s(self, rows: int, took_s: float) -> float:
         """Return how much longer a step has taken than it does without guesses; 0 when unknown."""
-        own = self._speeds[rows].own
-        return max(took_s - median(own), 0.0) if own else 0.0
+        plain = self._speeds[rows].plain
+        return max(took_s - median(plain), 0.0) if plain else 0.0
 
     def saw_between(self, took_s: float) -> None:
         """A step begins, so long after the one before."""
         self._between.append(took_s)
-        self._earn(SPENT)
+        if self.credit < self._lent:
+            self.credit = min(self.credit + SPENT, self._lent)
 
-    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
-        """A step without guesses has followed another one, ended that long after it, and took that
-        much of it itself."""
+    def saw_plain(self, rows: int, took_s: float) -> None:
+        """A step without guesses has followed another one: before, a pass was under way."""
         self._speeds[rows].plain.append(took_s)
-        self._speeds[rows].own.append(own_s)
 
     def saw_block(
         self, rows: int, width: int, took_s: float, outcomes: Sequence[Guessed] = ()
@@ -319,19 +337,22 @@ class Pacer:
         speed = self._speeds[rows]
         if not speed.plain:
             return
-        more_s = took_s + median(self._between) - median(speed.plain)
-        speed.more.append(max(more_s, 0.0) / (width - 1))
-        self.lose(rows, more_s, gained=sum(one.accepted for one in outcomes) / rows)
+        more_s = took_s - median(speed.plain)
+        speed.more.append(max(more_s, 0.0) / self._step_s(speed) / (width - 1))
+        # Not what this pass took: on a busy machine it may have been interrupted.
+        self._lose(median(speed.more) * (width - 1) - sum(one.accepted for one in outcomes) / rows)
+        speed.blocks += 1
+        if speed.blocks == RENEWED:
+            speed.blocks = 0
+            speed.plain.clear()
 
-    def lose(self, rows: int, more_s: float, *, gained: float = 0.0) -> None:
-        """Guesses have made a step of so many rows so much longer, and given each so many tokens
-        more."""
-        if plain := self._speeds[rows].plain:
-            # What takes longer than all that is lent was a pause of the machine.
-            self._earn(gained - min(more_s / median(plain), LENT))
+    def lose(self, rows: int, more_s: float) -> None:
+        """A draft model has made a step of so many rows so much longer."""
+        if (speed := self._speeds[rows]).plain:
+            self._lose(more_s / self._step_s(speed))
 
-    def _earn(self, steps: float) -> None:
-        self.credit = min(self.credit + steps, LENT)
+    def _lose(self, steps: float) -> None:
+        self.credit = min(self.credit - min(steps, PAUSE), SAVED)
 
 
 class Drafts:
@@ -363,7 +384,7 @@ class Drafts:
     ) -> None:
         self.pacer = Pacer(tokens)
         self.model = model
-        self.model_pacer = Pacer(tokens, MODEL_HOPE, learns_alone=True)
+        self.model_pacer = Pacer(tokens, MODEL_HOPE, lent=MODEL_LENT, learns_alone=True)
         self.context_length = context_length
         self.is_cuttable = is_cuttable
         self.pads = False
@@ -375,10 +396,10 @@ class Drafts:
         for pacer in (self.pacer, self.model_pacer):
             pacer.saw_between(took_s)
 
-    def saw_plain(self, rows: int, took_s: float, own_s: float) -> None:
+    def saw_plain(self, rows: int, took_s: float) -> None:
         """See `Pacer.saw_plain`."""
         for pacer in (self.pacer, self.model_pacer):
-            pacer.saw_plain(rows, took_s, own_s)
+            pacer.saw_plain(rows, took_s)
 
     def predict_s(self, rows: int) -> float:
         """See `Pacer.predict_s`."""
@@ -425,10 +446,10 @@ def may_guess(draws: RowDraws) -> bool:
 
 
 class BegunStep(NamedTuple):
-    """A step that has begun: when, the pacer that has decided, the guesses of each row, and for how
-    many seconds a draft model was asked for them."""
+    """A step that has begun: how many seconds that took, the pacer that has decided, the guesses of
+    each row, and for how many of the seconds a draft model was asked for them."""
 
-    at: float
+    took_s: float
     pacer: Pacer
     guesses: list[list[int]]
     asked_s: float
@@ -484,7 +505,8 @@ class DraftingBatch(DrawingBatch):
         if self._is_lone:
             self._ended_at = began_at  # others have had their steps since
         self.drafts.saw_between(began_at - self._ended_at)
-        return BegunStep(began_at, *self._guess())
+        guessed = self._guess()
+        return BegunStep(time.perf_counter() - began_at, *guessed)
 
     def next(self) -> list[Any]:
         """The next tokens of each row, at least one, in their order."""
@@ -492,13 +514,14 @@ class DraftingBatch(DrawingBatch):
         if not self.uids:
             return []
         drafts, rows = self.drafts, len(self.uids)
-        began_at, pacer, guesses, asked_s = begun or self._begin()
+        guessing_s, pacer, guesses, asked_s = begun or self._begin()
+        # Prompts may have been read since it has begun.
+        known_at = time.perf_counter()
         if any(guesses):
-            known_at = time.perf_counter()
             block, outcomes, waited_s = self._read(guesses)
             self._was_plain = False
             self._ended_at = time.perf_counter()
-            drafts.more_s += pacer.more_s(rows, self._ended_at - began_at)
+            drafts.more_s += pacer.more_s(rows, guessing_s + self._ended_at - known_at)
             took_s = asked_s + self._ended_at - known_at - waited_s
             pacer.saw_block(rows, 1 + max(map(len, guesses)), took_s, outcomes)
             return block
@@ -511,7 +534,7 @@ class DraftingBatch(DrawingBatch):
         responses: list[Any] = super().next()
         ended_at = time.perf_counter()
         if was_plain:
-            drafts.saw_plain(rows, ended_at - self._ended_at, ended_at - began_at)
+            drafts.saw_plain(rows, guessing_s + ended_at - known_at)
         self._ended_at = ended_at
         return responses
 
@@ -532,14 +555,14 @@ class DraftingBatch(DrawingBatch):
         indexes = self._look_up(able)
         is_known = self._pending is not None
         lengths = [index.length for index in indexes.values()]
-        most, token_s = drafts.pacer.choose(lengths, rows, is_pending_known=is_known)
+        most, token = drafts.pacer.choose(lengths, rows, is_pending_known=is_known)
         longest = max(map(len, self.tokens))
         if drafts.model is not None:
-            asked, asked_token_s = drafts.model_pacer.choose(
+            asked, asked_token = drafts.model_pacer.choose(
                 [0] * len(able), rows, is_pending_known=True
             )
             asked = min(asked, drafts.context_length - longest - 1)
-            if asked > 0 and asked_token_s < token_s:
+            if asked > 0 and asked_token < token:
                 return drafts.model_pacer, *self._ask(drafts.model, able, asked)
         most = min(most, drafts.context_length - longest - 1)
         if most <= 0:
