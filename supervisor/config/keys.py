@@ -8,19 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, get_origin
-
-from pydantic import ValidationError
-from pydantic_core import PydanticUndefined
+from typing import Any
 
 from mlxsup.protocol.suggestions import close_names
 from mlxsup.store.references import RefusedModelError
 
-from .check import suggestion, table_around, table_in
+from .check import mistakes, suggestion, table_around
 from .entries import Edit, Tables, inner, parsed, put
 from .lines import Place, table_key
 from .load import ConfigText, DaemonConfig
-from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table
+from .tables import ClientTable, FileTable, Key, ModelTable, SamplingTable, Table
+from .values import FLAG, JSON_TABLE
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
 
@@ -94,8 +92,7 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
     place = place_of(key, parsed(read, path))
     values = tomllib.loads(read.text)
     table, inside = table_around(place)
-    field = table.model_fields[inside[0]]
-    default = field.get_default(call_default_factory=True) if len(inside) == 1 else None
+    default = table.declared[inside[0]].default if len(inside) == 1 else None
     looked = [place]
     if place[0] == "models":
         looked.append(("defaults", *place[2:]))
@@ -106,10 +103,7 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
         if found is not None:
             is_set = where is place
             return {"key": written_key(place), "value": found, "is_set": is_set}
-    has_default = default is not PydanticUndefined
-    return {
-        "key": written_key(place), "value": default if has_default else None, "is_set": False
-    }  # fmt: skip
+    return {"key": written_key(place), "value": default, "is_set": False}
 
 
 def written_key(place: Place) -> str:
@@ -134,7 +128,7 @@ def place_of(key: str, config: DaemonConfig) -> Place:
         hint = f"a key begins with {', '.join(SECTIONS)}; quote a name that has dots at its ends"
         raise RefusedModelError("usage", message, hint)
     section, _, rest = key.partition(".")
-    if section not in FileTable.model_fields or not rest:
+    if section not in FileTable.declared or not rest:
         more = suggestion(FileTable, key) if "." not in key else ""
         message = f"unknown key {key[:128]!r}{more}"
         raise RefusedModelError("usage", message, f"a key begins with {', '.join(SECTIONS)}")
@@ -149,15 +143,14 @@ def place_of(key: str, config: DaemonConfig) -> Place:
     table, inside = table_around(place)
     if table is FileTable:
         keys = ClientTable if section == "clients" else ModelTable
-        raise _is_table(place, list(keys.model_fields))
-    field = table.model_fields.get(inside[0])
-    if field is None:
+        raise _is_table(place, list(keys.declared))
+    found = table.declared.get(inside[0])
+    if found is None:
         message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
         raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
-    below = table_in(field)
-    if below is not None:
-        raise _is_table(place, list(below.model_fields))
-    takes_names = get_origin(field.annotation) is dict  # which are not ours
+    if found.table is not None:
+        raise _is_table(place, list(found.table.declared))
+    takes_names = found.many is dict or found.kind is JSON_TABLE  # which are not ours
     if len(inside) == 1 and takes_names:
         raise _is_table(place, ["NAME"])
     if len(inside) == 1:
@@ -218,8 +211,7 @@ def value_of(text: str, place: Place) -> Any:
         wrapped = value
         for name in reversed(inside):
             wrapped = {name: wrapped}
-        with suppress(ValidationError):
-            table.model_validate(wrapped)
+        if not any(mistakes(table, wrapped)):
             return value
     return meant[0] if meant[0] == meant[0] else text  # NaN would not be found again in the file
 
@@ -256,32 +248,31 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     values = tomllib.loads(read.text)
     own, defaults = values.get("models", {}).get(model, {}), values.get("defaults", {})
     settings = []
-    for way, name, field, (label, does) in _on_page():
+    for way, name, key, (label, does) in _on_page():
         mine, common = own, defaults
         for outer in way:
             mine, common = mine.get(outer, {}), common.get(outer, {})
-        default = common.get(name, "" if way else field.default)
+        default = common.get(name, "" if way else key.default)
         settings.append(
             {
                 "key": written_key(("models", model, *way, name)),
                 "label": label,
                 "does": does[:1].upper() + does[1:],
-                "takes": field.description,
+                "takes": key.takes,
                 "value": shown(mine[name]) if name in mine else "",
                 "default": shown(default),
-                "choices": ["true", "false"] if field.annotation is bool else [],
+                "choices": ["true", "false"] if key.kind is FLAG else [],
             }
         )
     return settings
 
 
-def _on_page() -> Iterator[tuple[Place, str, Any, tuple[str, str]]]:
+def _on_page() -> Iterator[tuple[Place, str, Key, tuple[str, str]]]:
     tables: tuple[tuple[Place, type[Table]], ...] = (
         ((), ModelTable),
         (("sampling",), SamplingTable),
     )
     for way, table in tables:
-        for name, field in table.model_fields.items():
-            more = field.json_schema_extra
-            if isinstance(more, dict) and isinstance(page := more.get("page"), tuple):
-                yield way, name, field, page
+        for name, key in table.declared.items():
+            if key.page is not None:
+                yield way, name, key, key.page
