@@ -7,7 +7,7 @@ A default comes from the settings that the key becomes, so that no number is wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 from mlxsup.protocol.folders import DEFAULT_LISTEN, DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
@@ -64,9 +64,8 @@ _CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
 _LAUNCH, _HOST = LaunchSettings(), GroupHost()
 _MODEL = ModelSettings(name=ModelName(""), launch=_LAUNCH)
 
-OnPage = tuple[str, str] | None
 
-
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of a table: what it takes and does.
 
@@ -75,39 +74,31 @@ class Key:
         default: its value if a file leaves it out, as a file would write it.
         does: says what the key does, in a phrase that fits behind it in the example file.
         more: is added in the reference.
-        takes: what an error says was expected.
+        says: what an error says was expected, if its kind does not say it.
         many: `list` or `dict` if it takes an array, or a table of names, of its kind.
         most: how many of them at most.
+        names: a pattern for the names of `many`, which editors check.
         unit: of its values, if neither its name nor its type says so.
         page: its label in the settings of a model on the web page, and a sentence or two that need
             no other knowledge; None if it is not there.
-        names: a pattern for the names of `many`, which editors check.
     """
 
-    def __init__(
-        self,
-        kind: Kind | type[Table],
-        default: Any,
-        does: str,
-        more: str = "",
-        *,
-        takes: str = "",
-        many: type[list[Any]] | type[dict[str, Any]] | None = None,
-        most: int | None = None,
-        unit: str = "",
-        page: OnPage = None,
-        names: str = "",
-    ) -> None:
-        self.kind = kind
-        self.default = default
-        self.does = does
-        self.more = more
-        self.takes = takes or (kind.takes if isinstance(kind, Kind) else "a table")
-        self.many = many
-        self.most = most
-        self.unit = unit
-        self.page = page
-        self.names = names
+    kind: Kind | type[Table]
+    default: Any
+    does: str
+    more: str = ""
+    _: KW_ONLY
+    says: str = ""
+    many: type[list[Any]] | type[dict[str, Any]] | None = None
+    most: int | None = None
+    names: str = ""
+    unit: str = ""
+    page: tuple[str, str] | None = None
+
+    @property
+    def takes(self) -> str:
+        """Return what an error says was expected."""
+        return self.says or (self.kind.takes if isinstance(self.kind, Kind) else "a table")
 
     @property
     def table(self) -> type[Table] | None:
@@ -317,7 +308,7 @@ class GatewayTable(Table):
         " models' own names, aliases and presets",
         many=dict,
         most=MAX_NAMES,
-        takes=f"a table of at most {MAX_NAMES} names, each with the name of a model",
+        says=f"a table of at most {MAX_NAMES} names, each with the name of a model",
     )
     hosts: list[str] = key(
         HOST,
@@ -328,7 +319,7 @@ class GatewayTable(Table):
         unit="names",
         many=list,
         most=MAX_SITES,
-        takes=f"an array of at most {MAX_SITES} names, without schemes, ports and paths, such"
+        says=f"an array of at most {MAX_SITES} names, without schemes, ports and paths, such"
         ' as "ai.example"',
     )
     origins: list[str] = key(
@@ -340,7 +331,7 @@ class GatewayTable(Table):
         unit="origins",
         many=list,
         most=MAX_SITES,
-        takes=f"an array of at most {MAX_SITES} schemes and names, with a port if it is not"
+        says=f"an array of at most {MAX_SITES} schemes and names, with a port if it is not"
         ' the usual one and no path, such as "https://chat.example"',
     )
     keys: str = key(
@@ -531,7 +522,7 @@ class ModelTable(Table):
         many=list,
         unit="names",
         page=("Other names", "Programs can use these names, too. Put commas between them."),
-        takes="an array of names of 1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first"
+        says="an array of names of 1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first"
         " a letter or digit",
     )
     preload: bool = key(
@@ -665,7 +656,7 @@ class ModelTable(Table):
         unit="tables",
         many=list,
         most=MAX_HOSTS,
-        takes=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
+        says=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
         " machine first",
     )
     min_hosts: int = key(
@@ -702,7 +693,7 @@ class ModelTable(Table):
         FOLDER,
         {},
         "LoRA adapters: NAME:ADAPTER is the model with this one",
-        takes=f"a table of at most {MAX_ADAPTERS} names, each with a folder",
+        says=f"a table of at most {MAX_ADAPTERS} names, each with a folder",
         many=dict,
         most=MAX_ADAPTERS,
     )
@@ -710,7 +701,7 @@ class ModelTable(Table):
         PresetTable,
         {},
         "over HTTP, NAME:PRESET is the model with these parameters",
-        takes="a table for each preset, [models.NAME.presets.PRESET]",
+        says="a table for each preset, [models.NAME.presets.PRESET]",
         many=dict,
     )
 
@@ -726,7 +717,7 @@ class FileTable(Table):
         ClientTable,
         {},
         'clients by name; "*" is for all that have no entry',
-        takes="a table for each client, [clients.NAME]",
+        says="a table for each client, [clients.NAME]",
         many=dict,
         names=rf"^(\{ANYONE}|{CLIENT_NAME})$",
     )
@@ -735,7 +726,7 @@ class FileTable(Table):
         ModelTable,
         {},
         "the models to serve, by name",
-        takes="a table for each model, [models.NAME]",
+        says="a table for each model, [models.NAME]",
         many=dict,
         names=f"^{MODEL_NAME.pattern}$",
     )
