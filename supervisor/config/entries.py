@@ -7,7 +7,6 @@ full disk or a mistake leaves the file as it was.
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import shutil
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mlxsup.protocol.regular_file import room_hint, write_draft
+from mlxsup.protocol.regular_file import lock, room_hint, write_draft
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.store.search import short_name
 
@@ -37,9 +36,6 @@ from .load import (
 
 MAX_TRIES = 10
 """How often a change is planned anew because another program has written the file meanwhile."""
-
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
-
 
 Tables = MutableMapping[str, Any]
 """A file or a table of it: plain, or with comments and line ends as tomlkit has it."""
@@ -406,16 +402,11 @@ def write_text(path: Path, before: str, after: str) -> bool:
 def _sole_editor(folder: Path) -> Iterator[None]:
     """Wait until no other mlxsup edits a file of this folder, and keep others waiting.
 
-    The folder itself is locked: the file is replaced, and no other file is left behind. A disk
-    without locks is used without one.
+    The folder itself is locked: the file is replaced, and no other file is left behind.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
+        lock(descriptor)
         yield
     finally:
         os.close(descriptor)
