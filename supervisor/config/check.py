@@ -358,6 +358,8 @@ def table_around(where: Place) -> tuple[type[Table], Place]:
     is inside the value of that key, if the place is."""
     table: type[Table] = FileTable
     while (key := table.declared.get(where[0])) and key.table is not None:
+        if key.many is list:  # whose tables have no names
+            break
         way = 1 if key.many is None else 2
         if len(where) <= way:
             break

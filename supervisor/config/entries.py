@@ -93,8 +93,8 @@ def adding(
 
     def enter(tables: Tables) -> None:
         # Who adds a model loads it, or leaves that to the first request.
-        is_preloaded = tables.get("defaults", {}).get("preload", True)
-        later = {"preload": False} if is_preloaded else {}
+        defaults = inner(tables, "defaults") if "defaults" in tables else {}
+        later = {"preload": False} if defaults.get("preload", True) else {}
         inner(tables, "models").update({called: entry | later})
 
     return Edit(
@@ -109,11 +109,14 @@ def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> 
     if name is None or name in (one.name, *one.aliases):
         return Edit(name=str(one.name), change=None, answer=_of(one))
     check_name(name, config)
-    return Edit(
-        name=str(one.name),
-        change=lambda tables: tables["models"][one.name].setdefault("aliases", []).append(name),
-        answer={**_of(one), "alias": name},
-    )
+
+    def enter(tables: Tables) -> None:
+        aliases = inner(inner(tables, "models"), one.name).setdefault("aliases", [])
+        if not isinstance(aliases, list):
+            raise _no_place(f"models.{one.name}.aliases")
+        aliases.append(name)
+
+    return Edit(name=str(one.name), change=enter, answer={**_of(one), "alias": name})
 
 
 def _not_called(name: str, tables: Tables) -> None:
@@ -186,7 +189,7 @@ def edited(text: str, edit: Edit) -> str:
         edit: planned for it.
 
     Raises:
-        RefusedModelError: the change would alter more than the model.
+        RefusedModelError: the file has no place for the change, or it would alter more than that.
     """
     if edit.change is None:
         return text
@@ -209,16 +212,26 @@ def edited(text: str, edit: Edit) -> str:
     except (TOMLKitError, tomllib.TOMLDecodeError):
         is_sound = False
     if not is_sound:
-        message = f"the configuration is written in a way that leaves no place to edit {edit.name}"
-        hint = "give each model a table of its own: [models.NAME]"
-        raise RefusedModelError("not_editable", message, hint)
+        raise _no_place(edit.name)
     return changed
 
 
+def _no_place(name: str) -> RefusedModelError:
+    message = f"the configuration is written in a way that leaves no place to edit {name}"
+    hint = "give each model a table of its own: [models.NAME]"
+    return RefusedModelError("not_editable", message, hint)
+
+
 def inner(tables: Tables, name: str) -> Tables:
-    """Return a table within others, which is made if it is not there."""
+    """Return a table within others, which is made if it is not there.
+
+    Raises:
+        RefusedModelError: the file, which may be wrong, has something else there.
+    """
     if name not in tables:
         put(tables, name, _empty_within(tables))
+    if not isinstance(tables[name], MutableMapping):
+        raise _no_place(name)
     return cast(Tables, tables[name])
 
 
@@ -334,7 +347,12 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
             raise
         config, wrong = error.rest, error
     edit = plan(config)
-    raw = edited(read.raw, edit)
+    try:
+        raw = edited(read.raw, edit)
+    except RefusedModelError:
+        if wrong is not None:  # which is why there is no place for the change
+            raise wrong from None
+        raise
     try:
         return Planned(edit, raw, parsed(replace(read, raw=raw), path))
     except ConfigError as error:

@@ -148,6 +148,9 @@ def place_of(key: str, config: DaemonConfig) -> Place:
     if found is None:
         message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
         raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
+    if found.many is list and found.table is not None:
+        message = f"{written_key(place[: len(place) - len(inside) + 1])} is an array of tables"
+        raise RefusedModelError("usage", message, "change it in the file: `mlxsup config path`")
     if found.table is not None:
         raise _is_table(place, list(found.table.declared))
     takes_names = found.many is dict or found.kind is JSON_TABLE  # which are not ours
