@@ -120,3 +120,13 @@ def test_what_asks_a_daemon_imports_no_more_than_a_client(tmp_path: Path, path: 
     with scripted_supervisor(path, script) as supervisor:
         found = imported(tmp_path, "status", "--endpoint", supervisor.endpoint, status=0)
     assert found & HEAVY <= CLIENT, "a table needs no rich"
+
+
+@pytest.mark.parametrize("words", [("config", "check"), ("plan", "--config")])
+def test_configuration_is_read_without_what_only_a_daemon_needs(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[models.a]\nengine = "fake"\n')
+    found = imported(tmp_path, *words, str(file), status=0)
+    assert found & {"asyncio", "psutil", "pydantic", "rich", "tomlkit", "zmq"} == set()
