@@ -7,7 +7,7 @@ A default comes from the settings that the key becomes, so that no number is wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from mlxsup.protocol.folders import DEFAULT_LISTEN, DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
@@ -64,8 +64,9 @@ _CORE, _CLIENT, _RESTART = CoreSettings(), ClientSettings(), RestartSettings()
 _LAUNCH, _HOST = LaunchSettings(), GroupHost()
 _MODEL = ModelSettings(name=ModelName(""), launch=_LAUNCH)
 
+OnPage = tuple[str, str] | None
 
-@dataclass(frozen=True, slots=True)
+
 class Key:
     """A key of a table: what it takes and does.
 
@@ -74,31 +75,39 @@ class Key:
         default: its value if a file leaves it out, as a file would write it.
         does: says what the key does, in a phrase that fits behind it in the example file.
         more: is added in the reference.
-        says: what an error says was expected, if its kind does not say it.
+        takes: what an error says was expected.
         many: `list` or `dict` if it takes an array, or a table of names, of its kind.
         most: how many of them at most.
-        names: a pattern for the names of `many`, which editors check.
         unit: of its values, if neither its name nor its type says so.
         page: its label in the settings of a model on the web page, and a sentence or two that need
             no other knowledge; None if it is not there.
+        names: a pattern for the names of `many`, which editors check.
     """
 
-    kind: Kind | type[Table]
-    default: Any
-    does: str
-    more: str = ""
-    _: KW_ONLY
-    says: str = ""
-    many: type[list[Any]] | type[dict[str, Any]] | None = None
-    most: int | None = None
-    names: str = ""
-    unit: str = ""
-    page: tuple[str, str] | None = None
-
-    @property
-    def takes(self) -> str:
-        """Return what an error says was expected."""
-        return self.says or (self.kind.takes if isinstance(self.kind, Kind) else "a table")
+    def __init__(
+        self,
+        kind: Kind | type[Table],
+        default: Any,
+        does: str,
+        more: str = "",
+        *,
+        takes: str = "",
+        many: type[list[Any]] | type[dict[str, Any]] | None = None,
+        most: int | None = None,
+        unit: str = "",
+        page: OnPage = None,
+        names: str = "",
+    ) -> None:
+        self.kind = kind
+        self.default = default
+        self.does = does
+        self.more = more
+        self.takes = takes or (kind.takes if isinstance(kind, Kind) else "a table")
+        self.many = many
+        self.most = most
+        self.unit = unit
+        self.page = page
+        self.names = names
 
     @property
     def table(self) -> type[Table] | None:
@@ -308,7 +317,7 @@ class GatewayTable(Table):
         " models' own names, aliases and presets",
         many=dict,
         most=MAX_NAMES,
-        says=f"a table of at most {MAX_NAMES} names, each with the name of a model",
+        takes=f"a table of at most {MAX_NAMES} names, each with the name of a model",
     )
     hosts: list[str] = key(
         HOST,
@@ -319,7 +328,7 @@ class GatewayTable(Table):
         unit="names",
         many=list,
         most=MAX_SITES,
-        says=f"an array of at most {MAX_SITES} names, without schemes, ports and paths, such"
+        takes=f"an array of at most {MAX_SITES} names, without schemes, ports and paths, such"
         ' as "ai.example"',
     )
     origins: list[str] = key(
@@ -331,7 +340,7 @@ class GatewayTable(Table):
         unit="origins",
         many=list,
         most=MAX_SITES,
-        says=f"an array of at most {MAX_SITES} schemes and names, with a port if it is not"
+        takes=f"an array of at most {MAX_SITES} schemes and names, with a port if it is not"
         ' the usual one and no path, such as "https://chat.example"',
     )
     keys: str = key(
@@ -522,7 +531,7 @@ class ModelTable(Table):
         many=list,
         unit="names",
         page=("Other names", "Programs can use these names, too. Put commas between them."),
-        says="an array of names of 1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first"
+        takes="an array of names of 1 to 128 of the characters A-Z a-z 0-9 . _ / -, the first"
         " a letter or digit",
     )
     preload: bool = key(
@@ -656,7 +665,7 @@ class ModelTable(Table):
         unit="tables",
         many=list,
         most=MAX_HOSTS,
-        says=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
+        takes=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
         " machine first",
     )
     min_hosts: int = key(
@@ -693,7 +702,7 @@ class ModelTable(Table):
         FOLDER,
         {},
         "LoRA adapters: NAME:ADAPTER is the model with this one",
-        says=f"a table of at most {MAX_ADAPTERS} names, each with a folder",
+        takes=f"a table of at most {MAX_ADAPTERS} names, each with a folder",
         many=dict,
         most=MAX_ADAPTERS,
     )
@@ -701,7 +710,7 @@ class ModelTable(Table):
         PresetTable,
         {},
         "over HTTP, NAME:PRESET is the model with these parameters",
-        says="a table for each preset, [models.NAME.presets.PRESET]",
+        takes="a table for each preset, [models.NAME.presets.PRESET]",
         many=dict,
     )
 
@@ -717,7 +726,7 @@ class FileTable(Table):
         ClientTable,
         {},
         'clients by name; "*" is for all that have no entry',
-        says="a table for each client, [clients.NAME]",
+        takes="a table for each client, [clients.NAME]",
         many=dict,
         names=rf"^(\{ANYONE}|{CLIENT_NAME})$",
     )
@@ -726,7 +735,7 @@ class FileTable(Table):
         ModelTable,
         {},
         "the models to serve, by name",
-        says="a table for each model, [models.NAME]",
+        takes="a table for each model, [models.NAME]",
         many=dict,
         names=f"^{MODEL_NAME.pattern}$",
     )

@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxsup.protocol.launch import MOST_DECODE_SHARE
@@ -55,11 +54,10 @@ def parse_size(text: str) -> int:
     raise ValueError(text)
 
 
-@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of value; nothing but text is converted.
 
-    Attributes:
+    Args:
         takes: what an error says was expected.
         schema: what the value must be once text is converted.
         parse: converts text, or raises ValueError.
@@ -67,11 +65,20 @@ class Kind:
         words: stand for values that need not fit the schema.
     """
 
-    takes: str
-    schema: Mapping[str, Any]
-    parse: Callable[[str], Any] | None = None
-    pattern: str = ""
-    words: Mapping[str, int | None] = field(default_factory=dict)
+    def __init__(
+        self,
+        takes: str,
+        schema: Mapping[str, Any],
+        parse: Callable[[str], Any] | None = None,
+        *,
+        pattern: str = "",
+        words: Mapping[str, int | None] | None = None,
+    ) -> None:
+        self.takes = takes
+        self.schema = schema
+        self._parse = parse
+        self.pattern = pattern
+        self.words = words or {}
 
     def read(self, value: Any) -> Any:
         """Return what a value of the file means.
@@ -82,8 +89,8 @@ class Kind:
         if isinstance(value, str):
             if value in self.words:
                 return self.words[value]
-            if self.parse is not None:
-                value = self.parse(value)
+            if self._parse is not None:
+                value = self._parse(value)
         if not _fits(value, self.schema):
             raise ValueError(value)
         return float(value) if self.schema["type"] == "number" else value
@@ -98,7 +105,8 @@ class Kind:
 
     def or_word(self, word: str, meant: int | None, takes: str) -> Kind:
         """Return the kind that takes a word as well."""
-        return replace(self, takes=takes, words={word: meant, **self.words})
+        words = {word: meant, **self.words}
+        return Kind(takes, self.schema, self._parse, pattern=self.pattern, words=words)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -152,11 +160,12 @@ def choice(*words: str) -> Kind:
 
 def _duration(takes: str, **limit: float) -> Kind:
     schema = {"type": "number", **limit, "maximum": MAX_DURATION_S}
-    return Kind(takes, schema, parse_seconds, DURATION_PATTERN)
+    return Kind(takes, schema, parse_seconds, pattern=DURATION_PATTERN)
 
 
 def _size(least: int) -> Kind:
-    return Kind(_SIZE, {"type": "integer", "minimum": least}, parse_size, _SIZE_PATTERN)
+    schema = {"type": "integer", "minimum": least}
+    return Kind(_SIZE, schema, parse_size, pattern=_SIZE_PATTERN)
 
 
 DURATION = _duration(_DURATION, minimum=0)
