@@ -3,8 +3,8 @@
 Decoding checks every field against the annotations of its message class: a peer's mistake becomes
 a `DecodeError` that names the field and what was expected, never an attribute of the wrong type.
 
-Not pydantic: its import takes half of the time that `status` may take, and a step is decoded for
-every token.
+pydantic is for the configuration only: its import takes half of the time that `status` may take,
+and a step is decoded for every token.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def room_for(models: int, open_files: int, connected: int) -> int:
     """
     allowed = connections_within(open_files, models)
     if allowed < max(MIN_CONNECTIONS, connected):
-        from .config.load import ConfigError  # `mlxsup doctor` would wait for it
+        from .config.load import ConfigError  # `mlxsup doctor` would wait for pydantic
 
         raise ConfigError(
             [

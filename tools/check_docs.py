@@ -150,8 +150,8 @@ def undescribed() -> Iterator[str]:
             if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
                 yield f"the {kind} {name} is described nowhere"
     for heading, table in SECTIONS.items():
-        yield from [f"{heading} {name} does not say what it does"
-                    for name, key in reference.keys(table) if not key.does]  # fmt: skip
+        yield from [f"{heading} {key} has no title" for key, field in reference.keys(table)
+                    if not field.title]  # fmt: skip
 
 
 def other_groups() -> Iterator[str]:

@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import click
+from pydantic.fields import FieldInfo
 
 from mlxsup.cli.main import root
 from mlxsup.client import RequestError
@@ -35,14 +36,12 @@ from mlxsup.supervisor.config.tables import (
     ClientTable,
     FileTable,
     GatewayTable,
-    Key,
     ModelTable,
     RestartTable,
     SamplingTable,
     SupervisorTable,
     Table,
 )
-from mlxsup.supervisor.config.values import FLAG, Kind
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "config.example.toml"
@@ -67,19 +66,21 @@ COMMENT_COLUMN = 32
 MAX_COLUMNS = 100
 
 ENDINGS = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_dir": "folder"}
+KINDS: dict[Any, str] = {bool: "yes or no", dict: "table"}
 SIZE_WORDS = ("auto", "off")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def keys(table: type[Table]) -> Iterator[tuple[str, Key]]:
+def keys(table: type[Table]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield the keys of a table that hold values; each inner table is its own section."""
-    for name, key in table.declared.items():
-        if key.table is None or key.many is not None:
-            yield name, key
+    for name, field in table.model_fields.items():
+        if not _is_table(field):
+            yield name, field
 
 
-def shown_default(name: str, value: Any) -> str:
+def shown_default(name: str, field: FieldInfo) -> str:
     """Return the default as it stands in a file."""
+    value = field.get_default(call_default_factory=True)
     if name.endswith("_bytes"):
         return f'"{value // 2**20}MiB"'
     if value is True or value is False:
@@ -89,20 +90,20 @@ def shown_default(name: str, value: Any) -> str:
     return "{}" if value == {} else json.dumps(value)
 
 
-def unit(name: str, key: Key) -> str:
+def unit(name: str, field: FieldInfo) -> str:
     """Return the unit of a key's values, or else their kind."""
-    if key.unit:
-        return key.unit
+    given = _extra(field).get("unit")
+    if given:
+        return str(given)
     for ending, word in ENDINGS.items():
         if name.endswith(ending):
             return word
     if name == "path":
         return "folder"
-    if key.default in SIZE_WORDS:
+    default = field.get_default(call_default_factory=True)
+    if default in SIZE_WORDS:
         return "size"
-    if key.kind is FLAG:
-        return "yes or no"
-    return "table" if isinstance(key.default, dict) else "word"
+    return KINDS.get(get_origin(field.annotation) or field.annotation, "word")
 
 
 def example() -> str:
@@ -110,12 +111,12 @@ def example() -> str:
     lines = [HEAD, *_section("[supervisor]", SupervisorTable), ""]
     # Not in effect: it needs an extra, and a port.
     lines += [f"# {line}" for line in _section(GATEWAY, GatewayTable, GATEWAY_TITLE)] + [""]
-    clients = FileTable.declared["clients"].does
+    clients = FileTable.model_fields["clients"].title
     lines += [_commented(CLIENTS, clients), *_section("", ClientTable), ""]
-    lines += [_commented("[defaults]", FileTable.declared["defaults"].does), ""]
+    lines += [_commented("[defaults]", FileTable.model_fields["defaults"].title), ""]
     lines += [*_section(f"[models.{MODEL}]", ModelTable), ""]
     lines += [*_section(f"[models.{MODEL}.restart]", RestartTable), ""]
-    title = ModelTable.declared["sampling"].does
+    title = ModelTable.model_fields["sampling"].title
     lines += [_commented(f"[models.{MODEL}.sampling]", title)]
     lines += _section("", SamplingTable)
     gap = " " * (COMMENT_COLUMN - len(f"[models.{MODEL}-copy]"))
@@ -125,11 +126,12 @@ def example() -> str:
 def setting_table(table: type[Table]) -> list[str]:
     """Return the keys of a table of the configuration, with default, unit, and what each does."""
     lines = ["| key | default | unit | what it does |", "|---|---|---|---|"]
-    for name, key in keys(table):
-        default = "none" if key.default is None else f"`{shown_default(name, key.default)}`"
-        what = f"{key.does}{key.more}"
+    for name, field in keys(table):
+        has_none = field.get_default(call_default_factory=True) is None
+        default = "none" if has_none else f"`{shown_default(name, field)}`"
+        what = f"{field.title}{_extra(field).get('more', '')}"
         what = re.sub(r"\b(window_s|max_queue_per_client)\b", r"`\1`", what)
-        lines.append(f"| `{name}` | {default} | {unit(name, key)} | {what} |")
+        lines.append(f"| `{name}` | {default} | {unit(name, field)} | {what} |")
     return lines
 
 
@@ -270,57 +272,18 @@ def schema() -> str:
     For each key it says what the key does, what it takes, and its default. Rules between keys, and
     about keys that a file leaves out, are checked by `mlxsup config check` alone.
     """
-    inner = sorted({*SECTIONS.values()}, key=lambda table: table.__name__)
-    made = {
-        "$schema": DIALECT,
-        "title": "mlxsup",
-        "$defs": {table.__name__: _table_schema(table) for table in inner},
-        **_table_schema(FileTable),
-    }
+    made = {"$schema": DIALECT, "title": "mlxsup", **FileTable.model_json_schema()}
     return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
-
-
-def _table_schema(table: type[Table]) -> dict[str, Any]:
-    return {
-        "additionalProperties": False,
-        "description": table.__doc__,
-        "properties": {name: _key_schema(key) for name, key in table.declared.items()},
-        "type": "object",
-    }
-
-
-def _key_schema(key: Key) -> dict[str, Any]:
-    """Return the schema of a key's values; TOML has no null."""
-    schema: dict[str, Any]
-    if isinstance(key.kind, Kind):
-        schema = {**key.kind.schema}
-        if forms := [*key.kind.words, *filter(None, [key.kind.pattern])]:
-            text = {"type": "string", "pattern": f"^({'|'.join(forms)})$"}
-            schema = {"anyOf": [schema, text]}
-    else:
-        schema = {"$ref": f"#/$defs/{key.kind.__name__}"}
-    if key.many is list:
-        schema = {"type": "array", "items": schema}
-    elif key.many is dict:
-        schema = {"type": "object", "additionalProperties": schema}
-    if key.most is not None:
-        schema["maxItems" if key.many is list else "maxProperties"] = key.most
-    if key.names:
-        schema["propertyNames"] = {"pattern": key.names}
-    if key.default is not None:
-        schema["default"] = key.default
-    does = f"{key.does[:1].upper()}{key.does[1:]}"
-    return {**schema, "description": f"{does}. Takes {key.takes}."}
 
 
 def _section(header: str, table: type[Table], title: str = "") -> list[str]:
     lines = [_commented(header, title) if title else header] if header else []
-    for name, key in keys(table):
+    for name, field in keys(table):
         if name == "repo":  # not in effect: it takes the place of path
-            lines.append(f'# repo = "{REPO}"  # {key.does}')
+            lines.append(f'# repo = "{REPO}"  # {field.title}')
             continue
-        value = f'"models/{MODEL}"' if name == "path" else shown_default(name, key.default)
-        lines.append(_commented(f"{name} = {value}", key.does))
+        value = f'"models/{MODEL}"' if name == "path" else shown_default(name, field)
+        lines.append(_commented(f"{name} = {value}", field.title))
     return lines
 
 
@@ -328,6 +291,14 @@ def _commented(text: str, comment: str | None) -> str:
     line = f"{text:<{COMMENT_COLUMN - 1}} # {comment}"
     assert len(line) <= MAX_COLUMNS, line
     return line
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _is_table(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Table)
 
 
 def _shown(value: object) -> str:

@@ -185,7 +185,7 @@ def find_setting(target: Target) -> Setting:
     found = find_config(target.config)
     path = None if found is None else found.path.expanduser().absolute()
     loaded, problems = None, list[str]()
-    if path is not None:
+    if path is not None:  # without a file nothing waits for pydantic
         from mlxsup.supervisor.config.load import ConfigError, load_config
 
         from ..configuration import check_models

@@ -1,7 +1,7 @@
 """Checks a configuration file, and says of each mistake where it is and what is allowed there.
 
-`mistakes` finds what is wrong with single values. The rules between keys, between entries and about
-this machine are those of `Check`.
+pydantic finds what is wrong with a single value; its own wording reaches no user. The rules between
+keys, between entries and about this machine are below.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
 from mlxsup.protocol.gateway import (
@@ -38,7 +42,6 @@ from .tables import (
     ModelTable,
     Table,
 )
-from .values import Kind
 
 Problem = tuple[Place, str]
 """Where it is in the file, and a phrase that follows the key."""
@@ -76,10 +79,12 @@ class Check:
         for where in _long_integers(self._values):
             self._wrong.add(where)
             self._add(where, f"{_joined(where)} cannot take an integer of more than 64 bits")
-        for left_out, where, sentence in mistakes(FileTable, _without(self._values, self._wrong)):
-            self._wrong.add(left_out)
-            self._add(where, sentence)
-        return FileTable(_with_defaults(_without(self._values, self._wrong)))
+        try:
+            FileTable.model_validate(_without(self._values, self._wrong))
+        except ValidationError as error:
+            for details in error.errors():
+                self._add_details(details)
+        return FileTable.model_validate(_with_defaults(_without(self._values, self._wrong)))
 
     def rules(self, file: FileTable) -> None:
         """Check the rules between the keys and entries of a file; a wrong value is not judged."""
@@ -144,7 +149,7 @@ class Check:
             elif entry.hosts[0].ssh:
                 yield (*where, "hosts"), "must begin with this machine, which has no ssh"
             elif any(host.ssh for host in entry.hosts) and not all(
-                "address" in host.given for host in entry.hosts
+                "address" in host.model_fields_set for host in entry.hosts
             ):
                 yield (*where, "hosts"), "must each have an address that the others reach"
             if entry.adapters:
@@ -175,6 +180,34 @@ class Check:
     def _add_all(self, problems: Iterable[Problem]) -> None:
         for where, phrase in problems:
             self._add(where, f"{_joined(where)} {phrase}")
+
+    def _add_details(self, details: ErrorDetails) -> None:
+        """Say in our own words what pydantic has found."""
+        value: Any = self._values
+        for part in details["loc"]:  # as the file has it, not as it was converted
+            value = value[part]
+        where = tuple(map(str, details["loc"]))
+        table, rest = table_around(where)
+        for place, part in enumerate(details["loc"]):
+            if isinstance(part, int):  # of an array, which is right or wrong as a whole
+                self._wrong.add(where[:place])
+        if details["type"] == "extra_forbidden":
+            self._wrong.add(where)
+            self._add(where, f"unknown key {_joined(where)}{suggestion(table, rest[0])}")
+            return
+        field = table.model_fields[rest[0]]
+        inside = rest[1:]
+        if not inside or table_in(field) is not None:
+            expected = "a table" if inside else field.description
+            self._wrong.add(where)
+            self._add(where, f"{_joined(where)} must be {expected}, not {_shown(value)}")
+            return
+        key = where[: -len(inside)]
+        outside = "a table" if get_origin(field.annotation) is dict else "an array"
+        self._wrong.add(key)
+        self._add(
+            where, f"{_joined(key)} must be {field.description}, not {outside} with {_shown(value)}"
+        )
 
 
 def gateway_problems(listen: str, rules: GatewayRules, keys: KeyPlace) -> Iterator[tuple[str, str]]:
@@ -308,72 +341,33 @@ def _without(value: Any, wrong: Set[Place], where: Place = ()) -> Any:
     }
 
 
-def mistakes(
-    table: type[Table], values: Mapping[str, Any], around: Place = ()
-) -> Iterator[tuple[Place, Place, str]]:
-    """Yield what is wrong with single keys of a table.
-
-    Args:
-        table: what is declared.
-        values: as the file has them.
-        around: the way to the table.
-
-    Yields:
-        Which value is left out for it, where it is, and a sentence.
-    """
-    for name, value in values.items():
-        where = (*around, name)
-        key = table.declared.get(name)
-        if key is None:
-            yield where, where, f"unknown key {_joined(where)}{suggestion(table, name)}"
-            continue
-        parts = key.parts(value)
-        if parts is None:
-            yield where, where, _must_be(where, key.takes, _shown(value))
-            continue
-        for way, part in parts.items():
-            place = (*where, *way)
-            if isinstance(key.kind, Kind):
-                if not key.kind.takes_value(part):
-                    outside = (
-                        f"{'an array' if key.many is list else 'a table'} with " if way else ""
-                    )
-                    yield where, place, _must_be(where, key.takes, outside + _shown(part))
-            elif not isinstance(part, dict):
-                left_out = where if key.many is list else place
-                expected = "a table" if way else key.takes
-                yield left_out, place, _must_be(place, expected, _shown(part))
-            else:
-                for left_out, within, sentence in mistakes(key.kind, part, place):
-                    # An array is right or wrong as a whole.
-                    yield where if key.many is list else left_out, within, sentence
-
-
-def _must_be(where: Place, expected: str, found: str) -> str:
-    return f"{_joined(where)} must be {expected}, not {found}"
-
-
 def table_around(where: Place) -> tuple[type[Table], Place]:
     """Return the innermost table around a place, and the way from there: one of its keys, and what
     is inside the value of that key, if the place is."""
     table: type[Table] = FileTable
-    while (key := table.declared.get(where[0])) and key.table is not None:
-        if key.many is list:  # whose tables have no names
-            break
-        way = 1 if key.many is None else 2
+    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
+        way = 2 if get_origin(field.annotation) in (dict, list) else 1
         if len(where) <= way:
             break
-        table, where = key.table, where[way:]
+        table, where = inner, where[way:]
     return table, where
+
+
+def table_in(field: FieldInfo) -> type[Table] | None:
+    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None
 
 
 def suggestion(table: type[Table], key: str) -> str:
     """Return what was probably meant by a key that a table does not have."""
     for heading, other in SECTIONS.items():
-        if key in other.declared:
+        if key in other.model_fields:
             also = " or [defaults]" if other is ModelTable else ""
             return f"; it belongs to {heading}{also}"
-    known = list(table.declared)
+    known = list(table.model_fields)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
 

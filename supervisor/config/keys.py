@@ -8,17 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
 
 from mlxsup.protocol.suggestions import close_names
 from mlxsup.store.references import RefusedModelError
 
-from .check import mistakes, suggestion, table_around
+from .check import suggestion, table_around, table_in
 from .entries import Edit, Tables, inner, parsed, put
 from .lines import Place, table_key
 from .load import ConfigText, DaemonConfig
-from .tables import ClientTable, FileTable, Key, ModelTable, SamplingTable, Table
-from .values import FLAG, JSON_TABLE
+from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
 
@@ -92,7 +94,8 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
     place = place_of(key, parsed(read, path))
     values = tomllib.loads(read.text)
     table, inside = table_around(place)
-    default = table.declared[inside[0]].default if len(inside) == 1 else None
+    field = table.model_fields[inside[0]]
+    default = field.get_default(call_default_factory=True) if len(inside) == 1 else None
     looked = [place]
     if place[0] == "models":
         looked.append(("defaults", *place[2:]))
@@ -103,7 +106,10 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
         if found is not None:
             is_set = where is place
             return {"key": written_key(place), "value": found, "is_set": is_set}
-    return {"key": written_key(place), "value": default, "is_set": False}
+    has_default = default is not PydanticUndefined
+    return {
+        "key": written_key(place), "value": default if has_default else None, "is_set": False
+    }  # fmt: skip
 
 
 def written_key(place: Place) -> str:
@@ -128,7 +134,7 @@ def place_of(key: str, config: DaemonConfig) -> Place:
         hint = f"a key begins with {', '.join(SECTIONS)}; quote a name that has dots at its ends"
         raise RefusedModelError("usage", message, hint)
     section, _, rest = key.partition(".")
-    if section not in FileTable.declared or not rest:
+    if section not in FileTable.model_fields or not rest:
         more = suggestion(FileTable, key) if "." not in key else ""
         message = f"unknown key {key[:128]!r}{more}"
         raise RefusedModelError("usage", message, f"a key begins with {', '.join(SECTIONS)}")
@@ -140,20 +146,19 @@ def place_of(key: str, config: DaemonConfig) -> Place:
             place = (section, _unquoted(name), last) if name else (section, rest)
         case _:
             place = (section, *rest.split("."))
+    _check_names(place)
     table, inside = table_around(place)
     if table is FileTable:
         keys = ClientTable if section == "clients" else ModelTable
-        raise _is_table(place, list(keys.declared))
-    found = table.declared.get(inside[0])
-    if found is None:
+        raise _is_table(place, list(keys.model_fields))
+    field = table.model_fields.get(inside[0])
+    if field is None:
         message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
         raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
-    if found.many is list and found.table is not None:
-        message = f"{written_key(place[: len(place) - len(inside) + 1])} is an array of tables"
-        raise RefusedModelError("usage", message, "change it in the file: `mlxsup config path`")
-    if found.table is not None:
-        raise _is_table(place, list(found.table.declared))
-    takes_names = found.many is dict or found.kind is JSON_TABLE  # which are not ours
+    below = table_in(field)
+    if below is not None:
+        raise _is_table(place, list(below.model_fields))
+    takes_names = get_origin(field.annotation) is dict  # which are not ours
     if len(inside) == 1 and takes_names:
         raise _is_table(place, ["NAME"])
     if len(inside) == 1:
@@ -162,6 +167,16 @@ def place_of(key: str, config: DaemonConfig) -> Place:
         message = f"{written_key(place[: 1 - len(inside)])} is no table, and has no keys"
         raise RefusedModelError("usage", message)
     return (*place[: -len(inside)], inside[0], _unquoted(".".join(inside[1:])))
+
+
+def _check_names(place: Place) -> None:
+    """Raise RefusedModelError if a place is an array of tables, which have no names, or inside."""
+    for end in range(1, len(place) + 1):
+        table, inside = table_around(place[:end])
+        field = table.model_fields.get(inside[0])
+        if field and get_origin(field.annotation) is list and table_in(field) is not None:
+            message = f"{written_key(place[:end])} is an array of tables"
+            raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
 
 
 def _split_model(rest: str, config: DaemonConfig) -> Place:
@@ -214,7 +229,8 @@ def value_of(text: str, place: Place) -> Any:
         wrapped = value
         for name in reversed(inside):
             wrapped = {name: wrapped}
-        if not any(mistakes(table, wrapped)):
+        with suppress(ValidationError):
+            table.model_validate(wrapped)
             return value
     return meant[0] if meant[0] == meant[0] else text  # NaN would not be found again in the file
 
@@ -251,31 +267,32 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     values = tomllib.loads(read.text)
     own, defaults = values.get("models", {}).get(model, {}), values.get("defaults", {})
     settings = []
-    for way, name, key, (label, does) in _on_page():
+    for way, name, field, (label, does) in _on_page():
         mine, common = own, defaults
         for outer in way:
             mine, common = mine.get(outer, {}), common.get(outer, {})
-        default = common.get(name, "" if way else key.default)
+        default = common.get(name, "" if way else field.default)
         settings.append(
             {
                 "key": written_key(("models", model, *way, name)),
                 "label": label,
                 "does": does[:1].upper() + does[1:],
-                "takes": key.takes,
+                "takes": field.description,
                 "value": shown(mine[name]) if name in mine else "",
                 "default": shown(default),
-                "choices": ["true", "false"] if key.kind is FLAG else [],
+                "choices": ["true", "false"] if field.annotation is bool else [],
             }
         )
     return settings
 
 
-def _on_page() -> Iterator[tuple[Place, str, Key, tuple[str, str]]]:
+def _on_page() -> Iterator[tuple[Place, str, Any, tuple[str, str]]]:
     tables: tuple[tuple[Place, type[Table]], ...] = (
         ((), ModelTable),
         (("sampling",), SamplingTable),
     )
     for way, table in tables:
-        for name, key in table.declared.items():
-            if key.page is not None:
-                yield way, name, key, key.page
+        for name, field in table.model_fields.items():
+            more = field.json_schema_extra
+            if isinstance(more, dict) and isinstance(page := more.get("page"), tuple):
+                yield way, name, field, page

@@ -241,7 +241,7 @@ def parse_config(
     supervisor = file.supervisor
     runtime_dir = absolute(supervisor.runtime_dir, folder)
     log_dir = absolute(supervisor.log_dir, folder)
-    if "log_dir" not in supervisor.given:
+    if "log_dir" not in supervisor.model_fields_set:
         log_dir = default_log_dir(runtime_dir)
     keys = KeyPlace.beside(config_path, runtime_dir)
     check.rules(file)
@@ -310,7 +310,7 @@ def _shared(settings: type, table: Table) -> dict[str, Any]:
     return {
         setting.name: getattr(table, setting.name)
         for setting in fields(settings)
-        if setting.name in table.declared
+        if setting.name in type(table).model_fields
     }
 
 
@@ -331,8 +331,11 @@ def _model_settings(name: str, entry: ModelTable, folder: Path) -> ModelSettings
         "revision": entry.revision if entry.repo else "",
         "download": Repository(entry.repo, entry.revision) if entry.repo else None,
         "aliases": tuple(entry.aliases),
-        "presets": {preset: table.given for preset, table in entry.presets.items()},
-        "restart": RestartSettings(**_shared(RestartSettings, entry.restart)),
+        "presets": {
+            preset: {key: value for key, value in table if key in table.model_fields_set}
+            for preset, table in entry.presets.items()
+        },
+        "restart": RestartSettings(**dict(entry.restart)),
     }
     return ModelSettings(**settings)
 
@@ -345,13 +348,14 @@ def _launch_settings(entry: ModelTable, folder: Path) -> LaunchSettings:
     sizes = {setting: getattr(entry, key) for setting, key in _SIZES.items()}
     shared = _shared(LaunchSettings, entry)
     adapters = {name: str(absolute(place, folder)) for name, place in entry.adapters.items()}
-    hosts = tuple(GroupHost(**_shared(GroupHost, host)) for host in entry.hosts)
+    sampling = entry.sampling.model_dump(exclude_unset=True)
+    hosts = tuple(GroupHost(**dict(host)) for host in entry.hosts)
     drafts = str(absolute(entry.drafts, folder)) if "/" in entry.drafts else entry.drafts
     own = {
         "path": path,
         "adapters": adapters,
         "drafts": drafts,
-        "sampling": entry.sampling.given,
+        "sampling": sampling,
         "hosts": hosts,
     }
     return LaunchSettings(**{**shared, **sizes, **own})
