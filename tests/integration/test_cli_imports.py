@@ -129,4 +129,4 @@ def test_configuration_is_read_without_what_only_a_daemon_needs(
     file = tmp_path / "c.toml"
     file.write_text('[models.a]\nengine = "fake"\n')
     found = imported(tmp_path, *words, str(file), status=0)
-    assert found & {"asyncio", "psutil", "pydantic", "rich", "tomlkit", "zmq"} == set()
+    assert found & {"asyncio", "psutil", "rich", "tomlkit", "zmq"} == set()
