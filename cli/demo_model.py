@@ -6,7 +6,6 @@ in many places where model hubs are not. By itself: `python -m mlxsup.cli.demo_m
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import click
 
 from mlxsup.protocol.launch import child_environment
+from mlxsup.protocol.regular_file import lock
 
 from .connection import output_options
 from .exit_status import CliError
@@ -43,8 +43,8 @@ def fetch(target: Path, output: Output) -> Path:
         message = f"cannot write the model to {target.parent}: {error.strerror}"
         raise CliError(message, code="demo_model", hint=HINT) from None
     # If two start at the same time, the second waits and then finds the folder.
-    with lock_path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_path.open("w") as file:
+        lock(file.fileno())
         if not target.is_dir():
             with tempfile.TemporaryDirectory(prefix="mlxsup-demo-") as name:
                 folder = Path(name)

@@ -1,12 +1,13 @@
 """Reads files of other people, regular ones only and never more of one than a limit; writes our own
-whole or not at all."""
+whole or not at all, and locks them."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +25,8 @@ KINDS = (
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Also a limit for the size of a file."""
+
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
 def room_hint(error: OSError, otherwise: str) -> str:
@@ -112,6 +115,26 @@ def write_draft(path: Path, data: bytes, *, is_durable: bool) -> Path:
             file.flush()
             os.fsync(file.fileno())
     return draft
+
+
+def lock(descriptor: int, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Wait until no other process has a file or a folder locked, and hold the lock until it is
+    closed; a disk without locks is used without one.
+
+    The kernel drops a lock when its process ends, however it ends.
+
+    Args:
+        descriptor: of the file.
+        on_wait: called if there is another one to wait for; what it raises ends the waiting.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
 
 
 @contextmanager

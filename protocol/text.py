@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -76,6 +75,8 @@ def escaped(text: str) -> str:
 
 
 def _escape_of(found: re.Match[str]) -> str:
+    import json  # help would wait for it
+
     sign = found[0]
     return sign if sign.isprintable() else json.dumps(sign).strip('"')
 
@@ -94,6 +95,8 @@ def _shown(value: object) -> str:
         return f"{value:.3f}"
     text = str(value)
     if not text or not text.isprintable() or any(sign in ' "=' for sign in text):
+        import json
+
         return escaped(json.dumps(text, ensure_ascii=False))
     return text
 

@@ -7,7 +7,6 @@ files, links to `blobs`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.ids import DEFAULT_REVISION
-from mlxsup.protocol.regular_file import open_regular
+from mlxsup.protocol.regular_file import lock, open_regular
 
 from .description import missing_files
 
@@ -40,7 +39,6 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(f"(?:{_PART}/)?{_PART}")
 _OWNED = re.compile(f"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}")
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
 # ---------------------------------------------------------------- names
@@ -223,8 +221,7 @@ def lock_of(folder: Path) -> Path:
 def sole_download(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Wait until no other process of this machine has the lock, and hold it.
 
-    The kernel drops the lock when its process ends, however it ends. A cache on a disk without
-    locks is used without one: what huggingface_hub writes is safe, but may be fetched twice.
+    On a disk without locks what huggingface_hub writes is safe, but may be fetched twice.
 
     Args:
         path: of `lock_of`.
@@ -234,15 +231,8 @@ def sole_download(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
+    with path.open("w") as file:
+        lock(file.fileno(), on_wait)
         yield
 
 

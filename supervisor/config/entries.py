@@ -7,7 +7,6 @@ full disk or a mistake leaves the file as it was.
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import shutil
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mlxsup.protocol.regular_file import room_hint, write_draft
+from mlxsup.protocol.regular_file import lock, room_hint, write_draft
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.store.search import short_name
 
@@ -37,9 +36,6 @@ from .load import (
 
 MAX_TRIES = 10
 """How often a change is planned anew because another program has written the file meanwhile."""
-
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
-
 
 Tables = MutableMapping[str, Any]
 """A file or a table of it: plain, or with comments and line ends as tomlkit has it."""
@@ -97,8 +93,8 @@ def adding(
 
     def enter(tables: Tables) -> None:
         # Who adds a model loads it, or leaves that to the first request.
-        is_preloaded = tables.get("defaults", {}).get("preload", True)
-        later = {"preload": False} if is_preloaded else {}
+        defaults = inner(tables, "defaults") if "defaults" in tables else {}
+        later = {"preload": False} if defaults.get("preload", True) else {}
         inner(tables, "models").update({called: entry | later})
 
     return Edit(
@@ -113,11 +109,14 @@ def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> 
     if name is None or name in (one.name, *one.aliases):
         return Edit(name=str(one.name), change=None, answer=_of(one))
     check_name(name, config)
-    return Edit(
-        name=str(one.name),
-        change=lambda tables: tables["models"][one.name].setdefault("aliases", []).append(name),
-        answer={**_of(one), "alias": name},
-    )
+
+    def enter(tables: Tables) -> None:
+        aliases = inner(inner(tables, "models"), one.name).setdefault("aliases", [])
+        if not isinstance(aliases, list):
+            raise _no_place(f"models.{one.name}.aliases")
+        aliases.append(name)
+
+    return Edit(name=str(one.name), change=enter, answer={**_of(one), "alias": name})
 
 
 def _not_called(name: str, tables: Tables) -> None:
@@ -190,7 +189,7 @@ def edited(text: str, edit: Edit) -> str:
         edit: planned for it.
 
     Raises:
-        RefusedModelError: the change would alter more than the model.
+        RefusedModelError: the file has no place for the change, or it would alter more than that.
     """
     if edit.change is None:
         return text
@@ -213,16 +212,26 @@ def edited(text: str, edit: Edit) -> str:
     except (TOMLKitError, tomllib.TOMLDecodeError):
         is_sound = False
     if not is_sound:
-        message = f"the configuration is written in a way that leaves no place to edit {edit.name}"
-        hint = "give each model a table of its own: [models.NAME]"
-        raise RefusedModelError("not_editable", message, hint)
+        raise _no_place(edit.name)
     return changed
 
 
+def _no_place(name: str) -> RefusedModelError:
+    message = f"the configuration is written in a way that leaves no place to edit {name}"
+    hint = "give each model a table of its own: [models.NAME]"
+    return RefusedModelError("not_editable", message, hint)
+
+
 def inner(tables: Tables, name: str) -> Tables:
-    """Return a table within others, which is made if it is not there."""
+    """Return a table within others, which is made if it is not there.
+
+    Raises:
+        RefusedModelError: the file, which may be wrong, has something else there.
+    """
     if name not in tables:
         put(tables, name, _empty_within(tables))
+    if not isinstance(tables[name], MutableMapping):
+        raise _no_place(name)
     return cast(Tables, tables[name])
 
 
@@ -338,7 +347,12 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
             raise
         config, wrong = error.rest, error
     edit = plan(config)
-    raw = edited(read.raw, edit)
+    try:
+        raw = edited(read.raw, edit)
+    except RefusedModelError:
+        if wrong is not None:  # which is why there is no place for the change
+            raise wrong from None
+        raise
     try:
         return Planned(edit, raw, parsed(replace(read, raw=raw), path))
     except ConfigError as error:
@@ -406,16 +420,11 @@ def write_text(path: Path, before: str, after: str) -> bool:
 def _sole_editor(folder: Path) -> Iterator[None]:
     """Wait until no other mlxsup edits a file of this folder, and keep others waiting.
 
-    The folder itself is locked: the file is replaced, and no other file is left behind. A disk
-    without locks is used without one.
+    The folder itself is locked: the file is replaced, and no other file is left behind.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
+        lock(descriptor)
         yield
     finally:
         os.close(descriptor)

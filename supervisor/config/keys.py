@@ -146,6 +146,7 @@ def place_of(key: str, config: DaemonConfig) -> Place:
             place = (section, _unquoted(name), last) if name else (section, rest)
         case _:
             place = (section, *rest.split("."))
+    _check_names(place)
     table, inside = table_around(place)
     if table is FileTable:
         keys = ClientTable if section == "clients" else ModelTable
@@ -166,6 +167,16 @@ def place_of(key: str, config: DaemonConfig) -> Place:
         message = f"{written_key(place[: 1 - len(inside)])} is no table, and has no keys"
         raise RefusedModelError("usage", message)
     return (*place[: -len(inside)], inside[0], _unquoted(".".join(inside[1:])))
+
+
+def _check_names(place: Place) -> None:
+    """Raise RefusedModelError if a place is an array of tables, which have no names, or inside."""
+    for end in range(1, len(place) + 1):
+        table, inside = table_around(place[:end])
+        field = table.model_fields.get(inside[0])
+        if field and get_origin(field.annotation) is list and table_in(field) is not None:
+            message = f"{written_key(place[:end])} is an array of tables"
+            raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
 
 
 def _split_model(rest: str, config: DaemonConfig) -> Place:

@@ -13,17 +13,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
 from mlxsup.protocol.codec import DecodeError, read_part, to_line
 from mlxsup.protocol.estimate import ModelMemory, estimate_argv
 from mlxsup.protocol.launch import child_environment
-from mlxsup.store.weights import FolderError
 
 from .folder import UNASKED, Estimate
-from .folder_reader import Look, Place, Question, read_folder, reader_argv
+from .folder_reader import Look, Place, Question, reader_argv
 
 QUIET_S = 5.0
 """Without an answer and without work for so long, the folders that are left do not answer."""
@@ -125,32 +123,6 @@ def _with_answer(look: Look, said: Estimate | None) -> Look:
         look.estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark=said.remark
     )
     return replace(look, estimate=estimate)
-
-
-def estimate_folders(
-    adapters: Mapping[str, Collection[str]], asking: Callable[[int], None] = lambda count: None
-) -> dict[str, Estimate | FolderError]:
-    """Return what is known of folders, for a command: it reads them itself.
-
-    Args:
-        adapters: the folders of the adapters of each model folder.
-        asking: called with the number of models before mlx-lm is asked, which takes seconds.
-    """
-    found: dict[str, Estimate | FolderError] = {}
-    for path, own in adapters.items():
-        try:
-            found[path] = read_folder(Path(path), [*own])
-        except FolderError as error:
-            found[path] = error
-    unasked = {
-        path: one
-        for path, one in found.items()
-        if isinstance(one, Estimate) and one.remark == UNASKED
-    }
-    if unasked:
-        asking(len(unasked))
-        found |= asyncio.run(ask_engine(unasked))
-    return found
 
 
 def _look_of(place: Place, answer: Look | str, known: Look | None) -> Look:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxsup.protocol.cache_layers import CacheLayers
@@ -16,7 +17,8 @@ from mlxsup.store.weights import FolderError
 from ..config.load import ConfigError, DaemonConfig
 from ..core.memory import Budget, Figure, Need, Source, known_problem, pins_problem
 from ..core.settings import ModelSettings
-from .folder import Estimate, Stamp, fingerprint
+from .folder import UNASKED, Estimate, Stamp, fingerprint
+from .folder_reader import read_folder
 from .machine import NoDeviceMemoryError, command_budget, find_backend
 from .measurements import Measured, Measurements
 
@@ -204,8 +206,6 @@ def needs_without_daemon(
         measurements: what its runtime folder remembers.
         asking: see `estimate_folders`.
     """
-    from .estimates import estimate_folders
-
     estimator = MemoryEstimator(backend, measurements)
     launches = [model.launch for model in models if model.launch.engine != "fake"]
     folders: dict[str, Collection[str]] = {
@@ -225,6 +225,36 @@ def needs_without_daemon(
             )
         )
     return needs
+
+
+def estimate_folders(
+    adapters: Mapping[str, Collection[str]], asking: Callable[[int], None] = lambda count: None
+) -> dict[str, Estimate | FolderError]:
+    """Return what is known of folders, for a command: it reads them itself.
+
+    Args:
+        adapters: the folders of the adapters of each model folder.
+        asking: called with the number of models before mlx-lm is asked, which takes seconds.
+    """
+    found: dict[str, Estimate | FolderError] = {}
+    for path, own in adapters.items():
+        try:
+            found[path] = read_folder(Path(path), [*own])
+        except FolderError as error:
+            found[path] = error
+    unasked = {
+        path: one
+        for path, one in found.items()
+        if isinstance(one, Estimate) and one.remark == UNASKED
+    }
+    if unasked:
+        import asyncio  # most commands need not wait for the two
+
+        from .estimates import ask_engine
+
+        asking(len(unasked))
+        found |= asyncio.run(ask_engine(unasked))
+    return found
 
 
 def check_memory(config: DaemonConfig) -> None:

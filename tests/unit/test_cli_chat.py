@@ -16,7 +16,7 @@ from mlxsup.cli.arguments import model_meant
 from mlxsup.cli.commands.chat import Conversation, interrupts_cancel
 from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.options import below
-from mlxsup.cli.pictures import read_picture
+from mlxsup.cli.pictures import check_taker, read_picture
 from mlxsup.cli.turn_reader import HISTORY_BYTES, Commands, History
 
 from support.gateway.pictures import PNG
@@ -174,3 +174,13 @@ def test_an_interrupt_cancels_the_answer_even_before_there_is_one(is_early: bool
             signal.raise_signal(signal.SIGINT)
     assert answer.cancel.call_count == 1
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_picture_is_refused_only_to_a_model_that_is_known_to_take_text_only() -> None:
+    known = {"sees": ["text", "images"], "reads": ["text"], "unread": []}
+    rows = [{"name": n, "aliases": [], "capabilities": taken} for n, taken in known.items()]
+    for model in ("sees", "unread"):
+        check_taker({"models": rows}, model)
+    with pytest.raises(CliError, match="reads takes text only") as refused:
+        check_taker({"models": rows}, "reads")
+    assert refused.value.hint == "show it to sees"

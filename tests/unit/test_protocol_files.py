@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +32,7 @@ from mlxsup.protocol.model_files import (
     is_weight_file,
     pointer_problem,
 )
-from mlxsup.protocol.regular_file import new_file
+from mlxsup.protocol.regular_file import lock, new_file
 from mlxsup.protocol.text import timestamp
 
 
@@ -271,3 +273,37 @@ def test_new_file_is_there_whole_or_not_at_all_and_never_in_the_place_of_another
     with pytest.raises(FileExistsError), new_file(path):
         pass
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"whole", 0o600)
+
+
+def test_lock_that_another_holds_is_waited_for_unless_the_caller_refuses(tmp_path: Path) -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse() -> None:
+        raise Refused
+
+    with (tmp_path / "f").open("w") as first, (tmp_path / "f").open("w") as second:
+        lock(first.fileno(), refuse)
+        with pytest.raises(Refused):
+            lock(second.fileno(), refuse)
+        first.close()
+        lock(second.fileno(), refuse)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_disk_without_locks_is_used_without_one(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, kind: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with (tmp_path / "f").open("w") as file:
+        lock(file.fileno())
+
+
+def test_other_errors_of_a_lock_are_raised(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("w") as file:
+        descriptor = file.fileno()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock(descriptor)

@@ -109,3 +109,18 @@ def test_entry_of_another_revision_is_another_model() -> None:
     assert not source.is_that_of("o/n", "main", "")
     assert not source.is_that_of("o/other", "v2", "")
     assert source.entry() == {"repo": "o/n", "revision": "v2"}
+
+
+def test_two_revisions_of_a_repository_are_two_models_in_one_folder(tmp_path: Path) -> None:
+    source = Source(title="o/n", folder=tmp_path, repo="o/n", revision="v2")
+    assert not source.is_that_of("o/n", "main", str(tmp_path))
+    assert source.is_that_of("o/n", "v2", "")
+    assert source.is_that_of("", "", str(tmp_path)), "an entry that names the folder itself"
+
+
+def test_folder_that_is_called_like_a_gguf_file_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "q.gguf"
+    folder.mkdir()
+    (tmp_path / "r.GGUF").touch()
+    assert not find_source(str(folder)).is_gguf
+    assert find_source(str(tmp_path / "r.GGUF")).is_gguf

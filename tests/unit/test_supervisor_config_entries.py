@@ -13,7 +13,7 @@ import pytest
 
 from mlxsup.store.references import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
-from mlxsup.supervisor.config.load import DaemonConfig, read_config
+from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, read_config
 
 from support.daemon.full_disk import full_disk
 
@@ -95,6 +95,25 @@ def test_change_that_would_break_a_file_leaves_it(tmp_path: Path) -> None:
     with pytest.raises(RefusedModelError, match=r"^models\.a\.repo must be"):
         change_file(file, lambda _: wrong)
     assert (file.read_text(), [path.name for path in tmp_path.iterdir()]) == (WRITTEN, ["c.toml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "name"),
+    [
+        ('[models.a]\npath = "/a"\naliases = 3\n', "a", "other"),
+        ("models = 3\n", "o/n", None),
+        ("defaults = 3\n", "o/n", None),
+        ("[[defaults]]\n", "o/n", None),
+    ],
+)
+def test_model_that_comes_into_a_wrong_file_is_told_what_is_wrong(
+    tmp_path: Path, text: str, model: str, name: str | None
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="must be a"):
+        change_file(file, partial(with_one, model=model, name=name))
+    assert file.read_text() == text
 
 
 def test_last_model_goes_and_one_comes_into_an_empty_file(tmp_path: Path) -> None:

@@ -87,6 +87,24 @@ def test_change_repairs_a_file_that_is_wrong_or_leaves_it(
     assert [one.launch.path for one in read_config(file).models] == ["/a"]
 
 
+NO_TABLE = {
+    "an array of tables": ("[[models.a.restart]]\n", "models.a.restart.window_s", "60"),
+    "a number": ("[models.a]\nsampling = 3\n", "models.a.sampling.top_k", "4"),
+    "a number that is taken out": ("[models.a]\nsampling = 3\n", "models.a.sampling.top_k", None),
+    "text": ('[defaults]\nrestart = "no"\n', "defaults.restart.window_s", "60"),
+}
+
+
+@pytest.mark.parametrize(("text", "key", "value"), NO_TABLE.values(), ids=NO_TABLE)
+def test_change_within_what_is_no_table_says_what_is_wrong_with_the_file(
+    tmp_path: Path, text: str, key: str, value: str | None
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f'{text}[models.b]\npath = "/b"\n')
+    with pytest.raises(ConfigError, match="must be a table, not"):
+        change(file, {key: value})
+
+
 SET = {
     "an integer": ("models.a.max_concurrency", "4", ("models", "a", "max_concurrency"), 4),
     "a duration": ("models.a.idle_unload_s", "5m", ("models", "a", "idle_unload_s"), "5m"),
@@ -117,6 +135,12 @@ SET = {
     "everybody": ("clients.*.max_queue", "3", ("clients", "*", "max_queue"), 3),
     "a new section": ("supervisor.max_queue", "7", ("supervisor", "max_queue"), 7),
     "a foreign name": ("gateway.names.gpt-4.1", "a", ("gateway", "names", "gpt-4.1"), "a"),
+    "a further argument of a template": (
+        "models.a.presets.p.chat_template_kwargs.enable_thinking",
+        "false",
+        ("models", "a", "presets", "p", "chat_template_kwargs", "enable_thinking"),
+        False,
+    ),
 }
 
 
@@ -155,6 +179,8 @@ REFUSED = {
     "a model": ("models.a", "1", "usage", "is a table"),
     "a table": ("models.a.restart", "1", "usage", "is a table"),
     "presets": ("models.a.presets", "1", "usage", "is a table"),
+    "tables without names": ("models.a.hosts", "1", "usage", "models.a.hosts is an array of tab"),
+    "a table without a name": ("models.a.hosts.0.ssh", "b", "usage", "models.a.hosts is an array"),
     "a client": ("clients.x", "1", "usage", "is a table"),
     "inside a value": ("models.a.pinned.x", "1", "usage", "is no table"),
     "no number": ("clients.y.weight", "nan", "usage", "must be a number from 0.001"),

@@ -23,7 +23,7 @@ from mlxsup.protocol.estimate import (
 )
 from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError
 from mlxsup.supervisor.memory import folder as folder_module
-from mlxsup.supervisor.memory.estimates import estimate_folders
+from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import (
     UNASKED,
     Estimate,

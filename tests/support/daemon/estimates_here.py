@@ -15,6 +15,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.weights import FolderError
 from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
+from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Look, Question, look
 
@@ -45,7 +46,7 @@ def estimated(launch: LaunchSettings) -> Estimate | None:
     """What is known of a model before its first load; None of the fake engine."""
     if launch.engine == "fake":
         return None
-    found = estimates.estimate_folders({launch.path: launch.adapters.values()})[launch.path]
+    found = estimate_folders({launch.path: launch.adapters.values()})[launch.path]
     assert not isinstance(found, FolderError), found
     return found
 
