@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from mlxsup.protocol.ids import ModelName
@@ -10,7 +9,6 @@ from mlxsup.store.folder_problems import FolderProblem, repository_problem
 from mlxsup.store.hub_cache import is_offline
 
 from ..core.settings import ModelSettings
-from ..memory.estimates import ask
 from ..memory.folder_reader import Look, Question, place_of
 from .lines import LineIndex
 from .load import ConfigError, DaemonConfig, read_text
@@ -27,6 +25,12 @@ def model_problems(config: DaemonConfig) -> dict[ModelName, FolderProblem]:
         if model.launch.engine == "mlx"
         and (place := place_of(model.launch, model.repo, model.revision)) is not None
     ]
+    if not questions:
+        return {}
+    import asyncio  # without models no command waits for the two
+
+    from ..memory.estimates import ask
+
     answers = asyncio.run(ask(questions))
     problems = {
         config.models[number].name: _problem(config.models[number], answers[number])

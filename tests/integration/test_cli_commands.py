@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlxsup.cli.commands import logs as commands_logs
+from mlxsup.cli.main import root
 from mlxsup.protocol.client_messages import (
     Cancel,
     Generate,
@@ -345,7 +346,7 @@ def test_a_line_that_comes_as_logs_begin_to_follow_is_shown_once(
 
     monkeypatch.setattr(commands_logs, "FollowedFile", Late)
     monkeypatch.setattr(commands_logs, "check_reader", leave)
-    done = CliRunner().invoke(commands_logs.logs, ["m", "-f", "--config", str(config)])
+    done = CliRunner().invoke(root, ["logs", "m", "-f", "--config", str(config)])
     assert done.stdout.split()[:3] == ["old", "new"]
 
 
