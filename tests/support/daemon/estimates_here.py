@@ -13,7 +13,6 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.weights import FolderError
-from mlxsup.supervisor.config import model_folders
 from mlxsup.supervisor.memory import estimates
 from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
@@ -54,6 +53,5 @@ def estimated(launch: LaunchSettings) -> Estimate | None:
 @pytest.fixture
 def estimates_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has every folder read in this process."""
-    for module in (estimates, model_folders):
-        monkeypatch.setattr(module, "ask", ask_here)
+    monkeypatch.setattr(estimates, "ask", ask_here)
     monkeypatch.setattr(estimates, "ask_engine", ask_engine_here)
