@@ -389,8 +389,9 @@ class _Prompt:
 WAITING_WEIGHT = 4
 """Rows that decode for which a prompt counts that waits beside another: its user has nothing yet,
 while theirs get tokens. A share that does not yield lets the queue grow at traffic near what a
-machine can do, and smaller batches make it slower: played with 60 arrivals, the median first token
-came after 2.7 s instead of 0.9, with 15 % fewer tokens per second."""
+machine can do, and smaller batches make it slower: of 60 arrivals of new lengths at 16 per second
+on two cores, the median first token came after 520 ms instead of 198, with 8 % fewer tokens per
+second."""
 
 
 class PrefillScheduler(ABC):
