@@ -23,7 +23,7 @@ from mlxsup.protocol.client_messages import (
 )
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.message import Message
-from mlxsup.protocol.states import CLASSES, FinishReason, NoticeKind, PauseReason, RowState
+from mlxsup.protocol.states import FinishReason, NoticeKind, PauseReason, RowState
 from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import Render, Rendered
@@ -712,14 +712,8 @@ class Record:
         return ask.acceptance is None and ask.may_resume and not is_accused
 
     def _asked_by(self, book: Book, message: worker.Dispatch) -> Ask:
-        """Return the request by its key, or, the first time, the oldest with that body, and of
-        several one that waits in that class."""
-        found = [ask for ask in book.queue if ask.key == message.key]
-        if not found and message.resume is None:
-            asks = [*requests.contenders(self, book), *requests.startable(self, book)]
-            alike = [ask for ask in asks if ask.prompt.body == message.body and ask.key is None]
-            own = [a for a in alike if CLASSES[requests.rank_now(self, a)] is message.priority]
-            found = (own or alike)[:1]
+        """Return the request of that number: requests are numbered in the order of their coming."""
+        found = [ask for ask in book.queue if ask.number == message.key]
         check("dispatch of nobody's", len(found) == 1, f"{message}: {found}")
         [ask] = found
         is_its_own = message.resume is not None or ask.prompt.body == message.body
