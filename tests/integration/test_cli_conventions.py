@@ -453,7 +453,7 @@ def test_help_on_every_level_begins_with_its_usage_and_an_example(
 
 
 def joined(peer: Peer, message: Message) -> None:
-    """A script: two requests are listed, and whoever joins gets an answer of two pieces."""
+    """List two requests, and send an answer of two pieces to a client that joins one."""
     if isinstance(message, RequestsQuery):
         listed = {"model": "m", "state": "answering", "paused": None}
         numbered = [{"id": f"r-{n}", "number": f"#{n}"} for n in (12, 9)]

@@ -234,7 +234,7 @@ sys.stdin.read()
 
 
 LEADER = """
-import sys, time
+import signal, sys
 from mlxsup.protocol.launch import GroupHost
 from mlxsup.worker.group import followers
 from support.worker.turn_bench import make_spec
@@ -242,7 +242,7 @@ from support.worker.turn_bench import make_spec
 followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 0.5
 followers.host_argv = lambda host, module: [sys.executable, "-c", *sys.argv[1:]]
 followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
-time.sleep(60)
+signal.pause()
 """
 
 

@@ -197,13 +197,17 @@ def test_only_prompts_that_are_read_together_share_a_pass() -> None:
     assert shared == [[pytest.approx(PASS_S), 0.0], [0.0, 0.0]]
 
 
-def together(**changes: Any) -> TogetherScheduler:
-    """Turns on the machine that `Machine` simulates, whose costs are known."""
+def known_costs(rows: int = 1) -> CostModel:
+    """Return those of the machine that `Machine` simulates, while so many rows decode."""
     costs = CostModel(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
     for cost in (8, 64, 2048):
         costs.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
-    costs.saw_decode(rows=1, took_s=DECODE_S)
-    return TogetherScheduler(costs, **changes)
+    costs.saw_decode(rows=rows, took_s=DECODE_S)
+    return costs
+
+
+def together(**changes: Any) -> TogetherScheduler:
+    return TogetherScheduler(known_costs(), **changes)
 
 
 def reads_of(plan: dict[int, int], done: dict[int, int]) -> list[PromptRead]:
@@ -310,11 +314,7 @@ def test_padded_passes_have_few_shapes() -> None:
 def test_rows_that_decode_keep_their_share_of_the_time(
     kind: type[PrefillScheduler], share: float, late_s: float, behind_s: float
 ) -> None:
-    costs = CostModel(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
-    for cost in (8, 64, 2048):
-        costs.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
-    costs.saw_decode(rows=4, took_s=DECODE_S)
-    turns, steps, all_s, read_s = kind(costs, decode_share=share), 0, 0.0, 0.0
+    turns, steps, all_s, read_s = kind(known_costs(rows=4), decode_share=share), 0, 0.0, 0.0
     held_up_s = 0.0
     done: dict[int, int] = {}
     turns.add(0, total=10_000, known=0)
@@ -344,11 +344,7 @@ def test_rows_that_decode_keep_the_less_the_more_prompts_wait(
     kind: type[PrefillScheduler], waiting: int, following: int, kept: float
 ) -> None:
     """Four rows decode; those that follow others cost nothing that could be paid for."""
-    costs = CostModel(decode_stall_target_s=TARGET_S, step_timeout_s=30.0)
-    for cost in (8, 64, 2048):
-        costs.saw_chunk(prefill_rows=1, longest=cost, decode_rows=0, took_s=PASS_S + cost * TOKEN_S)
-    costs.saw_decode(rows=4, took_s=DECODE_S)
-    turns, steps, all_s = kind(costs, decode_share=0.5), 0, 0.0
+    turns, steps, all_s = kind(known_costs(rows=4), decode_share=0.5), 0, 0.0
     done: dict[int, int] = {}
     for uid in range(waiting + following):
         turns.add(uid, total=100_000, known=0)

@@ -50,7 +50,7 @@ def test_the_libraries_come_first_and_then_our_own_modules(
 
 
 def test_imports_beside_the_readers_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both threads import, one may be given half of a module."""
+    """If both threads import, Python may give one of them half of a module."""
     is_waited_for, imported = threading.Event(), list[str]()
     join = threading.Thread.join
 

@@ -813,8 +813,8 @@ def test_an_idle_engine_is_waited_with_until_it_gives_back(bench: Bench) -> None
 def test_an_engine_prepares_for_later_once_nothing_has_come_for_a_while(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waited for the load, or is resumed, comes some milliseconds after READY; a piece of such
-    work takes a GPU 0.4 s."""
+    """Requests that waited for the load, or are resumed, come some milliseconds after READY, and a
+    piece of such work takes a GPU 0.4 s."""
     phases: list[WorkerPhase] = []
 
     def prepare() -> bool:

@@ -26,10 +26,10 @@ PING = bytes(LENGTH_BYTES)
 
 
 class FrameError(Exception):
-    """What has arrived is no frame; the message says why.
+    """The bytes that have arrived are no frame; the message says why.
 
     Attributes:
-        received: what has arrived.
+        received: these bytes.
     """
 
     def __init__(self, message: str, received: bytes) -> None:

@@ -197,6 +197,16 @@ class Form:
         return messages
 
 
+def render_or_nothing(render: Render, messages: list[Message]) -> str:
+    """Return what a template makes of messages; nothing if it refuses them."""
+    try:
+        return render(messages)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  whatever a template raises is its refusal
+        return ""
+
+
 def find_form(render: Render, call_id: str) -> Form:
     """Find out what form a template reads, from what it makes of a few words.
 
@@ -206,12 +216,7 @@ def find_form(render: Render, call_id: str) -> Form:
     """
 
     def rendered(form: Form, *messages: Message) -> str:
-        try:
-            return render(form.of(list(messages)))
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001  whatever a template raises is its refusal
-            return ""
+        return render_or_nothing(render, form.of(list(messages)))
 
     asked = {"role": "user", "content": _PROBE}
     function = {"name": "probe", "arguments": {"key": _PROBE}}

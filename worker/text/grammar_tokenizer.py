@@ -16,7 +16,7 @@ class PlainTokens:
     token, which is not text: the answer would end there, or break the format.
 
     Args:
-        core: of a fast tokenizer of transformers; becomes this one's own.
+        core: of a fast tokenizer of transformers, which nothing else may change.
         view: llguidance's view of the same vocabulary.
         end_tokens: those that end an answer.
     """

@@ -181,13 +181,13 @@ SAVED = 16.0
 """So many steps of what they have saved they may lose again."""
 
 PAUSE = 4.0
-"""What seems to lose more steps at once was a pause of the machine."""
+"""A loss of more steps at once was a pause of the machine."""
 
 SPENT = 0.01
 """Once that is lost they may lose this share of the time that passes."""
 
 Choice = tuple[int, float]
-"""How many guesses to add, and how long a token takes then, next to a step without guesses;
+"""A number of guesses to add, and the time of a token then, next to a step without guesses;
 infinite if none pays."""
 
 NO_GUESS: Choice = (0, math.inf)

@@ -37,7 +37,7 @@ from ...text.chat_messages import (
     without_special_tokens,
 )
 from ...text.detokenizer import ByteDetokenizer, WindowDetokenizer
-from ...text.fitting import Fitted, Form, Message, find_form, fit
+from ...text.fitting import Fitted, Form, Message, find_form, fit, render_or_nothing
 from ...text.grammar import (
     LARK,
     Grammar,
@@ -495,12 +495,9 @@ class MlxText:
             {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"},
         ]
-        try:
-            shown = self._render(self._form(None).of(turns), {}, opens=True)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001  whatever a template raises is its refusal
-            shown = ""
+        shown = render_or_nothing(
+            lambda messages: self._render(messages, {}, opens=True), self._form(None).of(turns)
+        )
         names = {str(token) for token in added if token.special or str(token) in shown}
         # Gemma's line breaks are added tokens, too.
         return [name for name in names if len(name) > 1 and any(map(str.isalnum, name))]
