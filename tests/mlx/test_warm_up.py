@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -290,6 +291,33 @@ def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
     assert (len(ran) > 15) is engine.batch.is_padded
     assert not engine.has_rows()
     engine.close()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_first_padded_pass_does_not_keep_a_restart_from_showing_what_tokens_cost(
+    tiny: Path, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlx_warm_up, "TRIED", (9,))
+    pad, has_padded = MlxBatch.pad, False
+
+    def noted_pad(batch: MlxBatch, plan_s: float) -> None:
+        nonlocal has_padded
+        has_padded = True
+        pad(batch, plan_s)
+
+    monkeypatch.setattr(MlxBatch, "pad", noted_pad)
+    now_s, looks = 0.0, Counter[tuple[int, bool]]()
+
+    def clock() -> float:
+        nonlocal now_s
+        shape = (lives.rows[-1] if lives.rows else 0, has_padded)
+        looks[shape] += 1
+        now_s += 0.15 * (looks[shape] == 2)  # within the first step, which looks when it begins
+        return now_s
+
+    lives.load(tiny, clock, generation=2, max_concurrency=3)
+    measured = lives.read[lives.read.index(0) + 1 :]
+    assert measured == [8, 128, 128, 256, 256]
 
 
 # ---------------------------------------------------------------- the folder of kernels

@@ -222,6 +222,7 @@ class WarmUp:
             plan_s = self._time_shapes(TRIED[:1] if is_again else TRIED) if reads_together else 0.0
             if plan_s > DEAR_S:
                 self._batch.pad(plan_s)
+                self._read(FIRST_CHUNK)  # padded it is a new shape, and is timed below
             ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
             self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
