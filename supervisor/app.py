@@ -21,7 +21,7 @@ from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import Caller
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
-from mlxsup.store.references import RefusedModelError, find_source, servable
+from mlxsup.store.sources import RefusedModelError, find_source, servable
 
 from .announcements import Announcer
 from .config.entries import Edit, adding, parsed, planned, removing, still_written, write_text

@@ -215,7 +215,7 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
 def _first_to_chat(configuration: DaemonConfig) -> str:
     """Return the first model that writes text, as far as its folder says; empty if none does."""
     from mlxsup.protocol.tasks import Task
-    from mlxsup.store.description import describe
+    from mlxsup.store.model_folder import describe
 
     for model in configuration.models:
         launch = model.launch

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from mlxsup.protocol.regular_file import lock, room_hint, write_draft
-from mlxsup.store.references import RefusedModelError, Source
-from mlxsup.store.search import short_name
+from mlxsup.store.local_models import short_name
+from mlxsup.store.sources import RefusedModelError, Source
 
 from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES

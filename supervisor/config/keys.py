@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from mlxsup.protocol.suggestions import close_names
-from mlxsup.store.references import RefusedModelError
+from mlxsup.store.sources import RefusedModelError
 
 from .check import suggestion, table_around, table_in
 from .entries import Edit, Tables, inner, parsed, put

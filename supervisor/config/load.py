@@ -180,10 +180,13 @@ def looked_up(config: DaemonConfig) -> DaemonConfig:
 def _looked_up(model: ModelSettings) -> ModelSettings:
     if not model.repo:
         return model
+    from mlxsup.store.model_folder import missing_files  # only a repository needs it
+
     with suppress(OSError):
         snapshot = find_snapshot(model.repo, model.revision)
         if snapshot is not None:
-            return located(model, str(snapshot.path), is_lacking=not snapshot.is_complete)
+            is_lacking = bool(missing_files(snapshot.path))
+            return located(model, str(snapshot.path), is_lacking=is_lacking)
     return model
 
 

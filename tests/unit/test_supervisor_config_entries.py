@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.store.references import RefusedModelError, Source
+from mlxsup.store.sources import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, read_config
 

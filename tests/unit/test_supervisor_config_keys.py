@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.store.references import RefusedModelError
+from mlxsup.store.sources import RefusedModelError
 from mlxsup.supervisor.config.entries import change_file
 from mlxsup.supervisor.config.keys import changing, getting, settings_of
 from mlxsup.supervisor.config.load import (
