@@ -241,9 +241,9 @@ def _empty_within(tables: Tables) -> Tables:
     import tomlkit
     from tomlkit.items import InlineTable
 
-    if isinstance(tables, InlineTable):
-        return cast(Tables, tomlkit.inline_table())
-    return cast(Tables, tomlkit.table(is_super_table=True))
+    # A table of tables has no heading of its own.
+    is_inline = isinstance(tables, InlineTable)
+    return cast(Tables, {} if is_inline else tomlkit.table(is_super_table=True))
 
 
 def put(table: Tables, name: str, value: Any) -> None:
@@ -281,8 +281,9 @@ def pop(name: str, models: Tables) -> None:
     if place and (not after or any(isinstance(item, Whitespace) for item in items)):
         # The empty line above it goes with it, or each coming and going would leave one more.
         above = _last_within(models[others[place - 1]])
-        if isinstance(above, Table) and isinstance(above.value.body[-1][1], Whitespace):
-            above.value.body.pop()
+        body = above.value.body if isinstance(above, Table) else []
+        if body and isinstance(body[-1][1], Whitespace):
+            body.pop()
     if after:
         trivia = models[after[0]].trivia
         trivia.indent = "".join(item.as_string() for item in items) + trivia.indent

@@ -453,10 +453,16 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
         "x": 1,
     }
     assert {path: index.find(tuple(path.split())) for path in places} == places
-    assert index.find(("one", 'h\\"i')) == 8
+    assert index.find(("one", 'h"i')) == 8
     assert index.find(()) == 1
     deep = LineIndex("\n[x.y.z]\na.b = 1\n")
     assert [deep.find(path) for path in (("x",), ("x", "y"), ("x", "y", "z", "a"))] == [2, 2, 3]
+
+
+def test_line_index_knows_keys_of_tables_within_values() -> None:
+    index = LineIndex("#\u2028\na = {b = {c = 1},\nd = [{e = 1},\n{f.g = 2}], h = 3}\ni = 4\n")
+    places = {"a": 2, "a b c": 2, "a d": 3, "a d e": 3, "a d f g": 4, "a h": 4, "i": 5}
+    assert {path: index.find(tuple(path.split())) for path in places} == places
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,13 @@ def test_table_that_goes_takes_its_empty_line_with_it(tmp_path: Path, name: str)
     assert file.read_text().count("\n\n") == 1
 
 
+def test_table_goes_that_follows_an_empty_one(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{A}[models.a.restart]\n{B}\n")
+    change_file(file, partial(removing, name="b"))
+    assert file.read_text() == f"{A}[models.a.restart]\n"
+
+
 def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(text := 'models.a.path = "/a"\nmodels.b.path = "/b"\n')
