@@ -41,6 +41,7 @@ from .tables import (
     GatewayTable,
     ModelTable,
     Table,
+    takes,
 )
 
 Problem = tuple[Place, str]
@@ -198,7 +199,7 @@ class Check:
         field = table.model_fields[rest[0]]
         inside = rest[1:]
         if not inside or table_in(field) is not None:
-            expected = "a table" if inside else field.description
+            expected = "a table" if inside else takes(field)
             self._wrong.add(where)
             self._add(where, f"{_joined(where)} must be {expected}, not {_shown(value)}")
             return
@@ -206,7 +207,7 @@ class Check:
         outside = "a table" if get_origin(field.annotation) is dict else "an array"
         self._wrong.add(key)
         self._add(
-            where, f"{_joined(key)} must be {field.description}, not {outside} with {_shown(value)}"
+            where, f"{_joined(key)} must be {takes(field)}, not {outside} with {_shown(value)}"
         )
 
 

@@ -20,7 +20,7 @@ from .check import suggestion, table_around, table_in
 from .entries import Edit, Tables, inner, parsed, put
 from .lines import Place, table_key
 from .load import ConfigText, DaemonConfig
-from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table
+from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table, takes
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
 
@@ -277,7 +277,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
                 "key": written_key(("models", model, *way, name)),
                 "label": label,
                 "does": does[:1].upper() + does[1:],
-                "takes": field.description,
+                "takes": takes(field),
                 "value": shown(mine[name]) if name in mine else "",
                 "default": shown(default),
                 "choices": ["true", "false"] if field.annotation is bool else [],
