@@ -321,16 +321,16 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
             raise CliError(message, hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
-        configuration, text = config_of_folders(folders)
+        configuration = config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, hint=hint, status=ExitStatus.USAGE) from None
     if is_shown and output.is_json:
-        output.object({"configuration": text})
+        output.object({"configuration": configuration.text})
     elif is_shown:
-        output.data(text)
+        output.data(configuration.text)
     return configuration
 
 

@@ -100,8 +100,14 @@ class Check:
         if file.gateway is not None and self._is_right(("gateway",), "names"):
             self._add_all(_foreign_problems(file.gateway.names, file.models))
 
-    def machine(self, file: FileTable, keys: KeyPlace) -> None:
-        """Check that this machine can serve a file."""
+    def machine(self, file: FileTable, keys: KeyPlace, socket_dir: Path | None) -> None:
+        """Check that this machine can serve a file.
+
+        Args:
+            file: the tables.
+            keys: where the API keys are.
+            socket_dir: for which the paths of sockets must be short enough; None: no sockets.
+        """
         budget = file.supervisor.memory_budget
         if budget is not None:
             most = largest_budget_bytes(budget, find_backend())
@@ -119,14 +125,11 @@ class Check:
         if file.gateway is not None and self._is_right(("gateway",), "listen", "hosts", "origins"):
             found = gateway_problems(file.gateway.listen, rules_of(file.gateway), keys)
             self._add_all((("gateway", key), text) for key, text in found)
-
-    def sockets(self, runtime_dir: Path) -> None:
-        """Check that the paths of the sockets in this folder are short enough."""
-        try:
-            check_runtime_dir(runtime_dir)
-        except ValueError as error:
-            where = ("supervisor", "runtime_dir")
-            self._add_all([(where, f"is too long: {error}")])
+        if socket_dir is not None:
+            try:
+                check_runtime_dir(socket_dir)
+            except ValueError as error:
+                self._add_all([(("supervisor", "runtime_dir"), f"is too long: {error}")])
 
     def _entry_problems(self, name: str, entry: ModelTable) -> Iterator[Problem]:
         where = ("models", name)

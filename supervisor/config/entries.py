@@ -342,7 +342,7 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
     """
     wrong: ConfigError | None = None
     try:
-        config = parsed(read, path)
+        config = parse_config(read, path)
     except ConfigError as error:
         if error.rest is None:
             raise
@@ -355,7 +355,7 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
             raise wrong from None
         raise
     try:
-        return Planned(edit, raw, parsed(replace(read, raw=raw), path))
+        return Planned(edit, raw, parse_config(replace(read, raw=raw), path))
     except ConfigError as error:
         if wrong is not None:
             raise wrong from None
@@ -363,17 +363,6 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
         called = f"{path or WITHOUT_FILE}:"
         problems = [one.removeprefix(called).partition(": ")[2] for one in error.problems]
         raise RefusedModelError("usage", "; ".join(problems), "nothing was changed") from None
-
-
-def parsed(read: ConfigText, path: Path | None) -> DaemonConfig:
-    """Return what the text of a file says; of a text that has no file if `path` is None.
-
-    Raises:
-        ConfigError: anything in it is wrong.
-    """
-    named = None if path is None else Path(os.path.abspath(path))
-    called = path or WITHOUT_FILE
-    return parse_config(read.text, path=called, config_path=named, folder=read.folder)
 
 
 def still_written(path: Path) -> ConfigError:

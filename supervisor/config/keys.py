@@ -17,9 +17,9 @@ from mlxsup.protocol.suggestions import close_names
 from mlxsup.store.sources import RefusedModelError
 
 from .check import suggestion, table_around, table_in
-from .entries import Edit, Tables, inner, parsed, put
+from .entries import Edit, Tables, inner, put
 from .lines import Place, table_key
-from .load import ConfigText, DaemonConfig
+from .load import ConfigText, DaemonConfig, parse_config
 from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table, takes
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
@@ -91,7 +91,7 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
         ConfigError: anything in the file is wrong.
         RefusedModelError: there is no such key or no such model.
     """
-    place = place_of(key, parsed(read, path))
+    place = place_of(key, parse_config(read, path))
     values = tomllib.loads(read.text)
     table, inside = table_around(place)
     field = table.model_fields[inside[0]]
@@ -263,7 +263,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     Raises:
         ConfigError: anything in the file is wrong.
     """
-    parsed(read, path)
+    parse_config(read, path)
     values = tomllib.loads(read.text)
     own, defaults = values.get("models", {}).get(model, {}), values.get("defaults", {})
     settings = []

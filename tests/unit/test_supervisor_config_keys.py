@@ -232,7 +232,7 @@ def test_number_of_changes_is_limited(tmp_path: Path, changes: dict[str, str]) -
 
 
 def test_daemon_without_a_file_keeps_no_setting() -> None:
-    config, _ = config_of_folders({"a": Path("/a")})
+    config = config_of_folders({"a": Path("/a")})
     with pytest.raises(RefusedModelError, match="no configuration file"):
         changing(config, {"models.a.pinned": "true"})
 
