@@ -6,15 +6,13 @@ keys, between entries and about this machine are below.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
@@ -35,12 +33,13 @@ from ..memory.machine import find_backend, largest_budget_bytes
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .tables import (
     CLIENT_NAME,
-    SECTIONS,
     ClientTable,
     FileTable,
     GatewayTable,
     ModelTable,
-    Table,
+    suggestion,
+    table_around,
+    table_in,
     takes,
 )
 
@@ -343,37 +342,6 @@ def _without(value: Any, wrong: Set[Place], where: Place = ()) -> Any:
         for key, inner in value.items()
         if (*where, key) not in wrong
     }
-
-
-def table_around(where: Place) -> tuple[type[Table], Place]:
-    """Return the innermost table around a place, and the way from there: one of its keys, and what
-    is inside the value of that key, if the place is."""
-    table: type[Table] = FileTable
-    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
-        way = 2 if get_origin(field.annotation) in (dict, list) else 1
-        if len(where) <= way:
-            break
-        table, where = inner, where[way:]
-    return table, where
-
-
-def table_in(field: FieldInfo) -> type[Table] | None:
-    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, Table):
-            return kind
-    return None
-
-
-def suggestion(table: type[Table], key: str) -> str:
-    """Return what was probably meant by a key that a table does not have."""
-    for heading, other in SECTIONS.items():
-        if key in other.model_fields:
-            also = " or [defaults]" if other is ModelTable else ""
-            return f"; it belongs to {heading}{also}"
-    known = list(table.model_fields)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
 
 
 def _joined(where: Place) -> str:

@@ -8,6 +8,7 @@ of the file.
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -29,7 +30,7 @@ from ..core.settings import (
     ModelSettings,
     RestartSettings,
 )
-from .lines import MODEL_NAME
+from .lines import MODEL_NAME, Place
 from .values import (
     Alias,
     Class,
@@ -652,3 +653,37 @@ SECTIONS: dict[str, type[Table]] = {
     "[models.NAME.presets.NAME]": PresetTable,
 }
 """The tables with keys of their own, as a file begins them."""
+
+
+# ---------------------------------------------------------------- where a key is
+
+
+def table_around(where: Place) -> tuple[type[Table], Place]:
+    """Return the innermost table around a place, and the way from there: one of its keys, and what
+    is inside the value of that key, if the place is."""
+    table: type[Table] = FileTable
+    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
+        way = 2 if get_origin(field.annotation) in (dict, list) else 1
+        if len(where) <= way:
+            break
+        table, where = inner, where[way:]
+    return table, where
+
+
+def table_in(field: FieldInfo) -> type[Table] | None:
+    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None
+
+
+def suggestion(table: type[Table], key: str) -> str:
+    """Return what was probably meant by a key that a table does not have."""
+    for heading, other in SECTIONS.items():
+        if key in other.model_fields:
+            also = " or [defaults]" if other is ModelTable else ""
+            return f"; it belongs to {heading}{also}"
+    known = list(table.model_fields)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
