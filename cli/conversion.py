@@ -104,7 +104,7 @@ def _source(given: str) -> Path:
         if snapshot is None:
             problem = repository_problem(given, DEFAULT_REVISION)
         else:
-            path = snapshot.path
+            path = snapshot
     elif not path.exists() and (configuration := optional_configuration(None)) is not None:
         entry = entry_called(given, configuration)
         path = path if entry is None else Path(entry.launch.path)

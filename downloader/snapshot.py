@@ -106,11 +106,11 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
 def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
     """Return what the cache has of a repository; None if files of it are missing."""
     snapshot = find_snapshot(repository.repo, repository.revision, cache=cache)
-    if snapshot is None or missing_files(snapshot.path):
+    if snapshot is None or missing_files(snapshot):
         return None
-    files = (path for path in snapshot.path.rglob("*") if path.is_file())
+    files = (path for path in snapshot.rglob("*") if path.is_file())
     total_bytes = sum(path.stat().st_size for path in files)
-    return DownloadDone(folder=str(snapshot.path), total_bytes=total_bytes, fetched_bytes=0)
+    return DownloadDone(folder=str(snapshot), total_bytes=total_bytes, fetched_bytes=0)
 
 
 def _list(repository: Repository) -> tuple[str, list[RepoFile]]:

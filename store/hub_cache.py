@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxsup.protocol.ids import DEFAULT_REVISION
@@ -122,38 +121,18 @@ def repositories(cache: Path) -> Iterator[str]:
             yield repo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The files of a repository at one revision.
-
-    Attributes:
-        repo: OWNER/NAME.
-        revision: as it was asked for.
-        commit: that the revision means in this cache.
-        path: the folder, with what has arrived so far.
-    """
-
-    repo: str
-    revision: str
-    commit: str
-    path: Path
-
-
 def find_snapshot(
     repo: str, revision: str = DEFAULT_REVISION, *, cache: Path | None = None
-) -> Snapshot | None:
-    """Return the snapshot of a repository; None if the cache does not have it.
+) -> Path | None:
+    """Return the folder with what has arrived of a repository; None if the cache has nothing.
 
     Raises:
         ValueError: the name or the revision cannot be one.
         OSError: the cache cannot be read.
     """
     folder = repository_folder(repo, find_cache() if cache is None else cache)
-    commit = commit_of(folder, check_revision(revision))
-    path = folder / SNAPSHOTS / commit
-    if not path.is_dir():
-        return None
-    return Snapshot(repo=repo, revision=revision, commit=commit, path=path)
+    path = folder / SNAPSHOTS / commit_of(folder, check_revision(revision))
+    return path if path.is_dir() else None
 
 
 def commit_of(folder: Path, revision: str) -> str:

@@ -137,9 +137,9 @@ def _in_hub(cache: Path, served: ServedTypes | None) -> Iterator[FoundModel]:
                 snapshot = find_snapshot(repo, revision, cache=cache)
             except (OSError, ValueError):
                 continue
-            if snapshot is not None and _may_be_model(snapshot.path):
+            if snapshot is not None and _may_be_model(snapshot):
                 more = {"repo": repo, "revision": revision}
-                yield look_at(snapshot.path, repo, Origin.HUB, served, **more)
+                yield look_at(snapshot, repo, Origin.HUB, served, **more)
                 break
 
 

@@ -212,8 +212,8 @@ def _repository(repo: str, revision: str) -> Source:
     """
     try:
         snapshot = find_snapshot(repo, check_revision(revision))
-        if snapshot is not None and not missing_files(snapshot.path):
-            return Source(title=repo, folder=snapshot.path, repo=repo, revision=revision)
+        if snapshot is not None and not missing_files(snapshot):
+            return Source(title=repo, folder=snapshot, repo=repo, revision=revision)
     except ValueError as error:
         raise RefusedModelError("usage", f"{revision!r} is not {error}") from None
     except OSError:

@@ -180,8 +180,7 @@ def _looked_up(model: ModelSettings) -> ModelSettings:
     with suppress(OSError):
         snapshot = find_snapshot(model.repo, model.revision)
         if snapshot is not None:
-            is_lacking = bool(missing_files(snapshot.path))
-            return located(model, str(snapshot.path), is_lacking=is_lacking)
+            return located(model, str(snapshot), is_lacking=bool(missing_files(snapshot)))
     return model
 
 

@@ -151,8 +151,8 @@ def look(question: Question) -> Look:
         with suppress(OSError):
             snapshot = find_snapshot(place.repo, place.revision, cache=cache)
             if snapshot is not None:
-                is_lacking = bool(missing_files(snapshot.path))
-                is_there, path = True, str(snapshot.path)
+                is_lacking = bool(missing_files(snapshot))
+                is_there, path = True, str(snapshot)
     answer = Look(path=path, is_lacking=is_lacking)
     problem = folder_problem(Path(path)) if question.is_checked and is_there else None
     if not is_lacking:

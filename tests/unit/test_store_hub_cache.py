@@ -113,10 +113,10 @@ def test_revisions_mean_what_the_hub_library_says(
         assert oracle is None
     else:
         assert found is not None
-        assert found.commit == commit
-        assert missing_files(found.path) == ()
+        assert found.name == commit
+        assert missing_files(found) == ()
         assert isinstance(oracle, str)
-        assert found.path == Path(oracle).parent
+        assert found == Path(oracle).parent
 
 
 def test_start_of_a_revision_is_no_revision(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_snapshot_with_a_broken_link_is_not_complete(tmp_path: Path) -> None:
     (snapshot / "model.safetensors").resolve().unlink()
     found = find_snapshot(REPO, cache=tmp_path)
     assert found is not None
-    assert missing_files(found.path) == ("model.safetensors",)
+    assert missing_files(found) == ("model.safetensors",)
 
 
 def test_cache_lists_its_models(tmp_path: Path) -> None:
