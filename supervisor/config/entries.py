@@ -111,10 +111,12 @@ def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> 
     check_name(name, config)
 
     def enter(tables: Tables) -> None:
-        aliases = inner(inner(tables, "models"), one.name).setdefault("aliases", [])
-        if not isinstance(aliases, list):
+        table = inner(inner(tables, "models"), one.name)
+        if "aliases" not in table:
+            put(table, "aliases", [])
+        if not isinstance(table["aliases"], list):
             raise _no_place(f"models.{one.name}.aliases")
-        aliases.append(name)
+        table["aliases"].append(name)
 
     return Edit(name=str(one.name), change=enter, answer={**_of(one), "alias": name})
 
