@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 from mlxsup.protocol.tasks import Task, capabilities
-from mlxsup.store.search import FoundModel, Origin, find_models, look_at, served_types
+from mlxsup.store.local_models import FoundModel, Origin, find_models, look_at, served_types
 
 from .arguments import LATEST
 from .exit_status import CliError

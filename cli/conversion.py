@@ -14,10 +14,9 @@ from pathlib import Path
 from mlxsup.protocol.folders import MODELS_DIR
 from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.launch import ExitCode, child_environment
-from mlxsup.store.description import describe
-from mlxsup.store.folder_problems import GGUF_SUFFIX, folder_problem, repository_problem
 from mlxsup.store.hub_cache import find_snapshot, is_owned_repository
-from mlxsup.store.search import short_name
+from mlxsup.store.local_models import short_name
+from mlxsup.store.model_folder import GGUF_SUFFIX, describe, folder_problem, repository_problem
 
 from .catalogue import entry_called
 from .configuration import optional_configuration
@@ -105,7 +104,7 @@ def _source(given: str) -> Path:
         if snapshot is None:
             problem = repository_problem(given, DEFAULT_REVISION)
         else:
-            path = snapshot.path
+            path = snapshot
     elif not path.exists() and (configuration := optional_configuration(None)) is not None:
         entry = entry_called(given, configuration)
         path = path if entry is None else Path(entry.launch.path)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,11 @@ from mlxsup.store.hub_cache import (
     check_revision,
     commit_of,
     find_snapshot,
-    lock_of,
-    no_download,
     repository_folder,
-    sole_download,
+    sole_user,
     write_reference,
 )
+from mlxsup.store.model_folder import CONFIG, missing_files
 
 from .failures import (
     ANOTHER_WAY,
@@ -54,6 +54,7 @@ from .failures import (
     NO_MODEL_HINT,
     DownloadError,
     bad_repository,
+    explain,
 )
 
 PATTERNS = (
@@ -72,9 +73,6 @@ PATTERNS = (
 its card, which names its licence."""
 
 PARALLEL_FILES = 4
-ATTEMPTS = 2
-"""A byte may be damaged on the way; a file that is wrong twice is wrong at the hub."""
-
 SPARE_DISK_BYTES = 64 * 2**20
 """What stays free on the disk, for logs and for the records of the cache."""
 
@@ -100,7 +98,7 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
     if constants.HF_HUB_OFFLINE and (done := _found_offline(repository, cache)):
         return done
     folder = repository_folder(repository.repo, cache)
-    with sole_download(lock_of(folder), lambda: report(DownloadProgress(is_waiting=True))):
+    with sole_user(folder, lambda: report(DownloadProgress(is_waiting=True))):
         commit, files = _list(repository)
         return _fetch_files(repository, commit, files, folder, report)
 
@@ -108,11 +106,11 @@ def fetch(repository: Repository, report: Callable[[DownloadReport], None]) -> D
 def _found_offline(repository: Repository, cache: Path) -> DownloadDone | None:
     """Return what the cache has of a repository; None if files of it are missing."""
     snapshot = find_snapshot(repository.repo, repository.revision, cache=cache)
-    if snapshot is None or not snapshot.is_complete:
+    if snapshot is None or missing_files(snapshot):
         return None
-    files = (path for path in snapshot.path.rglob("*") if path.is_file())
+    files = (path for path in snapshot.rglob("*") if path.is_file())
     total_bytes = sum(path.stat().st_size for path in files)
-    return DownloadDone(folder=str(snapshot.path), total_bytes=total_bytes, fetched_bytes=0)
+    return DownloadDone(folder=str(snapshot), total_bytes=total_bytes, fetched_bytes=0)
 
 
 def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
@@ -131,7 +129,7 @@ def _list(repository: Repository) -> tuple[str, list[RepoFile]]:
     tree = api.list_repo_tree(repository.repo, recursive=True, revision=commit)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     chosen = [path for path in files if any(fnmatchcase(path, name) for name in PATTERNS)]
-    if "config.json" not in chosen or not any(path.endswith(".safetensors") for path in chosen):
+    if CONFIG not in chosen or not any(path.endswith(".safetensors") for path in chosen):
         suffixes = {path.rpartition(".")[2] for path in files}
         other = next((name for name in ("gguf", "bin", "npz") if name in suffixes), "")
         message = f"{repository} is not an MLX model: config.json or *.safetensors is missing"
@@ -167,26 +165,23 @@ def _fetch_files(
     # compared their digests.
     is_known = commit_of(folder, repository.revision) == commit != repository.revision
     unchecked = missing if is_known else files
-    for attempt in range(ATTEMPTS):
-        progress = _Progress(total_bytes - missing_bytes, total_bytes, report)
+    done_bytes = total_bytes - missing_bytes
+    # A byte may be damaged on the way; a file that is wrong twice is wrong at the hub.
+    for is_last in (False, True):
         try:
             path = snapshot_download(
                 repository.repo,
                 revision=commit,  # the branch may have moved since
                 allow_patterns=[file.path for file in files],
                 max_workers=PARALLEL_FILES,
-                tqdm_class=progress.bar_class(),
+                tqdm_class=bar_class(done_bytes, total_bytes, report),
                 library_name="mlxsup",
                 library_version=VERSION,
             )
             _check_files(repository, unchecked, snapshot)
             break
-        except DownloadError as error:
-            if error.report.problem is not DownloadProblem.DAMAGED or attempt == ATTEMPTS - 1:
-                raise
-        except OSError as error:
-            # The library raises an OSError without a number about a file of another size.
-            if error.errno is not None or attempt == ATTEMPTS - 1:
+        except (DownloadError, OSError) as error:
+            if is_last or explain(error, repository).problem is not DownloadProblem.DAMAGED:
                 raise
     write_reference(folder, repository.revision, commit)
     report(DownloadProgress(done_bytes=total_bytes, total_bytes=total_bytes))
@@ -200,12 +195,9 @@ def _remove_parts(folder: Path) -> None:
     4228), and holds the file's lock meanwhile.
     """
     for part in folder.glob("blobs/*.incomplete"):
-        lock = lock_of(folder).with_name(f"{part.name.partition('.')[0]}.lock")
-        try:
-            with no_download(lock):
-                part.unlink(missing_ok=True)
-        except (InUseError, OSError):  # another program fetches it, or another user owns it
-            continue
+        # Another program may fetch it, or another user own it.
+        with suppress(InUseError, OSError), sole_user(folder, name=part.name.partition(".")[0]):
+            part.unlink(missing_ok=True)
 
 
 def _is_here(file: RepoFile, folder: Path, snapshot: Path) -> bool:
@@ -260,52 +252,43 @@ def _check_files(repository: Repository, files: Sequence[RepoFile], snapshot: Pa
             raise DownloadError(DownloadProblem.DAMAGED, message, DAMAGED_HINT)
 
 
-class _Progress:
-    """Bytes that have arrived, over all files, reported now and then.
+def bar_class(
+    before_bytes: int, total_bytes: int, report: Callable[[DownloadReport], None]
+) -> type[Any]:
+    """Return the class of a bar that draws nothing, and report now and then how much has arrived.
 
     The library counts files, the bytes that it receives and those that it writes, each on a bar;
     the bar that is ahead is reported.
 
     Args:
-        done_bytes: what was there before.
+        before_bytes: what was there before.
         total_bytes: of the model.
         report: called with the progress, from any thread, one call at a time.
     """
+    arrived: Counter[int] = Counter()
+    lock = threading.Lock()
+    reported_at = float("-inf")
 
-    def __init__(
-        self, done_bytes: int, total_bytes: int, report: Callable[[DownloadReport], None]
-    ) -> None:
-        self._before = done_bytes
-        self._total_bytes = total_bytes
-        self._report = report
-        self._arrived: Counter[int] = Counter()
-        self._lock = threading.Lock()
-        self._reported_at = 0.0
-        self._count(0, 0)
-
-    def bar_class(self) -> type[Any]:
-        """Return the class of a bar that draws nothing and counts here."""
-        progress = self
-
-        class Bar(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # no thread that redraws
-
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **{**options, "disable": True})
-
-            def update(self, n: float | None = 1) -> None:
-                progress._count(id(self), int(n or 0))
-
-        # tqdm's own lock is shared by processes, for which a Mac starts one more.
-        Bar.set_lock(threading.RLock())
-        return Bar
-
-    def _count(self, bar: int, count: int) -> None:
-        with self._lock:
-            self._arrived[bar] += count
+    def count(bar: int, more_bytes: int) -> None:
+        nonlocal reported_at
+        with lock:
+            arrived[bar] += more_bytes
             now = time.monotonic()
-            if now < self._reported_at + REPORT_INTERVAL_S:
-                return
-            self._reported_at = now
-            done_bytes = min(self._before + max(self._arrived.values()), self._total_bytes)
-            self._report(DownloadProgress(done_bytes=done_bytes, total_bytes=self._total_bytes))
+            if now >= reported_at + REPORT_INTERVAL_S:
+                reported_at = now
+                done_bytes = min(before_bytes + max(arrived.values()), total_bytes)
+                report(DownloadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # no thread that redraws
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            count(id(self), int(n or 0))
+
+    # tqdm's own lock is shared by processes, for which a Mac starts one more.
+    Bar.set_lock(threading.RLock())
+    count(0, 0)
+    return Bar

@@ -18,7 +18,7 @@ from typing import Any
 from mlxsup.protocol.context_length import UNKNOWN_CONTEXT_LENGTH
 from mlxsup.protocol.states import State
 from mlxsup.protocol.tasks import Task
-from mlxsup.store.description import Description, describe
+from mlxsup.store.model_folder import Description, describe
 
 from . import limits
 from .daemon import Daemon

@@ -21,12 +21,19 @@ from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import Caller
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.version import VERSION
-from mlxsup.store.references import RefusedModelError, find_source, servable
+from mlxsup.store.sources import RefusedModelError, find_source, servable
 
 from .announcements import Announcer
-from .config.entries import Edit, adding, parsed, planned, removing, still_written, write_text
+from .config.entries import Edit, adding, planned, removing, still_written, write_text
 from .config.keys import changing, settings_of
-from .config.load import ConfigError, ConfigText, DaemonConfig, changed_for_later, read_text
+from .config.load import (
+    ConfigError,
+    ConfigText,
+    DaemonConfig,
+    changed_for_later,
+    parse_config,
+    read_text,
+)
 from .core.actions import (
     Abandon,
     Action,
@@ -573,7 +580,9 @@ class App:
         for _ in range(MAX_READS):
             text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
             if plan is None:
-                config = await self._in_thread(path, partial(parsed, text, path), PARSE_LIMIT_S)
+                config = await self._in_thread(
+                    path, partial(parse_config, text, path), PARSE_LIMIT_S
+                )
                 raw, answer = text.raw, {}
             else:
                 done = await self._planned(partial(planned, text, path, plan))

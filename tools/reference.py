@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Literal, get_origin
 
 import click
 from pydantic.fields import FieldInfo
@@ -100,10 +100,11 @@ def unit(name: str, field: FieldInfo) -> str:
             return word
     if name == "path":
         return "folder"
+    kind = get_origin(field.annotation) or field.annotation
     default = field.get_default(call_default_factory=True)
-    if default in SIZE_WORDS:
+    if kind is not Literal and default in SIZE_WORDS:
         return "size"
-    return KINDS.get(get_origin(field.annotation) or field.annotation, "word")
+    return KINDS.get(kind, "word")
 
 
 def example() -> str:

@@ -31,7 +31,7 @@ from ..terminal.output import Output, confirm
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
-    from mlxsup.store.references import Source
+    from mlxsup.store.sources import Source
 
 # `load`, `chat` and others import this file for `served_name`, so the store is imported below.
 
@@ -133,7 +133,7 @@ def serve_also(
         CliError: it is no model, cannot be served, makes something else, or its entry cannot be
             written; then the configuration is as it was.
     """
-    from mlxsup.store.references import find_source
+    from mlxsup.store.sources import find_source
     from mlxsup.supervisor.config.entries import adding, change_file
 
     from ..configuration import make_configuration
@@ -209,7 +209,7 @@ def served_name(
 
     if (known := model_meant(status, model)) is not None:
         return checked(known.name), known.preset
-    from mlxsup.store.references import RefusedModelError, find_source, is_reference, servable
+    from mlxsup.store.sources import RefusedModelError, find_source, is_reference, servable
 
     try:
         source = find_source(model)
@@ -258,7 +258,7 @@ def _add_to_daemon(
         status: of the daemon.
         made_ready: downloads or converts it.
     """
-    from mlxsup.store.references import find_source
+    from mlxsup.store.sources import find_source
 
     reference, revision = called, None
     if row_called(status, called) is None:
@@ -292,7 +292,7 @@ def refusals(path: Path) -> Iterator[None]:
     Args:
         path: the file, as the user named it.
     """
-    from mlxsup.store.references import RefusedModelError
+    from mlxsup.store.sources import RefusedModelError
 
     from ..configuration import configuration_errors
 
@@ -318,8 +318,8 @@ def _made_ready(
         CliError: that fails, or the model makes something else.
         RefusedModelError: it cannot be served even then.
     """
-    from mlxsup.store.description import describe
-    from mlxsup.store.references import Source, servable
+    from mlxsup.store.model_folder import describe
+    from mlxsup.store.sources import Source, servable
 
     from ..downloading import checked_repository, download
 

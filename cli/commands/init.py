@@ -41,7 +41,7 @@ def init(file: Path, output: Output) -> None:
     file is never changed. If there is no model, it offers to download a small one.
     """
     from mlxsup.protocol.download import Repository
-    from mlxsup.store.references import EXAMPLE
+    from mlxsup.store.sources import EXAMPLE
 
     from ..catalogue import SEARCHED, catalogue
     from ..configuration import write_configuration
@@ -103,7 +103,7 @@ def init(file: Path, output: Output) -> None:
 
 def _entries(rows: Sequence[Mapping[str, Any]], output: Output) -> list[Entry]:
     """Return an entry for each model, by a name that no other has."""
-    from mlxsup.store.search import short_name
+    from mlxsup.store.local_models import short_name
 
     from .plan import plan_of_folders
 

@@ -18,7 +18,7 @@ from ..terminal.tables import listing
 from ..terminal.text import format_bytes
 
 if TYPE_CHECKING:
-    from mlxsup.store.folder_problems import FolderProblem
+    from mlxsup.store.model_folder import FolderProblem
     from mlxsup.supervisor.config.load import DaemonConfig
 
 
@@ -129,7 +129,7 @@ def _needs(
 ) -> tuple[dict[str, Any] | None, FolderProblem | None]:
     """Return what the model needs in memory, as the plan has it for this one alone; None if it
     cannot be loaded, and why it cannot, if that shows only here or in the content of its files."""
-    from mlxsup.store.folder_problems import FolderProblem, damage
+    from mlxsup.store.model_folder import FolderProblem, damage
 
     from .plan import plan_of_row
 

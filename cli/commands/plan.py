@@ -209,7 +209,7 @@ def _needs_of(
     output: Output | None,
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
-    from mlxsup.store.weights import FolderError
+    from mlxsup.store.model_folder import FolderError
     from mlxsup.supervisor.core.memory import known_problem
     from mlxsup.supervisor.memory.estimator import needs_without_daemon
 

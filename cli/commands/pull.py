@@ -30,7 +30,7 @@ def pull(repo: str, revision: str | None, output: Output) -> None:
     configures nothing. REPO is OWNER/NAME, its address, or a short name such as qwen3:4b. Run it
     again after an interruption to continue. It uses HF_TOKEN, HF_ENDPOINT and HF_HOME.
     """
-    from mlxsup.store.references import repository_named, short_repository
+    from mlxsup.store.sources import repository_named, short_repository
 
     from ..downloading import checked_repository, download
     from .add import refusals

@@ -140,7 +140,7 @@ def _remove_files(
     entry of this name, if there is one."""
     import shutil
 
-    from mlxsup.store.hub_cache import InUseError, lock_of, no_download, repositories
+    from mlxsup.store.hub_cache import InUseError, repositories, sole_user
 
     row = row_called(status, model)
     entry = None if row is None else str(row["name"])
@@ -172,7 +172,7 @@ def _remove_files(
     if not is_sure:
         confirm(f"delete the files of {model} ({format_bytes(size)}) in {cache}?")
     try:
-        with no_download(lock_of(folder)):
+        with sole_user(folder):
             if entry is not None:
                 _remove_entry(entry, target, is_running=is_running)
             shutil.rmtree(folder)
@@ -204,7 +204,7 @@ def _place_of(model: str) -> tuple[Path, Path]:
             a name that `mlxsup models` lists.
     """
     from mlxsup.store.hub_cache import find_cache, repository_folder
-    from mlxsup.store.references import find_source, is_reference, repository_named
+    from mlxsup.store.sources import find_source, is_reference, repository_named
 
     from ..downloading import checked_repository
 

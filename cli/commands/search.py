@@ -35,7 +35,7 @@ def search(words: tuple[str, ...], output: Output) -> None:
     """
     from dataclasses import asdict
 
-    from mlxsup.store.references import SHORT_NAMES, short_repository
+    from mlxsup.store.sources import SHORT_NAMES, short_repository
 
     if words and not any(word.strip() for word in words):
         raise misuse("WORDS must not be empty", "mlxsup search")

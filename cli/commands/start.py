@@ -215,7 +215,7 @@ def _refuse_taken(address: Address, endpoint: str) -> None:
 def _first_to_chat(configuration: DaemonConfig) -> str:
     """Return the first model that writes text, as far as its folder says; empty if none does."""
     from mlxsup.protocol.tasks import Task
-    from mlxsup.store.description import describe
+    from mlxsup.store.model_folder import describe
 
     for model in configuration.models:
         launch = model.launch
@@ -321,16 +321,16 @@ def configure(models: Sequence[str], output: Output, *, is_shown: bool) -> Daemo
             raise CliError(message, hint=hint, status=ExitStatus.USAGE)
         folders[name] = folder
     try:
-        configuration, text = config_of_folders(folders)
+        configuration = config_of_folders(folders)
     except ConfigError as error:
         # Each problem begins with a place in a file that does not exist.
         message = "; ".join(problem.split(": ", 1)[1] for problem in error.problems)
         hint = "name it: --model NAME=FOLDER"
         raise CliError(message, hint=hint, status=ExitStatus.USAGE) from None
     if is_shown and output.is_json:
-        output.object({"configuration": text})
+        output.object({"configuration": configuration.text})
     elif is_shown:
-        output.data(text)
+        output.data(configuration.text)
     return configuration
 
 

@@ -24,8 +24,8 @@ from starlette.routing import Route
 from mlxsup.protocol.folders import log_path
 from mlxsup.protocol.states import Priority
 from mlxsup.store.hub_search import SearchError, find_repositories
-from mlxsup.store.references import EXAMPLE
-from mlxsup.store.search import find_models
+from mlxsup.store.local_models import find_models
+from mlxsup.store.sources import EXAMPLE
 
 from .. import limits
 from ..body import read_json

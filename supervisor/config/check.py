@@ -6,15 +6,13 @@ keys, between entries and about this machine are below.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mlxsup.protocol.folders import DAEMON_LOG_NAME, GATEWAY_LOG_NAME, check_runtime_dir
@@ -35,12 +33,14 @@ from ..memory.machine import find_backend, largest_budget_bytes
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .tables import (
     CLIENT_NAME,
-    SECTIONS,
     ClientTable,
     FileTable,
     GatewayTable,
     ModelTable,
-    Table,
+    suggestion,
+    table_around,
+    table_in,
+    takes,
 )
 
 Problem = tuple[Place, str]
@@ -99,8 +99,14 @@ class Check:
         if file.gateway is not None and self._is_right(("gateway",), "names"):
             self._add_all(_foreign_problems(file.gateway.names, file.models))
 
-    def machine(self, file: FileTable, keys: KeyPlace) -> None:
-        """Check that this machine can serve a file."""
+    def machine(self, file: FileTable, keys: KeyPlace, socket_dir: Path | None) -> None:
+        """Check that this machine can serve a file.
+
+        Args:
+            file: the tables.
+            keys: where the API keys are.
+            socket_dir: for which the paths of sockets must be short enough; None: no sockets.
+        """
         budget = file.supervisor.memory_budget
         if budget is not None:
             most = largest_budget_bytes(budget, find_backend())
@@ -118,14 +124,11 @@ class Check:
         if file.gateway is not None and self._is_right(("gateway",), "listen", "hosts", "origins"):
             found = gateway_problems(file.gateway.listen, rules_of(file.gateway), keys)
             self._add_all((("gateway", key), text) for key, text in found)
-
-    def sockets(self, runtime_dir: Path) -> None:
-        """Check that the paths of the sockets in this folder are short enough."""
-        try:
-            check_runtime_dir(runtime_dir)
-        except ValueError as error:
-            where = ("supervisor", "runtime_dir")
-            self._add_all([(where, f"is too long: {error}")])
+        if socket_dir is not None:
+            try:
+                check_runtime_dir(socket_dir)
+            except ValueError as error:
+                self._add_all([(("supervisor", "runtime_dir"), f"is too long: {error}")])
 
     def _entry_problems(self, name: str, entry: ModelTable) -> Iterator[Problem]:
         where = ("models", name)
@@ -198,7 +201,7 @@ class Check:
         field = table.model_fields[rest[0]]
         inside = rest[1:]
         if not inside or table_in(field) is not None:
-            expected = "a table" if inside else field.description
+            expected = "a table" if inside else takes(field)
             self._wrong.add(where)
             self._add(where, f"{_joined(where)} must be {expected}, not {_shown(value)}")
             return
@@ -206,7 +209,7 @@ class Check:
         outside = "a table" if get_origin(field.annotation) is dict else "an array"
         self._wrong.add(key)
         self._add(
-            where, f"{_joined(key)} must be {field.description}, not {outside} with {_shown(value)}"
+            where, f"{_joined(key)} must be {takes(field)}, not {outside} with {_shown(value)}"
         )
 
 
@@ -339,37 +342,6 @@ def _without(value: Any, wrong: Set[Place], where: Place = ()) -> Any:
         for key, inner in value.items()
         if (*where, key) not in wrong
     }
-
-
-def table_around(where: Place) -> tuple[type[Table], Place]:
-    """Return the innermost table around a place, and the way from there: one of its keys, and what
-    is inside the value of that key, if the place is."""
-    table: type[Table] = FileTable
-    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
-        way = 2 if get_origin(field.annotation) in (dict, list) else 1
-        if len(where) <= way:
-            break
-        table, where = inner, where[way:]
-    return table, where
-
-
-def table_in(field: FieldInfo) -> type[Table] | None:
-    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, Table):
-            return kind
-    return None
-
-
-def suggestion(table: type[Table], key: str) -> str:
-    """Return what was probably meant by a key that a table does not have."""
-    for heading, other in SECTIONS.items():
-        if key in other.model_fields:
-            also = " or [defaults]" if other is ModelTable else ""
-            return f"; it belongs to {heading}{also}"
-    known = list(table.model_fields)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"
 
 
 def _joined(where: Place) -> str:

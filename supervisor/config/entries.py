@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from mlxsup.protocol.regular_file import lock, room_hint, write_draft
-from mlxsup.store.references import RefusedModelError, Source
-from mlxsup.store.search import short_name
+from mlxsup.store.local_models import short_name
+from mlxsup.store.sources import RefusedModelError, Source
 
 from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES
@@ -111,10 +111,12 @@ def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> 
     check_name(name, config)
 
     def enter(tables: Tables) -> None:
-        aliases = inner(inner(tables, "models"), one.name).setdefault("aliases", [])
-        if not isinstance(aliases, list):
+        table = inner(inner(tables, "models"), one.name)
+        if "aliases" not in table:
+            put(table, "aliases", [])
+        if not isinstance(table["aliases"], list):
             raise _no_place(f"models.{one.name}.aliases")
-        aliases.append(name)
+        table["aliases"].append(name)
 
     return Edit(name=str(one.name), change=enter, answer={**_of(one), "alias": name})
 
@@ -241,9 +243,9 @@ def _empty_within(tables: Tables) -> Tables:
     import tomlkit
     from tomlkit.items import InlineTable
 
-    if isinstance(tables, InlineTable):
-        return cast(Tables, tomlkit.inline_table())
-    return cast(Tables, tomlkit.table(is_super_table=True))
+    # A table of tables has no heading of its own.
+    is_inline = isinstance(tables, InlineTable)
+    return cast(Tables, {} if is_inline else tomlkit.table(is_super_table=True))
 
 
 def put(table: Tables, name: str, value: Any) -> None:
@@ -281,8 +283,9 @@ def pop(name: str, models: Tables) -> None:
     if place and (not after or any(isinstance(item, Whitespace) for item in items)):
         # The empty line above it goes with it, or each coming and going would leave one more.
         above = _last_within(models[others[place - 1]])
-        if isinstance(above, Table) and isinstance(above.value.body[-1][1], Whitespace):
-            above.value.body.pop()
+        body = above.value.body if isinstance(above, Table) else []
+        if body and isinstance(body[-1][1], Whitespace):
+            body.pop()
     if after:
         trivia = models[after[0]].trivia
         trivia.indent = "".join(item.as_string() for item in items) + trivia.indent
@@ -341,7 +344,7 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
     """
     wrong: ConfigError | None = None
     try:
-        config = parsed(read, path)
+        config = parse_config(read, path)
     except ConfigError as error:
         if error.rest is None:
             raise
@@ -354,7 +357,7 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
             raise wrong from None
         raise
     try:
-        return Planned(edit, raw, parsed(replace(read, raw=raw), path))
+        return Planned(edit, raw, parse_config(replace(read, raw=raw), path))
     except ConfigError as error:
         if wrong is not None:
             raise wrong from None
@@ -362,17 +365,6 @@ def planned(read: ConfigText, path: Path | None, plan: Callable[[DaemonConfig], 
         called = f"{path or WITHOUT_FILE}:"
         problems = [one.removeprefix(called).partition(": ")[2] for one in error.problems]
         raise RefusedModelError("usage", "; ".join(problems), "nothing was changed") from None
-
-
-def parsed(read: ConfigText, path: Path | None) -> DaemonConfig:
-    """Return what the text of a file says; of a text that has no file if `path` is None.
-
-    Raises:
-        ConfigError: anything in it is wrong.
-    """
-    named = None if path is None else Path(os.path.abspath(path))
-    called = path or WITHOUT_FILE
-    return parse_config(read.text, path=called, config_path=named, folder=read.folder)
 
 
 def still_written(path: Path) -> ConfigError:

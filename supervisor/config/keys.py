@@ -14,13 +14,21 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from mlxsup.protocol.suggestions import close_names
-from mlxsup.store.references import RefusedModelError
+from mlxsup.store.sources import RefusedModelError
 
-from .check import suggestion, table_around, table_in
-from .entries import Edit, Tables, inner, parsed, put
+from .entries import Edit, Tables, inner, put
 from .lines import Place, table_key
-from .load import ConfigText, DaemonConfig
-from .tables import ClientTable, FileTable, ModelTable, SamplingTable, Table
+from .load import ConfigText, DaemonConfig, parse_config
+from .tables import (
+    FileTable,
+    ModelTable,
+    SamplingTable,
+    Table,
+    suggestion,
+    table_around,
+    table_in,
+    takes,
+)
 
 SECTIONS = ("models.NAME", "defaults", "clients.NAME", "supervisor", "gateway")
 
@@ -91,7 +99,7 @@ def getting(read: ConfigText, path: Path, key: str) -> dict[str, Any]:
         ConfigError: anything in the file is wrong.
         RefusedModelError: there is no such key or no such model.
     """
-    place = place_of(key, parsed(read, path))
+    place = place_of(key, parse_config(read, path))
     values = tomllib.loads(read.text)
     table, inside = table_around(place)
     field = table.model_fields[inside[0]]
@@ -146,37 +154,25 @@ def place_of(key: str, config: DaemonConfig) -> Place:
             place = (section, _unquoted(name), last) if name else (section, rest)
         case _:
             place = (section, *rest.split("."))
-    _check_names(place)
-    table, inside = table_around(place)
-    if table is FileTable:
-        keys = ClientTable if section == "clients" else ModelTable
-        raise _is_table(place, list(keys.model_fields))
-    field = table.model_fields.get(inside[0])
-    if field is None:
-        message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
-        raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
-    below = table_in(field)
-    if below is not None:
-        raise _is_table(place, list(below.model_fields))
-    takes_names = get_origin(field.annotation) is dict  # which are not ours
-    if len(inside) == 1 and takes_names:
-        raise _is_table(place, ["NAME"])
-    if len(inside) == 1:
-        return place
-    if not takes_names:
-        message = f"{written_key(place[: 1 - len(inside)])} is no table, and has no keys"
-        raise RefusedModelError("usage", message)
-    return (*place[: -len(inside)], inside[0], _unquoted(".".join(inside[1:])))
-
-
-def _check_names(place: Place) -> None:
-    """Raise RefusedModelError if a place is an array of tables, which have no names, or inside."""
     for end in range(1, len(place) + 1):
         table, inside = table_around(place[:end])
         field = table.model_fields.get(inside[0])
-        if field and get_origin(field.annotation) is list and table_in(field) is not None:
+        if field and get_origin(field.annotation) is list and table_in(field):
             message = f"{written_key(place[:end])} is an array of tables"
             raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
+    if field is None:
+        message = f"unknown key {written_key(place)}{suggestion(table, inside[0])}"
+        raise RefusedModelError("usage", message, "`mlxsup config schema` describes all keys")
+    if below := table_in(field):
+        raise _is_table(place, list(below.model_fields))
+    if get_origin(field.annotation) is dict:  # of names that are not ours
+        if len(inside) == 1:
+            raise _is_table(place, ["NAME"])
+        return (*place[: -len(inside)], inside[0], _unquoted(".".join(inside[1:])))
+    if len(inside) > 1:
+        message = f"{written_key(place[: 1 - len(inside)])} is no table, and has no keys"
+        raise RefusedModelError("usage", message)
+    return place
 
 
 def _split_model(rest: str, config: DaemonConfig) -> Place:
@@ -263,7 +259,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
     Raises:
         ConfigError: anything in the file is wrong.
     """
-    parsed(read, path)
+    parse_config(read, path)
     values = tomllib.loads(read.text)
     own, defaults = values.get("models", {}).get(model, {}), values.get("defaults", {})
     settings = []
@@ -277,7 +273,7 @@ def settings_of(read: ConfigText, path: Path, model: str) -> list[dict[str, Any]
                 "key": written_key(("models", model, *way, name)),
                 "label": label,
                 "does": does[:1].upper() + does[1:],
-                "takes": field.description,
+                "takes": takes(field),
                 "value": shown(mine[name]) if name in mine else "",
                 "default": shown(default),
                 "choices": ["true", "false"] if field.annotation is bool else [],

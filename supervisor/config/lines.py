@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 Place = tuple[str, ...]
@@ -15,28 +16,54 @@ Place = tuple[str, ...]
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MODEL_NAME_EXPECTED = "1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or digit"
 
-_TABLE = re.compile(r"^\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
-_KEY_PART = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*""")
-_INLINE_KEY = re.compile(r"""[{,]\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.-]+)(?:\s*\.[^={,]*)?)\s*=""")
-
-_QUOTES = ('"', "'")
-_DEEPER = {"[": 1, "{": 1, "]": -1, "}": -1}
+_TOKEN = re.compile(
+    r'"{3}(?:\\.|[^\\])*?"{3,5}|'
+    r"'{3}.*?'{3,5}|"  # over several lines
+    r'"(?:\\.|[^"\\\n])*"|'
+    r"'[^'\n]*'|"
+    r"#[^\n]*|[A-Za-z0-9_-]+|[\[\]{}=,.\n]",
+    re.DOTALL,
+)
+"""Texts, comments, words and signs."""
 
 
 class LineIndex:
     """The lines of the tables and keys of a file that `tomllib` has accepted.
 
-    A value that spans lines (an array, a string in triple quotes) is skipped, so that nothing
-    inside it is mistaken for a key.
+    Tables in an array share their places; those of the last one, or the array itself, are found.
     """
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Place, int] = {}
-        self._table: Place = ()
-        self._open_quotes = ""
-        self._depth = 0
-        for number, line in enumerate(text.splitlines(), start=1):
-            self._read(line, number)
+        table: Place = ()  # that of the latest heading
+        place: Place = ()  # that of the value that is read
+        around: list[tuple[str, Place]] = []  # the open brackets of that value
+        parts: list[str] = []  # of the key or heading that is read
+        is_key = True  # whether the next word is one of them
+        line = 1
+        for token in _TOKEN.findall(text):
+            if token == "\n" and not around:
+                parts, is_key = [], True
+            elif token in "[{" and (around or not is_key):
+                around.append((token, place))
+                parts, is_key = [], token == "{"
+            elif token in "]}" and around:
+                _, place = around.pop()
+                is_key = False
+            elif token == "]" and parts:
+                table = tuple(parts)
+                self._note(table, line)
+                parts, is_key = [], False
+            elif token == "," and around:
+                bracket, place = around[-1]
+                parts, is_key = [], bracket == "{"
+            elif token == "=" and is_key:
+                place = (*(around[-1][1] if around else table), *parts)
+                self._note(place, line)
+                is_key = False
+            elif is_key and token[0] not in "[].#\n":
+                parts.append(_unquoted(token))
+            line += token.count("\n")
 
     def find(self, path: Place) -> int:
         """Return the line of the key, or of the nearest table around it; 1 if there is neither."""
@@ -46,80 +73,17 @@ class LineIndex:
             path = path[:-1]
         return 1
 
-    def _read(self, line: str, number: int) -> None:
-        if self._open_quotes or self._depth:
-            self._pass_over(line)
-            return
-        table = _TABLE.match(line)
-        parts, rest = _split_key(table.group(1) if table else line)
-        if not parts:
-            return
-        if table:
-            self._table = parts
-            self._note(parts, number)
-            return
-        if not rest.startswith("="):
-            return
-        path = self._table + parts
-        self._note(path, number)
-        value = rest[1:]
-        if value.lstrip().startswith("{"):
-            for match in _INLINE_KEY.finditer(value):
-                inner, _ = _split_key(match.group(1))
-                self._note(path + inner, number)
-        self._pass_over(value)
-
-    def _note(self, path: Place, number: int) -> None:
+    def _note(self, path: Place, line: int) -> None:
         for length in range(1, len(path)):
-            self._lines.setdefault(path[:length], number)
-        self._lines[path] = number
-
-    def _pass_over(self, text: str) -> None:
-        """Follow quotes, brackets and comments to the end of the line."""
-        position = 0
-        while position < len(text):
-            if self._open_quotes:
-                end = _closing(text, position, self._open_quotes)
-                if end is None:
-                    break
-                self._open_quotes = ""
-                position = end
-                continue
-            character = text[position]
-            if character == "#":
-                break
-            if character in _QUOTES:
-                triple = character * 3
-                self._open_quotes = triple if text.startswith(triple, position) else character
-                position += len(self._open_quotes)
-                continue
-            self._depth += _DEEPER.get(character, 0)
-            position += 1
+            self._lines.setdefault(path[:length], line)
+        self._lines[path] = line
 
 
-def _closing(text: str, position: int, quotes: str) -> int | None:
-    """Return the position after the closing quotes; None if the text does not have them."""
-    while position < len(text):
-        if text[position] == "\\" and quotes[0] == '"':
-            position += 2
-        elif text.startswith(quotes, position):
-            return position + len(quotes)
-        else:
-            position += 1
-    return None
-
-
-def _split_key(text: str) -> tuple[Place, str]:
-    """Return the parts of a dotted key at the start of the text, and what follows it."""
-    parts: list[str] = []
-    position = 0
-    while match := _KEY_PART.match(text, position):
-        parts.append(next(group for group in match.groups() if group is not None))
-        position = match.end()
-        if not text.startswith(".", position):
-            break
-        position += 1
-    return tuple(parts), text[position:]
+def _unquoted(part: str) -> str:
+    """Return a part of a key without its quotes and escapes."""
+    if part[0] == '"' and "\\" in part:
+        return next(iter(tomllib.loads(f"{part} = 0")))
+    return part[1:-1] if part[0] in "\"'" else part
 
 
 def source_line(source: Path | str) -> str:

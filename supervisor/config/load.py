@@ -120,10 +120,10 @@ class DaemonConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigText:
-    """A configuration file as it was read.
+    """The text of a configuration, as it was read from its file if it has one.
 
     Attributes:
-        raw: its content as it is on the disk.
+        raw: as it is on the disk.
         folder: what relative paths are relative to: that of the file, where links lead to now.
     """
 
@@ -161,12 +161,7 @@ def read_config(path: Path, *, has_sockets: bool = False) -> DaemonConfig:
     Raises:
         ConfigError: it cannot be read, or anything in it is wrong.
     """
-    read = read_text(path)
-    # Not where a link leads now: a reload follows it anew.
-    named = Path(os.path.abspath(path))
-    return parse_config(
-        read.text, path=path, config_path=named, folder=read.folder, has_sockets=has_sockets
-    )
+    return parse_config(read_text(path), path, has_sockets=has_sockets)
 
 
 def looked_up(config: DaemonConfig) -> DaemonConfig:
@@ -180,10 +175,12 @@ def looked_up(config: DaemonConfig) -> DaemonConfig:
 def _looked_up(model: ModelSettings) -> ModelSettings:
     if not model.repo:
         return model
+    from mlxsup.store.model_folder import missing_files  # only a repository needs it
+
     with suppress(OSError):
         snapshot = find_snapshot(model.repo, model.revision)
         if snapshot is not None:
-            return located(model, str(snapshot.path), is_lacking=not snapshot.is_complete)
+            return located(model, str(snapshot), is_lacking=bool(missing_files(snapshot)))
     return model
 
 
@@ -215,39 +212,36 @@ def read_text(path: Path) -> ConfigText:
     return ConfigText(raw=raw, folder=folder)
 
 
-def parse_config(
-    text: str, *, path: Path, config_path: Path | None, folder: Path, has_sockets: bool = False
-) -> DaemonConfig:
+def parse_config(read: ConfigText, path: Path | None, *, has_sockets: bool = False) -> DaemonConfig:
     """Check the text of a configuration and turn it into settings; no model folder is looked at.
 
     Args:
-        text: the configuration, in TOML.
-        path: what errors call the text.
-        config_path: the file, if there is one.
-        folder: what relative paths are relative to.
+        read: the text.
+        path: the file, as errors call it; None if there is none.
         has_sockets: see `read_config`.
 
     Raises:
         ConfigError: anything in it is wrong.
     """
-    values = _parse_toml(text, path)
+    text, folder, called = read.text, read.folder, path or WITHOUT_FILE
+    values = _parse_toml(text, called)
     models = values.get("models")
     if isinstance(models, dict) and len(models) > MAX_MODELS:
         raise ConfigError(
-            [f"{path}: has {len(models)} models, but a daemon serves at most {MAX_MODELS}"]
+            [f"{called}: has {len(models)} models, but a daemon serves at most {MAX_MODELS}"]
         )
-    check = Check(path=path, lines=LineIndex(text), values=values)
+    check = Check(path=called, lines=LineIndex(text), values=values)
     file = check.tables()
     supervisor = file.supervisor
+    # Not where a link leads now: a reload follows it anew.
+    config_path = None if path is None else Path(os.path.abspath(path))
     runtime_dir = absolute(supervisor.runtime_dir, folder)
     log_dir = absolute(supervisor.log_dir, folder)
     if "log_dir" not in supervisor.model_fields_set:
         log_dir = default_log_dir(runtime_dir)
     keys = KeyPlace.beside(config_path, runtime_dir)
     check.rules(file)
-    check.machine(file, keys)
-    if has_sockets:
-        check.sockets(runtime_dir)
+    check.machine(file, keys, runtime_dir if has_sockets else None)
     clients = {name: _client_settings(entry) for name, entry in file.clients.items()}
     address: Address | None = None
     if file.gateway is not None:
@@ -265,7 +259,7 @@ def parse_config(
         models=tuple(_model_settings(name, entry, folder) for name, entry in file.models.items()),
         gateway=address,
         gateway_rules=GatewayRules() if file.gateway is None else rules_of(file.gateway),
-        text=text if config_path is None else "",
+        text=text if path is None else "",
     )
     if check.problems:
         raise ConfigError(check.problems, config)
@@ -394,8 +388,8 @@ def _is_repository(text: str) -> bool:
     return False
 
 
-def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, str]:
-    """Return the configuration that a daemon runs with, and the file that would say the same.
+def config_of_folders(sources: Mapping[str, Path | str]) -> DaemonConfig:
+    """Return the configuration that a daemon runs with, and its text.
 
     Raises:
         ConfigError: a name is invalid.
@@ -403,5 +397,4 @@ def config_of_folders(sources: Mapping[str, Path | str]) -> tuple[DaemonConfig, 
     text = "\n".join(
         f"[models.{table_key(name)}]\n{source_line(source)}\n" for name, source in sources.items()
     )
-    config = parse_config(text, path=WITHOUT_FILE, config_path=None, folder=Path.cwd())
-    return looked_up(config), text
+    return looked_up(parse_config(ConfigText(raw=text, folder=Path.cwd()), None))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxsup.protocol.ids import ModelName
-from mlxsup.store.folder_problems import FolderProblem, repository_problem
 from mlxsup.store.hub_cache import is_offline
+from mlxsup.store.model_folder import FolderProblem, repository_problem
 
 from ..core.settings import ModelSettings
 from ..memory.folder_reader import Look, Question, place_of

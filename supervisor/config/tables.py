@@ -1,16 +1,20 @@
 """The tables of the configuration file: their keys, what each takes, and the defaults.
 
 A default comes from the settings that the key becomes, so that no number is written twice. The
-description of a field is what an error says was expected. Its title says what the key does;
-`tools/reference.py` prints titles for people, and for editors as the schema of the file.
+description of a field is what an error says was expected; words speak for themselves. Its title
+says what the key does; `tools/reference.py` prints titles for people, and for editors as the schema
+of the file.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
 
 from mlxsup.protocol.folders import DEFAULT_LISTEN, DEFAULT_LOG_DIR, DEFAULT_RUNTIME_DIR
 from mlxsup.protocol.gateway import ADDRESS_EXPECTED
@@ -26,7 +30,7 @@ from ..core.settings import (
     ModelSettings,
     RestartSettings,
 )
-from .lines import MODEL_NAME
+from .lines import MODEL_NAME, Place
 from .values import (
     Alias,
     Class,
@@ -89,6 +93,14 @@ def table(does: str, takes: str = "a table", **schema: Any) -> Any:
     return Field(default_factory=dict, title=does, description=takes, json_schema_extra=schema)
 
 
+def takes(field: FieldInfo) -> str:
+    """Return what a key takes, as a noun phrase."""
+    if get_origin(field.annotation) is not Literal:
+        return field.description or ""
+    *others, last = (json.dumps(word) for word in get_args(field.annotation) if word)
+    return f"{', '.join(others)} or {last}"
+
+
 def _for_editors(schema: dict[str, Any], shown: type[BaseModel]) -> None:
     """Say in a table's schema what each key does and takes; TOML has no null."""
     schema.pop("title", None)
@@ -101,7 +113,7 @@ def _for_editors(schema: dict[str, Any], shown: type[BaseModel]) -> None:
         for ours in ("title", "more", "unit", "page"):
             entry.pop(ours, None)
         does = field.title or name
-        entry["description"] = f"{does[:1].upper()}{does[1:]}. Takes {field.description}."
+        entry["description"] = f"{does[:1].upper()}{does[1:]}. Takes {takes(field)}."
 
 
 class Table(BaseModel):
@@ -158,21 +170,17 @@ class SupervisorTable(Table):
         _CORE.log_level,
         "the lowest level that is logged",
         ": `debug`, `info`, `warning` or `error`; applies to workers, too",
-        description='"debug", "info", "warning" or "error"',
     )
     log_format: Literal["text", "json"] = key(
         "text",
         'how mlxsup.log is written; "json": an object on each line',
         "; what workers print stays as it is",
-        description='"text" or "json"',
     )
     prevent_sleep: Literal["off", "busy"] = key(
         "off",
         '"busy": a Mac stays awake while something runs or loads',
         ": requests that are not paused, loads and downloads. It sleeps again after its own idle"
         " time. Elsewhere it has no effect, and a line of `mlxsup.log` says so",
-        unit="word",
-        description='"off" or "busy"',
     )
     drain_timeout_s: Duration = key(
         _CORE.drain_timeout_s,
@@ -280,16 +288,12 @@ class GatewayTable(Table):
         "whether each request needs an API key",
         ". `auto`: from the first key on, and where other machines reach the gateway; `required`:"
         " always; see [keys](http-api.md#keys)",
-        unit="word",
-        description='"auto" or "required"',
     )
     unknown_fields: Literal["warn", "refuse"] = key(
         "warn",
         "what becomes of a request with a field that is not known",
         ". `warn`: it is answered, and the header `x-mlxsup-ignored` names the field; `refuse`:"
         " it gets 400",
-        unit="word",
-        description='"warn" or "refuse"',
     )
     auto_add: Flag = key(
         False,
@@ -556,7 +560,6 @@ class ModelTable(Table):
         "make embeddings with any model: mean, cls or last",
         " of a text's vectors; `yes_no` ranks documents by whether the model would say yes or no,"
         " as Qwen3-Reranker; empty: as the files of the model say",
-        description='"mean", "cls", "last" or "yes_no"',
     )
     drafts: Drafts = key(
         _LAUNCH.drafts,
@@ -584,27 +587,22 @@ class ModelTable(Table):
         description=f"a table for each of at most {MAX_HOSTS} hosts, [[models.NAME.hosts]], this"
         " machine first",
     )
-    min_hosts: int = key(
+    min_hosts: Count = key(
         _LAUNCH.min_hosts,
         "how many of the hosts are enough, this one included; 0: all",
         ". Those that cannot be reached are then left out until the next load, if the model fits"
         " into the memory of the others",
         unit="hosts",
-        ge=0,
-        description="an integer of 0 or more",
     )
     parallel: Literal["auto", "tensor", "pipeline"] = key(
         _LAUNCH.parallel,
         "with hosts: how they divide the model",
         ". `tensor`: each layer among all of them; `pipeline`: some of the layers for each; `auto`:"
         " `pipeline` for the types of models that can be one, else `tensor`",
-        unit="word",
-        description='"auto", "tensor" or "pipeline"',
     )
     engine: Literal["mlx", "fake"] = key(
         _LAUNCH.engine,
         '"mlx", or "fake", which answers without a model, for tests',
-        description='"mlx" or "fake"',
     )
     fake: JsonTable = table(
         'options of the fake engine; only with engine = "fake"',
@@ -655,3 +653,37 @@ SECTIONS: dict[str, type[Table]] = {
     "[models.NAME.presets.NAME]": PresetTable,
 }
 """The tables with keys of their own, as a file begins them."""
+
+
+# ---------------------------------------------------------------- where a key is
+
+
+def table_around(where: Place) -> tuple[type[Table], Place]:
+    """Return the innermost table around a place, and the way from there: one of its keys, and what
+    is inside the value of that key, if the place is."""
+    table: type[Table] = FileTable
+    while (field := table.model_fields.get(where[0])) and (inner := table_in(field)):
+        way = 2 if get_origin(field.annotation) in (dict, list) else 1
+        if len(where) <= way:
+            break
+        table, where = inner, where[way:]
+    return table, where
+
+
+def table_in(field: FieldInfo) -> type[Table] | None:
+    """Return the table that a key takes, or takes one of for each name; None if it takes none."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None
+
+
+def suggestion(table: type[Table], key: str) -> str:
+    """Return what was probably meant by a key that a table does not have."""
+    for heading, other in SECTIONS.items():
+        if key in other.model_fields:
+            also = " or [defaults]" if other is ModelTable else ""
+            return f"; it belongs to {heading}{also}"
+    known = list(table.model_fields)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"

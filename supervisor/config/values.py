@@ -146,7 +146,4 @@ Host = Annotated[str, StringConstraints(pattern=f"^{_HOST}$")]
 Origin = Annotated[
     str, StringConstraints(pattern=rf"^[A-Za-z][A-Za-z0-9+.-]{{0,31}}://{_HOST}(:[0-9]{{1,5}})?$")
 ]
-Class = Annotated[
-    Literal["interactive", "normal", "batch"],
-    Field(description='"interactive", "normal" or "batch"'),
-]
+Class = Literal["interactive", "normal", "batch"]

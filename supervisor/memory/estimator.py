@@ -12,7 +12,7 @@ from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.tasks import Task
-from mlxsup.store.weights import FolderError
+from mlxsup.store.model_folder import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
 from ..core.memory import Budget, Figure, Need, Source, known_problem, pins_problem

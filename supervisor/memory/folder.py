@@ -35,8 +35,15 @@ from mlxsup.protocol.pictures import declares_vision
 from mlxsup.protocol.pooling import Pooling, find_pooling
 from mlxsup.protocol.regular_file import MIB, kind_of, read_regular
 from mlxsup.protocol.tasks import Task
-from mlxsup.store.description import CONFIG, INDEX, MAX_INDEX_BYTES
-from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError, array_bytes, read_header
+from mlxsup.store.model_folder import (
+    CONFIG,
+    INDEX,
+    MAX_HEADERS_BYTES,
+    MAX_INDEX_BYTES,
+    FolderError,
+    array_bytes,
+    read_header,
+)
 
 from .machine import installed
 

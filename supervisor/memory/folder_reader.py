@@ -14,6 +14,7 @@ import resource
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,9 +22,13 @@ from queue import Empty, SimpleQueue
 from mlxsup.protocol.codec import read_part, to_map
 from mlxsup.protocol.estimate import estimates_folder, find_kept
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.folder_problems import FolderProblem, folder_problem
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
-from mlxsup.store.weights import FolderError
+from mlxsup.store.model_folder import (
+    FolderError,
+    FolderProblem,
+    folder_problem,
+    missing_files,
+)
 
 from .folder import Estimate, estimate, fingerprint, read_bytes, stamp
 
@@ -142,14 +147,12 @@ def look(question: Question) -> Look:
     if place.repo:
         cache = find_cache()
         path = str(repository_folder(place.repo, cache))
-        try:
+        is_there, is_lacking = False, True
+        with suppress(OSError):
             snapshot = find_snapshot(place.repo, place.revision, cache=cache)
-        except OSError:
-            snapshot = None
-        if snapshot is not None:
-            path = str(snapshot.path)
-        is_there = snapshot is not None
-        is_lacking = snapshot is None or not snapshot.is_complete
+            if snapshot is not None:
+                is_lacking = bool(missing_files(snapshot))
+                is_there, path = True, str(snapshot)
     answer = Look(path=path, is_lacking=is_lacking)
     problem = folder_problem(Path(path)) if question.is_checked and is_there else None
     if not is_lacking:

@@ -28,7 +28,7 @@ from mlxsup.protocol.download import (
     report_line,
 )
 from mlxsup.protocol.folders import DEFAULT_LISTEN
-from mlxsup.store.references import EXAMPLE
+from mlxsup.store.sources import EXAMPLE
 
 from support.cli.cli import (
     ESCAPE,

@@ -20,7 +20,7 @@ from huggingface_hub import constants
 
 from mlxsup.downloader import snapshot as snapshot_module
 from mlxsup.downloader.failures import DownloadError, explain
-from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, fetch
+from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, bar_class, fetch
 from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -445,8 +445,15 @@ def test_refusal_names_the_next_step_and_no_token(
     assert says in failed.message
     assert hints in failed.hint
     assert failed.retry_after_s == (77 if fault.status == 429 else 0)
+    if fault.status in (400, 401, 403):
+        assert len(hub.fetched(WEIGHTS_NAME)) <= 1, "a refusal does not change"
     assert any(one.authorization == f"Bearer {TOKEN}" for one in hub.asked)
     assert TOKEN not in f"{failed}{capfd.readouterr()}"
+
+
+def test_hub_cannot_put_off_a_download_for_longer_than_a_day(hub: LocalHub) -> None:
+    hub.break_(LISTING, Fault(status=429, headers={"Retry-After": "9" * 12}, times=OFTEN))
+    assert failure().retry_after_s == 24 * 3600
 
 
 def test_refusal_without_a_token_says_to_log_in(hub: LocalHub) -> None:
@@ -479,17 +486,16 @@ def test_files_are_on_the_disk_before_the_reference_names_them(
     assert flushed == [(tmp_path / "config.json").stat().st_ino]
 
 
-def test_progress_is_that_of_the_bar_that_is_ahead() -> None:
+def test_progress_is_that_of_the_bar_that_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[DownloadReport] = []
-    progress = snapshot_module._Progress(10, 100, told.append)
-    bar_class = progress.bar_class()
-    received, written, files = (
-        bar_class(unit="B", total=0), bar_class(unit="B", total=0), bar_class(total=3),
-    )  # fmt: skip
+    bar = bar_class(10, 100, told.append)
+    assert told == [DownloadProgress(done_bytes=10, total_bytes=100)]
+    received, written, files = bar(unit="B", total=0), bar(unit="B", total=0), bar(total=3)
 
     def tell() -> int:
-        progress._reported_at = float("-inf")
-        received.update(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshot_module, "REPORT_INTERVAL_S", 0)
+            received.update(0)
         assert isinstance(told[-1], DownloadProgress)
         return told[-1].done_bytes
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.text import size_text
-from mlxsup.store.references import EXAMPLE
+from mlxsup.store.sources import EXAMPLE
 
 from support.daemon.daemon import fake, row, wait_for_state
 from support.daemon.downloads import FILES, HELD_AT, WEIGHTS_NAME, hub_environment

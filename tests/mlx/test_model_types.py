@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import MODEL_REMAPPING, load_model
 
 from mlxsup.protocol.states import Batching
-from mlxsup.store.search import served_types
+from mlxsup.store.local_models import served_types
 from mlxsup.worker.engine import BadModelError
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.folder import check_folder

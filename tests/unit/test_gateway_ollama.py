@@ -21,7 +21,7 @@ from mlxsup.gateway import descriptions as descriptions_module
 from mlxsup.gateway import limits
 from mlxsup.gateway.keys import Keys
 from mlxsup.protocol.client_messages import Timings
-from mlxsup.store.description import Description, describe
+from mlxsup.store.model_folder import Description, describe
 
 from support.daemon.hub_caches import MODEL, write_folder
 from support.gateway.key_place import new_key, place_in

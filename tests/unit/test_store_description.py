@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.store.description import describe
+from mlxsup.store.model_folder import describe
 
 from support.daemon.hub_caches import MODEL, safetensors, write_folder
 

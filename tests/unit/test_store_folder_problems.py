@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.store.folder_problems import damage, folder_problem, repository_problem
+from mlxsup.store.model_folder import damage, folder_problem, repository_problem
 
 from support.daemon.hub_caches import MODEL, REPO, index_of, write_folder, write_repository
 

@@ -14,7 +14,6 @@ from huggingface_hub.utils._validators import validate_repo_id
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlxsup.store.description import missing_files
 from mlxsup.store.hub_cache import (
     OFFLINE_VARIABLES,
     check_repository,
@@ -26,6 +25,7 @@ from mlxsup.store.hub_cache import (
     repositories,
     repository_folder,
 )
+from mlxsup.store.model_folder import missing_files
 
 from support.daemon.hub_caches import COMMIT, MODEL, REPO, index_of, write_folder, write_repository
 
@@ -48,6 +48,7 @@ def is_valid_for_hub(name: str) -> bool:
 @example("owner/" + "a" * 97)
 @example("../../etc/passwd")
 @example("owner/..")
+@example("owner/na..me")
 @example("owner/name.git")
 @example("owner/na--me")
 @example("modèle/nom")
@@ -112,9 +113,15 @@ def test_revisions_mean_what_the_hub_library_says(
         assert oracle is None
     else:
         assert found is not None
-        assert (found.commit, found.missing) == (commit, ())
+        assert found.name == commit
+        assert missing_files(found) == ()
         assert isinstance(oracle, str)
-        assert found.path == Path(oracle).parent
+        assert found == Path(oracle).parent
+
+
+def test_start_of_a_revision_is_no_revision(tmp_path: Path) -> None:
+    write_repository(tmp_path, revision="refs/pr/7")
+    assert find_snapshot(REPO, "refs/pr", cache=tmp_path) is None
 
 
 def test_reference_out_of_the_cache_is_not_followed(tmp_path: Path) -> None:
@@ -154,7 +161,7 @@ def test_snapshot_with_a_broken_link_is_not_complete(tmp_path: Path) -> None:
     (snapshot / "model.safetensors").resolve().unlink()
     found = find_snapshot(REPO, cache=tmp_path)
     assert found is not None
-    assert (found.missing, found.is_complete) == (("model.safetensors",), False)
+    assert missing_files(found) == ("model.safetensors",)
 
 
 def test_cache_lists_its_models(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import (
     MAX_DEPTH,
     ConfigError,
+    ConfigText,
     DaemonConfig,
     changed_for_later,
     load_config,
@@ -35,8 +36,7 @@ GIB = 2**30
 
 def config_of(text: str) -> DaemonConfig:
     """Return what a file with this text says; it is /some/c.toml, which does not exist."""
-    path = Path("/some/c.toml")
-    return parse_config(text, path=Path("c.toml"), config_path=path, folder=path.parent)
+    return parse_config(ConfigText(raw=text, folder=Path("/some")), Path("/some/c.toml"))
 
 
 def problems_of(text: str) -> list[str]:
@@ -45,7 +45,7 @@ def problems_of(text: str) -> list[str]:
         config_of(text)
     assert caught.value.exit_code == 78
     assert str(caught.value) == "\n".join(caught.value.problems)
-    return [problem.removeprefix("c.toml:") for problem in caught.value.problems]
+    return [problem.removeprefix("/some/c.toml:") for problem in caught.value.problems]
 
 
 # ---------------------------------------------------------------- mistakes
@@ -412,6 +412,16 @@ def test_other_text_is_no_size(text: str) -> None:
 # ---------------------------------------------------------------- lines
 
 
+def test_only_pinned_models_must_fit_together() -> None:
+    budget = '[supervisor]\nmemory_budget = "1GiB"\n'
+    model = '[models.{}]\nengine = "fake"\nmemory = "700MiB"\npinned = {}\n'
+    assert (
+        len(config_of(budget + model.format("a", "true") + model.format("b", "false")).models) == 2
+    )
+    (problem,) = problems_of(budget + model.format("a", "true") + model.format("b", "true"))
+    assert problem.startswith("10: ")
+
+
 def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it() -> None:
     index = LineIndex(
         "top = 1\n"
@@ -453,10 +463,16 @@ def test_each_key_is_found_on_its_line_and_what_is_absent_at_the_table_around_it
         "x": 1,
     }
     assert {path: index.find(tuple(path.split())) for path in places} == places
-    assert index.find(("one", 'h\\"i')) == 8
+    assert index.find(("one", 'h"i')) == 8
     assert index.find(()) == 1
     deep = LineIndex("\n[x.y.z]\na.b = 1\n")
     assert [deep.find(path) for path in (("x",), ("x", "y"), ("x", "y", "z", "a"))] == [2, 2, 3]
+
+
+def test_line_index_knows_keys_of_tables_within_values() -> None:
+    index = LineIndex("#\u2028\na = {b = {c = 1},\nd = [{e = 1},\n{f.g = 2}], h = 3}\ni = 4\n")
+    places = {"a": 2, "a b c": 2, "a d": 3, "a d e": 3, "a d f g": 4, "a h": 4, "i": 5}
+    assert {path: index.find(tuple(path.split())) for path in places} == places
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.store.references import RefusedModelError, Source
+from mlxsup.store.sources import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, read_config
 
@@ -160,6 +160,20 @@ def test_table_that_goes_takes_its_empty_line_with_it(tmp_path: Path, name: str)
     assert file.read_text() == text
     change_file(file, partial(removing, name=name))
     assert file.read_text().count("\n\n") == 1
+
+
+def test_new_key_stands_above_the_comments_on_the_next_table(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{A}\n# one\n# two\n{B}\n")
+    change_file(file, partial(with_one, model="a", name="z"))
+    assert file.read_text() == f'{A}aliases = ["z"]\n\n# one\n# two\n{B}\n'
+
+
+def test_table_goes_that_follows_an_empty_one(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{A}[models.a.restart]\n{B}\n")
+    change_file(file, partial(removing, name="b"))
+    assert file.read_text() == f"{A}[models.a.restart]\n"
 
 
 def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:

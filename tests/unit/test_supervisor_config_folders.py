@@ -81,9 +81,9 @@ def test_source_of_an_entry_is_never_mixed_with_that_of_the_defaults(
 def test_owner_and_name_on_the_command_line_are_a_repository(cache: Path) -> None:
     assert split_model(REPO) == (REPO.split("/")[1], REPO)
     assert split_model(f"small={REPO}") == ("small", REPO)
-    config, text = config_of_folders({"small": REPO})
-    assert text == f'[models.small]\nrepo = "{REPO}"\n'
-    assert read(text).models == config.models
+    config = config_of_folders({"small": REPO})
+    assert config.text == f'[models.small]\nrepo = "{REPO}"\n'
+    assert read(config.text).models == config.models
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_folder_gives_its_name_unless_one_is_given(
 
 def test_folders_are_written_so_that_each_name_and_path_can_be_read_again(cache: Path) -> None:
     odd = Path('/q"\\\t\x7fé📦')
-    config, text = config_of_folders({"a": Path("/m"), "b.c": odd})
+    config = config_of_folders({"a": Path("/m"), "b.c": odd})
     escaped = json.dumps(str(odd)).replace("\\ud83d\\udce6", "\\U0001F4E6")
     assert escaped == '"/q\\"\\\\\\t\\u007f\\u00e9\\U0001F4E6"'
-    assert text == f'[models.a]\npath = "/m"\n\n[models."b.c"]\npath = {escaped}\n'
+    assert config.text == f'[models.a]\npath = "/m"\n\n[models."b.c"]\npath = {escaped}\n'
     assert [model.launch.path for model in config.models] == ["/m", str(odd)]
-    assert read(text).models == config.models
+    assert read(config.text).models == config.models
     with pytest.raises(ConfigError, match=r'--model:1: models\."a=b" is not a valid model name'):
         config_of_folders({"a=b": Path("/m")})
 

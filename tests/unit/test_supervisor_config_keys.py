@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxsup.store.references import RefusedModelError
+from mlxsup.store.sources import RefusedModelError
 from mlxsup.supervisor.config.entries import change_file
 from mlxsup.supervisor.config.keys import changing, getting, settings_of
 from mlxsup.supervisor.config.load import (
@@ -232,7 +232,7 @@ def test_number_of_changes_is_limited(tmp_path: Path, changes: dict[str, str]) -
 
 
 def test_daemon_without_a_file_keeps_no_setting() -> None:
-    config, _ = config_of_folders({"a": Path("/a")})
+    config = config_of_folders({"a": Path("/a")})
     with pytest.raises(RefusedModelError, match="no configuration file"):
         changing(config, {"models.a.pinned": "true"})
 

@@ -21,7 +21,7 @@ from mlxsup.protocol.estimate import (
     find_kept,
     keep,
 )
-from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError
+from mlxsup.store.model_folder import MAX_HEADERS_BYTES, FolderError
 from mlxsup.supervisor.memory import folder as folder_module
 from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import (

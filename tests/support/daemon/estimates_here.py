@@ -12,7 +12,7 @@ import pytest
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.weights import FolderError
+from mlxsup.store.model_folder import FolderError
 from mlxsup.supervisor.memory import estimates
 from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate

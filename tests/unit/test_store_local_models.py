@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.store.search import (
+from mlxsup.store.local_models import (
     FoundModel,
     Origin,
     find_models,
-    model_folders,
+    lm_studio_folders,
     short_name,
 )
 from mlxsup.supervisor.config.lines import MODEL_NAME
@@ -101,7 +101,7 @@ def test_broken_settings_of_lm_studio_are_passed_over(content: str, tmp_path: Pa
     usual.mkdir(parents=True)
     (tmp_path / ".lmstudio-home-pointer").write_text(content)
     (tmp_path / ".lmstudio" / "settings.json").write_text(content)
-    assert model_folders() == [usual]
+    assert lm_studio_folders() == [usual]
 
 
 def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     (tmp_path / ".lmstudio-home-pointer").write_text(f"{home}\n")
     (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(chosen)}))
-    assert model_folders() == [chosen, home / "models"]
+    assert lm_studio_folders() == [chosen, home / "models"]
 
 
 # ---------------------------------------------------------------- short names

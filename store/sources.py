@@ -11,21 +11,15 @@ from urllib.parse import urlsplit
 from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.suggestions import close_names, did_you_mean
 
-from .folder_problems import GGUF_SUFFIX, damage, repository_problem
-from .hub_cache import (
-    check_revision,
-    find_snapshot,
-    is_offline,
-    is_owned_repository,
-)
-from .search import FoundModel, Origin, find_models, look_at, served_types, short_name
+from .hub_cache import check_revision, find_snapshot, is_offline, is_owned_repository
+from .local_models import FoundModel, Origin, find_models, look_at, served_types, short_name
+from .model_folder import GGUF_SUFFIX, damage, missing_files, repository_problem
 
 OTHER_KINDS = {"datasets": "a dataset", "spaces": "a space", "collections": "a collection"}
 """Other things that an address on the hub may name, by the first word of its path."""
 
 REVISION_FOLLOWS = ("tree", "blob", "resolve")
 """The word between the name and the revision in the address of a repository's files."""
-
 
 SHORT_NAMES = {
     "gemma3": "gemma-3-4b-it-4bit",
@@ -128,13 +122,13 @@ def find_source(model: str, revision: str | None = None, *, is_here: bool = True
     Raises:
         RefusedModelError: it is none of them.
     """
-    path = Path(model).expanduser()
-    if is_here or path.is_absolute():
-        if model and os.path.lexists(path):
-            return Source(title=path.absolute().name, folder=path.absolute())
-        if _is_path(model):
+    path = Path(os.path.expanduser(model))  # which leaves the `~name` of an unknown user
+    may_be_path = is_here or path.is_absolute()
+    if model and may_be_path and os.path.lexists(path):
+        return Source(title=path.absolute().name, folder=path.absolute())
+    if _is_path(model):
+        if may_be_path:
             raise RefusedModelError("not_found", f"{path.absolute()} does not exist")
-    elif _is_path(model):
         message = f"{model} is not an absolute path; the daemon has another current folder"
         raise RefusedModelError("usage", message)
     repo, named = repository_named(model)
@@ -170,7 +164,10 @@ def repository_named(model: str) -> tuple[str, str]:
     host, _, _ = model.partition("/")
     if "://" not in model and "." not in host.strip("."):
         return "", ""
-    address = urlsplit(model if "://" in model else f"https://{model}")
+    try:
+        address = urlsplit(model if "://" in model else f"https://{model}")
+    except ValueError:  # a bracket in the name of the host
+        raise _no_address(model) from None
     parts = [part for part in address.path.split("/") if part]
     if parts and (kind := OTHER_KINDS.get(parts[0])):
         message = f"{model} is the address of {kind}, not of a model"
@@ -179,11 +176,15 @@ def repository_named(model: str) -> tuple[str, str]:
         hint = f"download it, then `mlxsup add {shlex.quote(parts[-1])}`"
         raise RefusedModelError("not_a_model", f"{model} is the address of one file", hint)
     repo = "/".join(parts[:2])
-    if len(parts) < 2 or not is_owned_repository(repo):
-        hint = "the address of a model ends in OWNER/NAME"
-        raise RefusedModelError("usage", f"{model} is not the address of a model", hint)
+    if not is_owned_repository(repo):
+        raise _no_address(model)
     has_revision = len(parts) > 3 and parts[2] in REVISION_FOLLOWS
     return repo, parts[3] if has_revision else DEFAULT_REVISION
+
+
+def _no_address(model: str) -> RefusedModelError:
+    hint = "the address of a model ends in OWNER/NAME"
+    return RefusedModelError("usage", f"{model} is not the address of a model", hint)
 
 
 def short_repository(name: str) -> str | None:
@@ -211,13 +212,12 @@ def _repository(repo: str, revision: str) -> Source:
     """
     try:
         snapshot = find_snapshot(repo, check_revision(revision))
+        if snapshot is not None and not missing_files(snapshot):
+            return Source(title=repo, folder=snapshot, repo=repo, revision=revision)
     except ValueError as error:
-        message = f"{revision!r} is not {error}"
-        raise RefusedModelError("usage", message) from None
+        raise RefusedModelError("usage", f"{revision!r} is not {error}") from None
     except OSError:
-        snapshot = None
-    if snapshot is not None and snapshot.is_complete:
-        return Source(title=repo, folder=snapshot.path, repo=repo, revision=revision)
+        pass  # what the cache has cannot be read
     if revision == DEFAULT_REVISION:
         for found in find_models():
             if found.title == repo and not found.repo and found.problem is None:
@@ -238,13 +238,13 @@ def _listed(model: str) -> Source:
         lambda one: short_name(one.title, ()),
     ):
         same = [one for one in found if called(one) == model]
-        if len(same) > 1:
+        if len(same) == 1:
+            return _of(same[0])
+        if same:
             named = ", ".join(f"{one.repo or one.path} ({one.origin})" for one in same)
             hint = f"`mlxsup add {shlex.quote(same[0].repo or str(same[0].path))}`"
             message = f"{len(same)} models on this machine are called {model!r}: {named}"
             raise RefusedModelError("ambiguous", message, hint)
-        if same:
-            return _of(same[0])
     if (repo := short_repository(model)) is not None:
         return _repository(repo, DEFAULT_REVISION)
     names = [short_name(one.title, ()) for one in found]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxsup.store.references import (
+from mlxsup.store.sources import (
     RefusedModelError,
     Source,
     find_source,
@@ -30,6 +30,8 @@ from support.models.safetensors_files import llama_arrays, write_folder
         ("https://h.example/a/b/resolve/main/q.gguf", "is the address of one file"),
         ("https://h.example/a", "is not the address of a model"),
         ("h.example/../..", "is not the address of a model"),
+        ("https://[h/a/b", "is not the address of a model"),
+        ("~no-such-user/x", "~no-such-user/x does not exist"),
     ],
 )
 def test_name_of_no_model_is_refused(named: str, says: str) -> None:

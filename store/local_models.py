@@ -1,4 +1,4 @@
-"""Find the models on this machine: in the Hugging Face cache, LM Studio's folders, and our own."""
+"""The models on this machine: in the Hugging Face cache, LM Studio's folders, and our own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from mlxsup.protocol.folders import MODELS_DIR
 from mlxsup.protocol.ids import DEFAULT_REVISION
 from mlxsup.protocol.pooling import ENCODERS
 
-from .description import CONFIG, Description, describe
-from .folder_problems import GGUF_SUFFIX, FolderProblem, folder_problem, folders_below
 from .hub_cache import (
     REFERENCES,
     SNAPSHOTS,
@@ -25,6 +23,15 @@ from .hub_cache import (
     find_snapshot,
     repositories,
     repository_folder,
+)
+from .model_folder import (
+    CONFIG,
+    GGUF_SUFFIX,
+    Description,
+    FolderProblem,
+    describe,
+    folder_problem,
+    folders_below,
 )
 
 MAX_REFERENCES = 100
@@ -82,12 +89,16 @@ class FoundModel:
 def find_models() -> list[FoundModel]:
     """Return all models, each folder once; what cannot be read is passed over."""
     served = served_types()
-    found = [*_in_hub(find_cache(), served)]
-    for folder in model_folders():
-        found += _below(folder, Origin.LM_STUDIO, served)
-    found += _below(Path(MODELS_DIR).expanduser(), Origin.OWN, served)
-    by_folder = {os.path.realpath(model.path): model for model in reversed(found)}
-    return [model for model in found if by_folder[os.path.realpath(model.path)] is model]
+    found: dict[str, FoundModel] = {}
+    for model in _in_hub(find_cache(), served):
+        found.setdefault(os.path.realpath(model.path), model)
+    places = [(folder, Origin.LM_STUDIO) for folder in lm_studio_folders()]
+    for folder, origin in (*places, (Path(os.path.expanduser(MODELS_DIR)), Origin.OWN)):
+        for path in _models_below(folder):
+            if (place := os.path.realpath(path)) not in found:
+                title = path.relative_to(folder).as_posix()
+                found[place] = look_at(path, title, origin, served)
+    return list(found.values())
 
 
 def look_at(
@@ -106,14 +117,10 @@ def look_at(
     problem = folder_problem(path)
     kind = description.model_type
     if problem is None and served is not None and kind not in served:
-        text = (
-            f"mlx-lm does not support models of type {kind}"
-            if kind
-            else f"{path} has no model_type"
-        )
-        problem = FolderProblem(text=text)
+        says = f"mlx-lm does not support models of type {kind}"
+        problem = FolderProblem(says if kind else f"{path} has no model_type")
     if problem is None and description.task_problem:
-        problem = FolderProblem(text=description.task_problem)
+        problem = FolderProblem(description.task_problem)
     return FoundModel(
         title=title, origin=origin, path=path, description=description, problem=problem, **more
     )
@@ -130,9 +137,9 @@ def _in_hub(cache: Path, served: ServedTypes | None) -> Iterator[FoundModel]:
                 snapshot = find_snapshot(repo, revision, cache=cache)
             except (OSError, ValueError):
                 continue
-            if snapshot is not None and _may_be_model(snapshot.path):
+            if snapshot is not None and _may_be_model(snapshot):
                 more = {"repo": repo, "revision": revision}
-                yield look_at(snapshot.path, repo, Origin.HUB, served, **more)
+                yield look_at(snapshot, repo, Origin.HUB, served, **more)
                 break
 
 
@@ -148,8 +155,16 @@ def _revisions(folder: Path) -> Iterator[str]:
         return
 
 
+def _models_below(folder: Path) -> Iterator[Path]:
+    """Yield the folders of models at most two levels below a folder, then those of GGUF files."""
+    yield from folders_below(folder)
+    for path in sorted(folder.glob("*/*")):
+        if path.is_dir() and not (path / CONFIG).is_file() and _may_be_model(path):
+            yield path
+
+
 def _may_be_model(folder: Path) -> bool:
-    """True if a snapshot is worth a line: a language model, or a file that could become one."""
+    """True if a folder is worth a line: a language model, or a file that could become one."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -157,48 +172,26 @@ def _may_be_model(folder: Path) -> bool:
     return CONFIG in names or any(name.lower().endswith(GGUF_SUFFIX) for name in names)
 
 
-def _below(folder: Path, origin: Origin, served: ServedTypes | None) -> Iterator[FoundModel]:
-    """Yield the models at most two levels below a folder."""
-    for path in folders_below(folder):
-        yield look_at(path, path.relative_to(folder).as_posix(), origin, served)
-    for path in sorted(folder.glob("*/*")) if folder.is_dir() else ():
-        if path.is_dir() and not (path / CONFIG).is_file() and _may_be_model(path):
-            yield look_at(path, path.relative_to(folder).as_posix(), origin, served)
-
-
-# ---------------------------------------------------------------- LM Studio
-
-
-def model_folders() -> list[Path]:
-    """Return the folders of LM Studio with publishers in them that exist."""
-    user = Path.home()
-    homes = [_pointed_to(user / LM_STUDIO_POINTER), *(user / name for name in LM_STUDIO_HOMES)]
-    folders: list[Path] = []
-    for one in homes:
-        if one is None:
-            continue
-        for folder in (_chosen(one / "settings.json"), one / "models"):
-            if folder is not None and folder.is_dir() and folder not in folders:
-                folders.append(folder)
-    return folders
-
-
-def _pointed_to(pointer: Path) -> Path | None:
+def lm_studio_folders() -> list[Path]:
+    """Return the folders of LM Studio with publishers in them that exist, each once."""
+    user = Path(os.path.expanduser("~"))
+    homes = [user / name for name in LM_STUDIO_HOMES]
     try:
-        text = pointer.read_text(encoding="utf-8").strip()
+        if pointed := (user / LM_STUDIO_POINTER).read_text(encoding="utf-8").strip():
+            homes.insert(0, Path(pointed))
     except (OSError, ValueError):
-        return None
-    return Path(text) if text else None
-
-
-def _chosen(settings: Path) -> Path | None:
-    """Return the folder that a user has chosen for downloads."""
-    try:
-        value = json.loads(settings.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    folder = value.get("downloadsFolder") if isinstance(value, dict) else None
-    return Path(folder) if isinstance(folder, str) and folder else None
+        pass
+    folders: dict[Path, None] = {}
+    for home in homes:
+        try:  # the user may have chosen another folder for downloads
+            settings = json.loads((home / "settings.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            settings = None
+        chosen = settings.get("downloadsFolder") if isinstance(settings, dict) else None
+        if isinstance(chosen, str) and chosen:
+            folders[Path(chosen)] = None
+        folders[home / "models"] = None
+    return [folder for folder in folders if folder.is_dir()]
 
 
 # ---------------------------------------------------------------- types that mlx-lm serves
@@ -237,11 +230,11 @@ def _remapped(source: Path) -> set[str]:
     except (OSError, ValueError, SyntaxError):
         return set()
     for node in tree.body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Dict):
-            continue
-        if any(isinstance(target, ast.Name) and target.id == REMAPPING for target in node.targets):
-            keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
-            return {key for key in keys if isinstance(key, str)}
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)):
+                if name == REMAPPING:
+                    constants = (key.value for key in keys if isinstance(key, ast.Constant))
+                    return {key for key in constants if isinstance(key, str)}
     return set()
 
 
@@ -256,8 +249,8 @@ def short_name(title: str, taken: Collection[str]) -> str:
         taken: names that other models have, in lower case.
     """
     whole = _usable(title.rstrip("/").rpartition("/")[2])
-    words = whole.split("-")
-    short = "-".join([words[0], *(word for word in words[1:] if not _DROPPED.fullmatch(word))])
+    first, *others = whole.split("-")
+    short = "-".join([first, *(word for word in others if not _DROPPED.fullmatch(word))])
     for name in (short, whole, _usable(title.replace("/", "-"))):
         if name not in taken:
             return name
