@@ -125,7 +125,7 @@ def report(started: Started, first: str, target: Target, output: Output) -> None
         first: the name of its first model; empty if it has none.
         target: the options with which commands reach it.
     """
-    from .changes import http_lines, next_commands
+    from .foreground import http_lines, next_commands
 
     gateway = started.gateway or {}
     url = gateway["url"] if gateway.get("state") == "listening" else ""

@@ -30,7 +30,7 @@ from ..exit_status import CliError, NoDaemonError
 from ..keys import LAUNCH_KEY, launch_key
 from ..terminal.output import LiveLine, Output, confirm, settle_streams
 from ..terminal.tables import listing
-from .connect import PROVIDER, Site, gateway_url, site_of
+from .connect import PROVIDER, UNKNOWN_KEY, Site, gateway_url, site_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -47,9 +47,6 @@ ENOUGH_TOKENS = 32_768
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-
-UNKNOWN_KEY = "KEY"
-"""Stands for a key that is not made because of `--print`."""
 
 SIGNALLED = 128
 """Shells add the number of the signal that ended a process to this."""

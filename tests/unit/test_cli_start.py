@@ -20,7 +20,7 @@ import pytest
 
 from mlxsup import client
 from mlxsup.cli.catalogue import entry_called
-from mlxsup.cli.changes import MAX_WAITING, ChangePrinter
+from mlxsup.cli.foreground import MAX_WAITING, ChangePrinter
 from mlxsup.cli.configuration import read_configuration
 from mlxsup.cli.connection import (
     NEWCOMER_HINT,
