@@ -11,8 +11,8 @@ from typing import Any
 
 from .changes import change_line
 from .terminal.output import CLEAR_LINE, Output, terminal_size
-from .terminal.status import warning_lines
-from .terminal.text import counted, cut, format_duration
+from .terminal.status import stopping_words, warning_lines
+from .terminal.text import cut
 
 MAX_WAITING = 1000
 """Lines that are kept for a slow reader; more are dropped and counted."""
@@ -88,7 +88,8 @@ class ChangePrinter:
             self._output.data(http_lines(value["gateway"], value["pid"]))
         elif "stopping" in value:
             self._end_progress()
-            self._output.note(stopping_line(value))
+            words = stopping_words(value["stopping"], value["limit_s"], "press Ctrl-C again")
+            self._output.note(f"stopping: {words}")
         elif value.get("from") == value.get("to"):
             line = cut(change_line(value, has_bar=True), terminal_size().columns - 1)
             self._output.data(f"{CLEAR_LINE}{line}", newline=False)
@@ -119,17 +120,3 @@ def next_commands(first: str) -> str:
     """Return what to do with a daemon that has just started; `first` is a model that writes text,
     if it has one."""
     return f"next: `mlxsup {f'chat {first}' if first else 'add OWNER/NAME'}`, `mlxsup status`"
-
-
-def stopping_line(value: Mapping[str, Any]) -> str:
-    """Return what a daemon that was asked to end still does, and how to hurry it."""
-    count = value["stopping"]
-    requests = counted(count, "running request")
-    if not count:
-        return "stopping: ending every process"
-    if not value["limit_s"]:
-        return f"stopping: cutting off {requests}"
-    limit = format_duration(value["limit_s"])
-    return (
-        f"stopping: {requests} may take up to {limit} to finish; press Ctrl-C again to cut them off"
-    )

@@ -29,7 +29,6 @@ COMMAND = "mlxsup embed"
 @embedder_argument
 @click.argument("texts", nargs=-1, metavar="TEXT...")
 @click.option("--rank", "query", metavar="QUERY", help="Rank the texts for QUERY instead.")
-@click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Print only the best N.")
 @click.option("--dimensions", metavar="N", type=int, help="Keep only the first N numbers of each.")
 @click.option("--input-type", metavar="KIND", help="The kind of text: query, document.")
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long.")
@@ -42,7 +41,6 @@ def embed(
     model: str,
     texts: tuple[str, ...],
     query: str | None,
-    top_n: int | None,
     dimensions: int | None,
     input_type: str | None,
     truncate: bool,
@@ -56,8 +54,6 @@ def embed(
     Prints the embedding of each TEXT as a list of numbers, a line each; without TEXT, or with `-`,
     each line of stdin is a text. With --rank, a reranking model puts the texts in order instead.
     """
-    if top_n is not None and query is None:
-        raise misuse("--top needs --rank", COMMAND)
     if query is not None and (dimensions is not None or input_type is not None):
         raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
     given = list(texts) if texts and texts != ("-",) else _lines()
@@ -67,7 +63,7 @@ def embed(
         if query is None:
             _embed(client, model, given, output, dimensions, input_type, truncate, options)
         else:
-            _rank(client, model, query, given, output, top_n, options)
+            _rank(client, model, query, given, output, options)
     return ExitStatus.OK
 
 
@@ -114,10 +110,9 @@ def _rank(
     query: str,
     texts: list[str],
     output: Output,
-    top_n: int | None,
     options: RequestOptions,
 ) -> None:
-    found = client.rerank(model, query, texts, top_n=top_n, **options)
+    found = client.rerank(model, query, texts, **options)
     if output.is_json:
         results = [{"index": one.index, "score": one.score} for one in found.results]
         output.object({"model": model, "results": results})

@@ -75,9 +75,9 @@ KEY_VARIABLE = "MLXSUP_API_KEY"
 """Has the key for programs that can be told the name of a variable: other users see arguments."""
 
 
-def _claude_variables(site: Site) -> dict[str, str]:
+def _start_claude(site: Site) -> Start:
     name = site.model.name
-    return {
+    variables = {
         "ANTHROPIC_BASE_URL": site.url,
         "ANTHROPIC_AUTH_TOKEN": site.key,
         "ANTHROPIC_API_KEY": "",
@@ -89,17 +89,9 @@ def _claude_variables(site: Site) -> dict[str, str]:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-
-
-def _start_claude(site: Site) -> Start:
     # The `env` of the user's own settings wins over the environment, but not over --settings.
-    variables = _claude_variables(site)
-    text = json.dumps({"env": variables}, indent=2)
-    return Start(
-        arguments=["--settings", SETTINGS_FILE],
-        variables=variables,
-        file=("claude.json", f"{text}\n"),
-    )
+    file = ("claude.json", json.dumps({"env": variables}, indent=2) + "\n")
+    return Start(["--settings", SETTINGS_FILE], variables, file)
 
 
 def _start_codex(site: Site) -> Start:
@@ -115,31 +107,28 @@ def _start_codex(site: Site) -> Start:
     }
     # A text of JSON is one of TOML, too.
     words = [("-c", f"{key}={json.dumps(value)}") for key, value in settings.items()]
-    return Start(arguments=[*chain(*words)], variables={KEY_VARIABLE: site.key})
+    return Start([*chain(*words)], {KEY_VARIABLE: site.key})
 
 
-def _opencode_provider(site: Site) -> dict[str, Any]:
+def _start_opencode(site: Site) -> Start:
     models = {
         one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
         for one in site.models
     }
-    return {
+    provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": PROVIDER,
         "options": {"baseURL": site.base, "apiKey": site.key},
         "models": models,
     }
-
-
-def _start_opencode(site: Site) -> Start:
     model = f"{PROVIDER}/{site.model.name}"
-    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
     chosen = {"model": model, "small_model": model}
     # It is merged with the files of the user and of the project, and wins over them.
-    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
+    settings = {"provider": {PROVIDER: provider}, **chosen}
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
 
 
-def _pi_provider(site: Site, key: str) -> dict[str, Any]:
+def _start_pi(site: Site) -> Start:
     free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
     models = [
         {
@@ -153,39 +142,26 @@ def _pi_provider(site: Site, key: str) -> dict[str, Any]:
         }
         for one in site.models
     ]
-    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
-
-
-def _start_pi(site: Site) -> Start:
-    key = f"process.env.{KEY_VARIABLE}"
-    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
+    about = {"baseUrl": site.base, "api": "openai-completions", "models": models}
+    provider = f"{{...{json.dumps(about)}, apiKey: process.env.{KEY_VARIABLE}}}"
     extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
+    chosen = ["--provider", PROVIDER, "--model", site.model.name]
     return Start(
-        arguments=[
-            "--extension",
-            SETTINGS_FILE,
-            "--provider",
-            PROVIDER,
-            "--model",
-            site.model.name,
-        ],
-        variables={KEY_VARIABLE: site.key},
-        file=("pi.js", extension),
+        ["--extension", SETTINGS_FILE, *chosen],
+        {KEY_VARIABLE: site.key},
+        ("pi.js", extension),
     )
 
 
 def _start_aider(site: Site) -> Start:
     # Arguments, because a file .env of the project wins over the environment.
     where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
-    return Start(
-        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
-    )
+    return Start([*where, "--no-show-model-warnings"], {"OPENAI_API_KEY": site.key})
 
 
 def _start_qwen(site: Site) -> Start:
-    model = ["--model", site.model.name]
-    where = ["--auth-type", "openai", "--openai-base-url", site.base]
-    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
+    where = ["--auth-type", "openai", "--openai-base-url", site.base, "--model", site.model.name]
+    return Start(where, {"OPENAI_API_KEY": site.key})
 
 
 def _start_copilot(site: Site) -> Start:

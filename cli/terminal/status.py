@@ -132,14 +132,25 @@ def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
     yield from remarks(value)
 
 
-def stopping_words(stopping: Mapping[str, Any]) -> str:
-    """Return what a daemon that ends still waits for, for how long at most, and what hurries it."""
-    if not stopping["running"]:
-        return "it ends its processes"
-    has, it = ("has", "it") if stopping["running"] == 1 else ("have", "them")
-    requests = f"{counted(stopping['running'], 'running request')} {has}"
-    limit = format_duration(stopping["limit_s"])
-    return f"{requests} {limit} at most; `mlxsup stop --now` ends {it}"
+def stopping_words(running: int, limit_s: float, hurry: str) -> str:
+    """Return what a daemon that was asked to end still waits for.
+
+    Args:
+        running: requests that have not finished.
+        limit_s: how long they may take; 0 if they are cut off.
+        hurry: how to cut them off.
+    """
+    requests = counted(running, "running request")
+    if not running:
+        return "ending every process"
+    if not limit_s:
+        return f"cutting off {requests}"
+    them = "it" if running == 1 else "them"
+    limit = format_duration(limit_s)
+    return f"{requests} may take up to {limit} to finish; {hurry} to cut {them} off"
+
+
+STOP_NOW = "run `mlxsup stop --now`"
 
 
 def amounts(value: Mapping[str, Any]) -> str:
@@ -179,7 +190,8 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
             " start it again"
         )
     if stopping := value.get("stopping"):
-        yield f"the daemon is stopping: {stopping_words(stopping)}"
+        running, limit_s = stopping["running"], stopping["limit_s"]
+        yield f"the daemon is stopping: {stopping_words(running, limit_s, STOP_NOW)}"
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)
