@@ -525,7 +525,10 @@ class Clock:
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
 WAITS, WAITS_FOR_M = f"waiting for {BOTH} to end (1s)", "waiting for m (pid 8) to end (2s)"
-DRAINS = "1 running request may take up to 29s to finish; run `mlxsup stop --now` to cut it off; Ctrl-C leaves"
+DRAINS = (
+    "1 running request may take up to 29s to finish; run `mlxsup stop --now` to cut it off; Ctrl-C"
+    " leaves"
+)
 GIVEN_UP = f"error: {BOTH} did not end within"
 LEFT = "the daemon has ended, but SIGKILL has no effect on m (pid 8)"
 
