@@ -34,13 +34,12 @@ from .connection import errors_explained
 from .exit_status import CliError
 from .terminal.output import Line, Output
 from .terminal.requests import request_lines, stage_line
-from .terminal.status import amounts, models_table, remarks, whole_bytes
+from .terminal.status import amounts, models_table, remarks
 from .terminal.text import (
     cell_len,
     clock,
     counted,
     cut,
-    format_bytes,
     format_duration,
     in_a_line,
     wrapped,
@@ -60,8 +59,6 @@ ESCAPE_S = 0.05
 MAX_HEARD = 200
 """Lines about what happened that are kept; more than any terminal has."""
 
-LEAST_ROWS_WITH_BAR = 6
-MIN_BAR_WIDTH = 8
 MARK, NO_MARK = "> ", "  "
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -107,7 +104,6 @@ HELP = (
     "p              pause it, or resume it",
     "q, Ctrl-C      quit",
     "Ctrl-Z         suspend",
-    "memory  # =    used, may grow to",
 )
 HINTS = {
     None: "arrows select  ? help  q quit",
@@ -292,8 +288,7 @@ class Screen:
             return []
         title = in_a_line(self._title(self.look))
         lines: list[Line] = [[(cut(title, width), "bold red" if self.lost else "bold")]]
-        if height >= LEAST_ROWS_WITH_BAR:
-            lines.append([(memory_bar(self.look.status, width), "")])
+        lines.append([(cut(f"memory: {amounts(self.look.status)}", width), "")])
         room = max(height - len(lines) - 1, 0)
         body: list[Line] = [[(line, "")] for line in HELP[:room]]
         if not self._is_helping:
@@ -390,26 +385,6 @@ def items_of(look: Look) -> tuple[Item, ...]:
         name = str(one["id"] if ids[one["id"]] == 1 else one["number"])
         items.append(Item(kind="request", name=name, title=str(one["id"]), state=str(one["state"])))
     return tuple(items)
-
-
-def memory_bar(status: Mapping[str, Any], width: int) -> str:
-    """Return `memory [###==.....] 3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`.
-
-    The bar is as long as the budget, or as what models may grow to if that is more. A `#` is used,
-    an `=` is what that may grow to, and a dot is neither. A narrow terminal gets no bar.
-    """
-    memory = status.get("memory") or {}
-    used, grown = memory.get("used_bytes") or 0, memory.get("may_grow_to_bytes") or 0
-    whole, text = whole_bytes(status), amounts(status)
-    room = width - len(f"memory [] {text}")
-    if room < MIN_BAR_WIDTH:
-        text = f"{format_bytes(used)} used of {format_bytes(whole)}"
-        room = width - len(f"memory [] {text}")
-    if room < MIN_BAR_WIDTH:
-        return f"memory {text}"[:width]
-    longest = max(whole, grown, 1)
-    signs = "#" * round(used / longest * room)
-    return f"memory [{signs.ljust(round(grown / longest * room), '=').ljust(room, '.')}] {text}"
 
 
 # ---------------------------------------------------------------- the terminal

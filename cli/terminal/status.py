@@ -161,13 +161,8 @@ def amounts(value: Mapping[str, Any]) -> str:
     parts = [f"{format_bytes(used)} used" if grown else "none used"]
     if memory.get("budget_bytes") is not None and grown:
         parts.append(f"may grow to {format_bytes(grown)}")
-    return f"{', '.join(parts)} of {format_bytes(whole_bytes(value))}"
-
-
-def whole_bytes(value: Mapping[str, Any]) -> int:
-    """Return the budget; without one, the memory of the machine."""
-    memory = value.get("memory") or {}
-    return int(memory.get("budget_bytes") or memory.get("machine_bytes") or 0)
+    whole = memory.get("budget_bytes") or memory.get("machine_bytes") or 0
+    return f"{', '.join(parts)} of {format_bytes(whole)}"
 
 
 def _memory_line(value: Mapping[str, Any]) -> str:
