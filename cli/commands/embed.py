@@ -19,7 +19,6 @@ from .add import add_option, served_name
 from .generate import read_stdin
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client
     from mlxsup.client.api import RequestOptions
 
 COMMAND = "mlxsup embed"
@@ -48,7 +47,7 @@ def embed(
     target: Target,
     output: Output,
     **options: Unpack[RequestOptions],
-) -> int:
+) -> None:
     """Example: mlxsup embed all-minilm "What is the tide?"
 
     Prints the embedding of each TEXT as a list of numbers, a line each; without TEXT, or with `-`,
@@ -57,14 +56,26 @@ def embed(
     if query is not None and (dimensions is not None or input_type is not None):
         raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
     given = list(texts) if texts and texts != ("-",) else _lines()
+    makes = Task.EMBED if query is None else Task.RERANK
     with connect(target) as client:
-        makes = Task.EMBED if query is None else Task.RERANK
         model, _ = served_name(model, client, target, output, is_sure=is_sure, makes=makes)
-        if query is None:
-            _embed(client, model, given, output, dimensions, input_type, truncate, options)
-        else:
-            _rank(client, model, query, given, output, options)
-    return ExitStatus.OK
+        if query is not None:
+            ranking = client.rerank(model, query, given, **options)
+            results = [{"index": one.index, "score": one.score} for one in ranking.results]
+            cells = [(f"{one.score:.4f}", given[one.index]) for one in ranking.results]
+            table = listing(("SCORE", "TEXT"), cells, right=("SCORE",))
+            output.result({"model": model, "results": results}, table)
+            return
+        found = client.embed(
+            model, list(given), dimensions=dimensions, input_type=input_type, truncate=truncate,
+            **options,
+        )  # fmt: skip
+    usage = {"prompt_tokens": found.usage.prompt_tokens, "engine_s": found.usage.engine_s}
+    lines = (f"[{', '.join(f'{number:.9g}' for number in vector)}]" for vector in found.vectors)
+    value = {"model": model, "embeddings": found.vectors, "usage": usage}
+    output.result(value, "\n".join(lines))
+    each = f"{counted(len(found.vectors[0]), 'number')} each"
+    output.note(f"{counted(len(given), 'text')}, {each}, {found.usage.prompt_tokens} tokens")
 
 
 def _lines() -> list[str]:
@@ -74,48 +85,3 @@ def _lines() -> list[str]:
         hint = f'give one: `{COMMAND} MODEL "a text"`'
         raise CliError(message, status=ExitStatus.USAGE, hint=hint)
     return lines
-
-
-def _embed(
-    client: Client,
-    model: str,
-    texts: list[str],
-    output: Output,
-    dimensions: int | None,
-    input_type: str | None,
-    truncate: bool,
-    options: RequestOptions,
-) -> None:
-    found = client.embed(
-        model,
-        list(texts),
-        dimensions=dimensions,
-        input_type=input_type,
-        truncate=truncate,
-        **options,
-    )
-    if output.is_json:
-        usage = {"prompt_tokens": found.usage.prompt_tokens, "engine_s": found.usage.engine_s}
-        output.object({"model": model, "embeddings": found.vectors, "usage": usage})
-        return
-    for vector in found.vectors:
-        output.data(f"[{', '.join(f'{number:.9g}' for number in vector)}]")
-    each = f"{counted(len(found.vectors[0]), 'number')} each"
-    output.note(f"{counted(len(texts), 'text')}, {each}, {found.usage.prompt_tokens} tokens")
-
-
-def _rank(
-    client: Client,
-    model: str,
-    query: str,
-    texts: list[str],
-    output: Output,
-    options: RequestOptions,
-) -> None:
-    found = client.rerank(model, query, texts, **options)
-    if output.is_json:
-        results = [{"index": one.index, "score": one.score} for one in found.results]
-        output.object({"model": model, "results": results})
-        return
-    cells = [(f"{one.score:.4f}", texts[one.index]) for one in found.results]
-    output.show(listing(("SCORE", "TEXT"), cells, right=("SCORE",)))

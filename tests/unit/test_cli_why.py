@@ -301,13 +301,13 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]
     assert events == [
         "started, in generation 1",
-        "its worker died: it crashed in native code (SIGSEGV); the request resumed at token 1 after"
-        " 3.0 s",
+        "its worker died: it crashed in native code (SIGSEGV)",
+        "continued at token 1, after a crash",
         "paused after 2 tokens: `mlxsup resume` continues it",
-        "continued, after 0.0 s",
+        "continued at token 2, after a pause",
     ]
     lines = lines_of(run.entries)
-    assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+    assert sum("m: r1 (#1) continued at token 1, after a crash" in line for line in lines) == 1
 
 
 def test_changes_after_a_death_do_not_repeat_why_the_model_was_wanted() -> None:
