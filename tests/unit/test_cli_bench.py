@@ -32,6 +32,12 @@ def test_figures_of_a_burst() -> None:
     assert figures_of([0.5], [[1.5]]) == {"first_token_s": 1.0, "tokens_per_s": 1 / 1.5}
 
 
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed() -> None:
+    gaps = [[0.0, *(float(n * (n + 1) / 2) for n in range(1, 101))]]  # of 1 to 100 seconds
+    found = figures_of([0.0], gaps)
+    assert (found["gap_p50_s"], found["gap_p99_s"]) == (50.0, 99.0)
+
+
 def test_repeats_are_summed_up_by_median_and_range() -> None:
     run = Run(cells=[CELL], repeats=3, values={CELL: {"tokens_per_s": [4.0, 1.0, 2.0]}})
     [cell] = value_of(run, "1")["cells"]
