@@ -104,7 +104,14 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
             `NAME:PRESET` or `NAME:ADAPTER`; None: the first that is READY.
         key: of the gateway; None for none.
     """
-    url = gateway_url(status, ", which other programs need")
+    gateway = status.get("gateway")
+    if not gateway:
+        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
+        message = "the daemon runs without HTTP, which other programs need"
+        raise CliError(message, code="no_gateway", hint=hint)
+    if not (url := gateway.get("url")):
+        message = f"HTTP is {gateway['state']}, and other programs need it"
+        raise CliError(message, code="no_gateway", hint="`mlxsup status` shows why")
     rows = [row for row in status["models"] if is_writer(row)]
     if name is not None and model_meant(status, name) is None:
         variants = [
@@ -123,24 +130,6 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
     models = [Model(first, context_length), *others]
     return Site(url=url, models=models, key=key or ANY_KEY)
-
-
-def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
-    """Return where programs of this machine reach the daemon's gateway.
-
-    Args:
-        status: of the daemon.
-        purpose: what needs it, behind the sentence of the error; may be empty.
-    """
-    gateway = status.get("gateway")
-    if not gateway:
-        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
-        raise CliError(f"the daemon runs without HTTP{purpose}", code="no_gateway", hint=hint)
-    url = gateway.get("url")
-    if not url:
-        message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
-        raise CliError(message, code="no_gateway", hint=hint)
-    return str(url)
 
 
 # ---------------------------------------------------------------- the programs

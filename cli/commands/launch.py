@@ -28,19 +28,18 @@ from ..changes import progress_shown
 from ..connection import START_S, Target, connect, daemon_options, status_of_daemon
 from ..exit_status import CliError, NoDaemonError
 from ..keys import LAUNCH_KEY, launch_key
-from ..terminal.output import LiveLine, Output, confirm, settle_streams
+from ..terminal.output import Output, confirm, settle_streams
 from ..terminal.tables import listing
-from .connect import PROVIDER, UNKNOWN_KEY, Site, gateway_url, site_of
+from .connect import PROVIDER, UNKNOWN_KEY, Site, site_of
 
 if TYPE_CHECKING:
     import subprocess
     from types import FrameType
 
-    from mlxsup.client import Client
 
 GATEWAY_LIMIT_S = 60.0
 LOOK_INTERVAL_S = 0.1
-"""How long to wait for the gateway to answer, and how often to ask."""
+"""How long to wait for the gateway to take a new key, and how often to ask."""
 
 ENOUGH_TOKENS = 32_768
 """Instructions, tools and some files: agents get stuck in a context that is much shorter."""
@@ -263,15 +262,14 @@ def launch(
         context.invoke(stop, endpoint=target.endpoint, config=target.config, is_json=output.is_json)
         _start_daemon(Path(status["config_path"]), target, output)
     with connect(target) as client:
-        _wait_for_gateway(client, output)
         status = client.status()
         row, name = _choose(status, model, agent, output)
         key, is_new = launch_key(target, is_made=True)
-        if is_new:
+        site = site_of(status, name, key)
+        if key is not None and is_new:
             revoke = target.repeat_in(f"`mlxsup key revoke {LAUNCH_KEY}` revokes it")
             output.note(f"made the key {LAUNCH_KEY} for agents; {revoke}")
-        site = site_of(status, name, key)
-        _wait_for_key(site.url, key)
+            _wait_for_key(site.url, key)
         if row["state"] != "READY":
             with progress_shown(client, row["name"], output):
                 client.load(row["name"])
@@ -355,25 +353,13 @@ def _start_daemon(path: Path, target: Target, output: Output) -> None:
     note_started(started, target, output)
 
 
-def _wait_for_gateway(client: Client, output: Output) -> None:
-    """Return once the gateway listens."""
-    until = time.monotonic() + GATEWAY_LIMIT_S
-    with LiveLine(output) as line:
-        while (gateway := client.status().get("gateway")) and gateway["state"] != "listening":
-            if time.monotonic() >= until:
-                break
-            line.show(f"HTTP is {gateway['state']}")
-            time.sleep(LOOK_INTERVAL_S)
-    gateway_url(client.status(), "")
-
-
-def _wait_for_key(url: str, key: str | None) -> None:
+def _wait_for_key(url: str, key: str) -> None:
     """Return once the gateway takes the key: a new one counts within a second."""
     import http.client  # help would wait for it
 
     parts = urlsplit(url)
     until = time.monotonic() + GATEWAY_LIMIT_S
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}"}
     while True:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         try:
