@@ -11,12 +11,12 @@ from mlxsup.protocol.death_causes import WAS_IT_THE_SYSTEM, explain
 from mlxsup.protocol.flight import (
     CONTINUES,
     GIVEN_UP,
+    OF_MODELS,
     OF_REQUESTS,
     PAUSED,
     PROMPT_ONLY,
     DaemonEnded,
     Entry,
-    LostRow,
     ModelChanged,
     Recorded,
     RequestContinued,
@@ -323,39 +323,41 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
 
 
 def _tell_death(story: Story, death: Death, now: float) -> None:
-    died = death.died
+    died, number = death.died, death.recorded.number
     load = " while it was being loaded" if died.ready_s is None else ""
     story.say(f"it last died at {moment(death.recorded.at, now)}{load}: {explain(died).what}")
     story.add(_before(died))
     for row in died.rows:
         suspect = ", a suspect" if row.is_suspect else ""
         named = f"{row.id} (#{row.number}{suspect}), after {counted(row.tokens, 'token')}"
-        story.add(f"{named}: {_what_became_of(row, death)}")
+        fate = FATES.get(row.fate, f"failed with {row.fate}")
+        story.add(f"{named}: {fate.replace('ID', row.id)}")
     if died.more_rows:
         story.add(f"and {counted(died.more_rows, 'more request')}")
     if not died.rows and died.ready_s is not None:
         story.add("no request ran")
     if died.verdict:
         story.add(f"judged: {died.verdict}")
-    if died.failure:
-        story.add(f"then: FAILED, {died.failure}")
-        return
-    text = f"then: {died.after}"
+    text = "restarted immediately" if died.after == "PENDING" else died.after
     if died.retry_in_s is not None:
-        text = f"then: the next start after {seconds(died.retry_in_s)}"
-    elif died.after == "PENDING":
-        text = "then: restarted immediately"
-        for one in death.run.entries:
-            match one.entry:
-                case ModelChanged(model=story.name, after="READY") if (
-                    one.number > death.recorded.number
-                ):
-                    text += f", READY after {seconds(one.at - death.recorded.at)}"
-                    break
-    if died.crashes and died.most_crashes:
+        text = f"the next start after {seconds(died.retry_in_s)}"
+    if died.failure:
+        text = f"FAILED, {died.failure}"
+    elif died.crashes and died.most_crashes:
         window = format_duration(died.window_s)
         text += f"; crash {died.crashes} of the {died.most_crashes} allowed within {window}"
-    story.add(text)
+    story.add(f"then: {text}")
+    ran = {row.number for row in died.rows}
+    after = [
+        one
+        for one in death.run.entries
+        if one.number > number
+        and (
+            (isinstance(one.entry, OF_MODELS) and one.entry.model == died.model)
+            or (isinstance(one.entry, OF_REQUESTS) and one.entry.number in ran)
+        )
+    ]
+    story.add(*lines_of(after[:LAST_SHOWN]))
 
 
 def _before(died: WorkerDied) -> str:
@@ -376,25 +378,12 @@ def _before(died: WorkerDied) -> str:
     return "before: " + ", ".join(part for part, is_known in parts.items() if is_known)
 
 
-def _what_became_of(row: LostRow, death: Death) -> str:
-    """Return what a death meant for a request that ran."""
-    if row.fate == PAUSED:
-        return f"is paused, until `mlxsup resume {row.id}`"
-    if row.fate == "quarantined":
-        return "was quarantined, because it crashed the model each time it ran alone"
-    if row.fate != CONTINUES:
-        return f"failed with {row.fate}"
-    for one in death.run.entries:
-        entry = one.entry
-        if one.number <= death.recorded.number:
-            continue
-        if isinstance(entry, RequestContinued) and entry.number == row.number:
-            return f"resumed at token {entry.tokens} after {seconds(one.at - death.recorded.at)}"
-        if isinstance(entry, RequestEnded) and entry.number == row.number:
-            return f"ended ({entry.outcome})"
-        if isinstance(entry, WorkerDied) and any(r.number == row.number for r in entry.rows):
-            return "was started again and hit the next crash"
-    return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
+FATES = {
+    CONTINUES: "continues in the next process",
+    PAUSED: "is paused, until `mlxsup resume ID`",
+    "quarantined": "was quarantined, because it crashed the model each time it ran alone",
+}
+"""What a death meant for a request that ran; any other is the code of its error."""
 
 
 # ---------------------------------------------------------------- a request
