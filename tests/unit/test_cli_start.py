@@ -33,7 +33,7 @@ from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.foreground import MAX_WAITING, ChangePrinter
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
 from mlxsup.cli.main import main
-from mlxsup.cli.port import MAX_COLUMNS, NEXT_PORTS, free_address, program_of
+from mlxsup.cli.port import MAX_COLUMNS, NEXT_PORTS, free_address, holder_of
 from mlxsup.cli.terminal.output import Output
 from mlxsup.client import ConnectionLost
 from mlxsup.protocol.gateway import Address
@@ -154,9 +154,6 @@ def test_a_user_without_a_home_is_told_to_set_one(
 
 
 PROGRAMS = {
-    "python3 -m http.server": ["python3", "-u", "-m", "http.server", "8484"],
-    "python3 app.py": ["python3", "-O", "/srv/app.py", "-m", "x"],
-    "python3": ["python3", "-c", "import time\ntime.sleep(9)"],
     "nginx": ["nginx", "-g", "daemon off;"],
     "the gateway of another mlxsup daemon": ["python3", "-P", "-m", "mlxsup.gateway"],
     "x" * (MAX_COLUMNS - 1) + "…": ["x" * 99],
@@ -168,9 +165,16 @@ PROGRAMS = {
 def test_program_that_listens_is_named_in_one_short_line(
     monkeypatch: pytest.MonkeyPatch, said: str, words: list[str]
 ) -> None:
+    def connection(pid: int | None, port: int, status: str = psutil.CONN_LISTEN) -> Mock:
+        return Mock(pid=pid, laddr=Mock(port=port), status=status)
+
+    there = [connection(1, 7), connection(2, 8, "ESTABLISHED"), connection(7, 8)]
     process = Mock(**{"name.return_value": words[0], "cmdline.return_value": words})
-    monkeypatch.setattr(psutil, "Process", lambda _: process)
-    assert program_of(7) == said
+    monkeypatch.setattr(psutil, "net_connections", lambda _: there)
+    monkeypatch.setattr(psutil, "Process", {7: process}.__getitem__)
+    assert holder_of(Address(host="h", port=8)) == f" by {said} (pid 7)"
+    there[2].pid = None
+    assert holder_of(Address(host="h", port=8)) == ""
 
 
 class StuckOutput(io.StringIO):
