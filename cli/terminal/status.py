@@ -32,7 +32,6 @@ COLUMNS = (
     Column("CONTEXT", is_right=True, given_up=1),
 )
 NOTE = Column("NOTE")
-LEAST_NOTE = 12
 
 STATE_STYLES = {
     "READY": "green",
@@ -70,9 +69,9 @@ def models_table(
     notes = [in_a_line(note_of(model, now)) for model in models]
     plain = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
     longest = max((cell_len(note) for note in notes), default=0)
-    gap = (
-        GAP if width is None else _gap(sum(fitting(COLUMNS, plain, None).values()), width, longest)
-    )
+    whole = sum(fitting(COLUMNS, plain, None).values()) + longest
+    # Columns move closer together if not every note has room.
+    gap = GAP if width is None or whole + GAP * len(COLUMNS) <= width else 1
     widths = fitting(COLUMNS, plain, width, gap)
     room = None if width is None else width - sum(widths.values()) - gap * len(widths)
     if room is not None and room < len(NOTE.title):
@@ -89,14 +88,6 @@ def models_table(
         if last := _last_line(value, model):
             group.append([(for_terminal(cut(in_a_line(f"  {last}"), width)), "dim")])
     return groups
-
-
-def _gap(taken: int, width: int, longest_note: int) -> int:
-    """Return fewer spaces between columns if that makes room for the longest note, or for any."""
-    room, closer = (width - taken - gap * len(COLUMNS) for gap in (GAP, 1))
-    if room >= longest_note:
-        return GAP
-    return 1 if closer >= longest_note or room < LEAST_NOTE else GAP
 
 
 def _cells(model: Mapping[str, Any]) -> list[str | tuple[str, str]]:

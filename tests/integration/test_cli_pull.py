@@ -195,7 +195,7 @@ def test_a_downloader_that_ends_before_it_is_asked_is_no_reader_that_has_gone(
             self.wait()
 
     monkeypatch.setattr(downloading, "download_argv", lambda: ["false"])
-    monkeypatch.setattr(downloading.subprocess, "Popen", Ended)
+    monkeypatch.setattr("mlxsup.cli.downloading.subprocess.Popen", Ended)
     with pytest.raises(CliError, match="the download ended with exit code 1"):
         downloading.download(Repository(REPO), Output(), again="")
 
