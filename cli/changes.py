@@ -91,7 +91,7 @@ def progress_shown(client: Client, model: str, output: Output) -> Iterator[None]
     try:
         yield
     finally:
-        changes.close()
         with lock:
             has_finished.set()
             line.clear()
+        changes.close()
