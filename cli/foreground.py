@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .changes import change_line
-from .terminal.output import CLEAR_LINE, Output, terminal_size
+from .terminal.output import LiveLine, Output
 from .terminal.status import stopping_words, warning_lines
-from .terminal.text import cut
 
 MAX_WAITING = 1000
 """Lines that are kept for a slow reader; more are dropped and counted."""
@@ -32,8 +31,7 @@ class ChangePrinter:
         self._hint = hint if sys.stderr.isatty() else ""
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
-        self._is_live = output.has_colour(sys.stdout) and not output.is_json
-        self._has_live_line = False
+        self._line = LiveLine(output)
         self._thread = threading.Thread(target=self._run, name="mlxsup-output", daemon=True)
 
     def listening(self, endpoint: str) -> None:
@@ -48,7 +46,7 @@ class ChangePrinter:
     def changed(self, change: Mapping[str, Any]) -> None:
         """Print a change of a model, that the gateway listens, or that the end is near."""
         is_model = "gateway" not in change and "stopping" not in change
-        if not is_model or change.get("from") != change.get("to") or self._is_live:
+        if not is_model or change.get("from") != change.get("to") or self._line.is_possible:
             self._put(dict(change))
 
     def close(self) -> bool:
@@ -71,7 +69,7 @@ class ChangePrinter:
                 if dropped:
                     self._output.note(f"{dropped} lines were skipped")
                 self._write(value)
-            self._end_live_line()
+            self._line.clear()
         except OSError:
             # The reader has gone, or the disk is full: the daemon continues (its log has all).
             return
@@ -79,36 +77,24 @@ class ChangePrinter:
     def _write(self, value: Mapping[str, Any]) -> None:
         if self._output.is_json:
             self._output.object(value)
-        elif "endpoint" in value:
+            return
+        if "model" in value and value.get("from") == value.get("to"):
+            self._line.show(change_line(value, has_bar=True))
+            return
+        self._line.clear()
+        if "endpoint" in value:
             self._output.data(f"listening at {value['endpoint']} (pid {value['pid']})")
             if self._hint:
                 self._output.note(self._hint)
         elif "gateway" in value:
-            self._end_progress()
             self._output.data(http_lines(value["gateway"], value["pid"]))
         elif "stopping" in value:
-            self._end_progress()
             words = stopping_words(value["stopping"], value["limit_s"], "press Ctrl-C again")
             self._output.note(f"stopping: {words}")
-        elif value.get("from") == value.get("to"):
-            line = cut(change_line(value, has_bar=True), terminal_size().columns - 1)
-            self._output.data(f"{CLEAR_LINE}{line}", newline=False)
-            self._has_live_line = True
         else:
-            self._end_progress()
             self._output.data(change_line(value))
             for line in warning_lines(value["model"], value.get("warnings")):
                 self._output.note(line)
-
-    def _end_progress(self) -> None:
-        """Clear the line that shows how far a load is, for what comes next."""
-        if self._has_live_line:
-            self._output.data(CLEAR_LINE, newline=False)
-            self._has_live_line = False
-
-    def _end_live_line(self) -> None:
-        if self._has_live_line:
-            self._output.data("")
 
 
 def http_lines(url: str, pid: int) -> str:
