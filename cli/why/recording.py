@@ -191,8 +191,8 @@ def _lines_of(path: Path, damage: list[str]) -> Iterator[Recorded]:
             else:
                 damaged += 1
     if damaged:
-        lines = f"{counted(damaged, 'line')} of the flight recorder"
-        damage.append(f"{lines} cannot be read and were skipped, in {path.name}")
+        skipped = f"{counted(damaged, 'line')} of the flight recorder"
+        damage.append(f"{skipped} cannot be read and were skipped, in {path.name}")
     if has_lost:
         damage.append(f"a part of {path.name} is missing, perhaps because the disk was full")
 
