@@ -58,7 +58,8 @@ def find_row(model: str, configuration: DaemonConfig | None) -> dict[str, Any]:
                 return row
     path = Path(model).expanduser()
     if model and os.path.exists(path):
-        return row_of_path(path.absolute())
+        path = path.absolute()
+        return _row(None, look_at(path, str(path), Origin.NAMED, served_types()))
     hint = did_you_mean(close_names(model, [row["name"] or row["title"] for row in rows]))
     hint = hint or "see `mlxsup models`"
     message = f"there is no model or folder {model!r} on this machine"
@@ -91,11 +92,6 @@ def row_of_entry(entry: ModelSettings, found: FoundModel | None = None) -> dict[
     path = Path(entry.launch.path)
     found = found or look_at(path, entry.repo or str(path), Origin.CONFIGURED, served_types())
     return _row(entry, replace(found, repo=entry.repo, revision=entry.revision))
-
-
-def row_of_path(path: Path) -> dict[str, Any]:
-    """Return the row of a folder that is named by its path."""
-    return _row(None, look_at(path, str(path), Origin.NAMED, served_types()))
 
 
 def _row(entry: ModelSettings | None, model: FoundModel | None) -> dict[str, Any]:

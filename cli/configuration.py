@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.discovery import config_places, find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG, DEFAULT_LISTEN
 from mlxsup.protocol.regular_file import new_file, room_hint
 
-from .connection import Target
+from .connection import Target, connect, status_of_daemon
 from .exit_status import CliError, ExitStatus
 
 if TYPE_CHECKING:
+    from mlxsup.client import Client
+    from mlxsup.supervisor.config.entries import Edit
     from mlxsup.supervisor.config.load import DaemonConfig
 
 NO_FILE_HINT = "create one with `mlxsup init`, or choose one with --config FILE"
@@ -123,6 +125,38 @@ def configuration_errors(path: Path) -> Iterator[None]:
         message = f"{path} is not a valid configuration:{lines}"
         hint = f"fix it, then run `mlxsup config check {shlex.quote(str(path))}`"
         raise CliError(message, hint=hint, status=ExitStatus.BAD_CONFIGURATION) from None
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise the refusal of a model, or of a change, as an error of the command line."""
+    from mlxsup.store.sources import RefusedModelError
+
+    try:
+        yield
+    except RefusedModelError as error:
+        status = ExitStatus.USAGE if error.code == "usage" else ExitStatus.FAILED
+        raise CliError(error.message, code=error.code, hint=error.hint, status=status) from None
+
+
+def changed(
+    target: Target,
+    by_daemon: Callable[[Client], dict[str, Any]],
+    in_file: Callable[[DaemonConfig], Edit],
+) -> dict[str, Any]:
+    """Change the configuration by the daemon that runs, or else in the file that it would read.
+
+    Returns:
+        What the daemon would answer, with `config_path`, which is None if it has no file.
+    """
+    if status_of_daemon(target) is not None:
+        with connect(target) as client:
+            return by_daemon(client)
+    from mlxsup.supervisor.config.entries import change_file
+
+    file = find_configuration(target.config)
+    with configuration_errors(file), refusals():
+        return {**change_file(file, in_file).answer, "config_path": str(file)}
 
 
 def schema_text() -> str:

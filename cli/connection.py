@@ -17,7 +17,6 @@ import click
 
 from mlxsup.protocol import discovery
 from mlxsup.protocol.discovery import (
-    CONFIG_VARIABLE,
     ENDPOINT_VARIABLE,
     Place,
     UnreadableConfigError,
@@ -137,21 +136,11 @@ class Target:
         is_lost = error.code == "connection_lost" and "`mlxsup start`" in error.hint
         if is_lost and (source := self.endpoint_source):
             error.hint = f"check {source}: a daemon prints its endpoint when it starts"
+        elif is_lost and self.find().config is None:
+            error.hint = NEWCOMER_HINT
         else:
             error.hint = self.repeat_in(error.hint)
-            if is_lost:
-                error.hint = self._with_place(error.hint)
         return error
-
-    def _with_place(self, hint: str) -> str:
-        """Return the hint to start a daemon, with the file it would read, or else what it needs."""
-        place = find_place(self.endpoint, self.config)
-        if place.config is None:
-            return NEWCOMER_HINT
-        if place.source == "--config":
-            return hint
-        named = f" (named by {CONFIG_VARIABLE})" if place.source == CONFIG_VARIABLE else ""
-        return f"{hint}, which reads {place.config}{named}"
 
     def _repeat(self, command: re.Match[str]) -> str:
         word, rest = command.groups()

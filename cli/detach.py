@@ -125,42 +125,39 @@ def report(started: Started, first: str, target: Target, output: Output) -> None
         first: the name of its first model; empty if it has none.
         target: the options with which commands reach it.
     """
-    from .changes import http_lines, next_commands
+    from .foreground import http_lines, next_commands
 
     gateway = started.gateway or {}
     url = gateway["url"] if gateway.get("state") == "listening" else ""
-    if not output.is_json:
-        output.data(f"listening at {started.endpoint} (pid {started.pid})")
-        if url:
-            output.data(http_lines(url, gateway["pid"]))
-        elif gateway:
-            output.note(f"warning: {without_http(gateway)}")
-        output.note(f"its output is in {started.output}")
-        output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
-    if output.is_json:
-        value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
-        output.object(value | ({"gateway": url} if url else {}))
+    value = {"endpoint": started.endpoint, "pid": started.pid, "output": str(started.output)}
+    lines = [f"listening at {started.endpoint} (pid {started.pid})"]
+    lines += [http_lines(url, gateway["pid"])] if url else []
+    output.result(value | ({"gateway": url} if url else {}), "\n".join(lines))
+    _warn_without_http(started, output)
+    output.note(f"its output is in {started.output}")
+    output.note(target.repeat_in(f"{next_commands(first)}; `mlxsup stop` ends it"))
 
 
 def note_started(started: Started, target: Target, output: Output) -> None:
     """Say on standard error that a daemon runs now, where it serves HTTP, and how it is ended."""
-    gateway = started.gateway
-    is_listening = gateway is not None and gateway["state"] == "listening"
-    where = f" with a page and an API at {gateway['url']}" if gateway and is_listening else ""
+    gateway = started.gateway or {}
+    is_listening = gateway.get("state") == "listening"
+    where = f" with a page and an API at {gateway['url']}" if is_listening else ""
     how = "started a daemon" if started.is_ours else "another command started the daemon"
     end = target.repeat_in("`mlxsup stop` ends it")
     output.note(f"{how} (pid {started.pid}){where}; {end}")
-    if gateway is not None and not is_listening:
-        output.note(f"warning: {without_http(gateway)}")
+    _warn_without_http(started, output)
 
 
-def without_http(gateway: Mapping[str, Any]) -> str:
-    """Return why a gateway does not listen; it is tried again."""
+def _warn_without_http(started: Started, output: Output) -> None:
+    """Say why a gateway does not listen, if there is one; it is tried again."""
     from . import port
 
-    by = port.holder_of(Address.parse(gateway["address"]))
-    why = f"{gateway['address']} is taken{by}" if by else gateway["cause"]
-    return f"HTTP is not served, and is tried again: {why}"
+    gateway = started.gateway
+    if gateway is not None and gateway["state"] != "listening":
+        by = port.holder_of(Address.parse(gateway["address"]))
+        why = f"{gateway['address']} is taken{by}" if by else gateway["cause"]
+        output.note(f"warning: HTTP is not served, and is tried again: {why}")
 
 
 def make_private_folder(path: Path) -> None:

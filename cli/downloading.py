@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from mlxsup.protocol.download import (
     DownloadDone,
@@ -110,8 +110,9 @@ def _process(spec: DownloadSpec) -> Iterator[subprocess.Popen[bytes]]:
     ) as process:
         try:
             assert process.stdin is not None
-            process.stdin.write(to_line(spec))
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended already; what it printed says why
+                # Not through the buffer, which would be written again when the file is closed.
+                os.write(process.stdin.fileno(), to_line(spec))
             yield process
         except BaseException:
             process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,22 +65,8 @@ def usable_keys(target: Target) -> Iterator[KeyPlace]:
         raise CliError(str(error), code="keys", hint=error.hint, status=status) from None
 
 
-def read_key(given: str | None) -> str | None:
-    """Return the key that was given with `--key`; `-` means that it is on stdin."""
-    key = sys.stdin.readline().strip() if given == "-" else given
-    if key is None:
-        return None
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise CliError(
-            "a key has letters, digits and signs",
-            hint="`mlxsup key new NAME` creates one",
-            status=ExitStatus.USAGE,
-        )
-    return key
-
-
 def launch_key(target: Target, *, is_made: bool) -> tuple[str | None, bool]:
-    """Return the key that agents use, and whether the gateway needs one that was missing; None
+    """Return the key that programs use, and whether the gateway needs one that was missing; None
     while it needs none.
 
     One key serves all of them. The keys themselves are not kept, so this one has a file of its own.

@@ -192,13 +192,12 @@ def _usage_error(error: click.ClickException, arguments: list[str]) -> CliError:
     command = context.command_path if context is not None else _command_path(arguments)
     hint = f"see `{command} -h`"
     option = getattr(error, "option_name", None)
-    group = context.command if context is not None else None
-    if option is not None and isinstance(group, click.Group) and option in _options_below(group):
-        hint = f"put the option after the command: `{command} COMMAND {option}`"
-        return CliError(error.message, hint=hint, status=ExitStatus.USAGE)
     if option in OPTION_HABITS:
         hint = OPTION_HABITS[option]
         return CliError(f"No such option {option!r}.", hint=hint, status=ExitStatus.USAGE)
+    if option is not None and context is not None and isinstance(context.command, click.Group):
+        hint = f"put the option after the command: `{command} COMMAND {option}`"
+        return CliError(error.message, hint=hint, status=ExitStatus.USAGE)
     # Not matched by its class, which click only has since 8.4.
     name = getattr(error, "command_name", None)
     if name is not None and command == PROGRAM:
@@ -223,19 +222,6 @@ def _command_path(arguments: list[str]) -> str:
         words.append(word)
         command = found
     return " ".join(words)
-
-
-def _options_below(group: click.Group) -> set[str]:
-    """Return the options of all of a group's commands."""
-    context = click.Context(group)
-    options: set[str] = set()
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            options |= _options_below(command)
-        elif command is not None:
-            options.update(word for parameter in command.params for word in parameter.opts)
-    return options
 
 
 def _system_error(error: OSError) -> CliError:

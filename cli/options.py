@@ -93,23 +93,16 @@ def priority_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--priority", type=PRIORITY, help=help_priority)(function)
 
 
-class NewFile(click.Path):
-    """A path, but not `-`: what else these commands print goes to standard output."""
+def new_file(text: str) -> Path:
+    """Return a path of an option, but not `-`: what else these commands print goes to standard
+    output.
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path:
-        """Return the path.
-
-        Raises:
-            click.BadParameter: it is `-`.
-        """
-        if value == "-":
-            self.fail("- means standard output; choose a file instead", param, ctx)
-        return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+    Raises:
+        click.BadParameter: it is `-`.
+    """
+    if text == "-":
+        raise click.BadParameter("- means standard output; choose a file instead")
+    return Path(text)
 
 
 TEMPLATE = "chat_template_kwargs"

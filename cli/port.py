@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import suppress
-from itertools import dropwhile
 
 import psutil
 
@@ -32,42 +30,19 @@ def refused_at(address: Address) -> OSError | None:
     return None
 
 
-def listener_at(address: Address) -> int | None:
-    """Return the process that listens there; None if the system does not say which."""
-    with suppress(psutil.Error):
-        for one in psutil.net_connections("tcp"):
-            port = one.laddr.port if one.laddr else None
-            if one.status == psutil.CONN_LISTEN and port == address.port and one.pid is not None:
-                return int(one.pid)
-    return None
-
-
-def program_of(pid: int) -> str:
-    """Return the program with this pid, of Python also what it runs, in at most 40 columns; empty
-    if there is none."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        name, words = str(process.name()), process.cmdline()
-    except psutil.Error:
-        return ""
-    if "mlxsup.gateway" in words:
-        return "the gateway of another mlxsup daemon"
-    if name.startswith("python"):
-        given = dropwhile(lambda word: word[:1] == "-" and word[:2] not in ("-m", "-c"), words[1:])
-        match list(given):
-            case ["-m", module, *_]:
-                name = f"{name} -m {module}"
-            case [script, *_] if script[:1] != "-":  # the text of -c is no name
-                name = f"{name} {os.path.basename(script)}"
-    return cut(in_a_line(name), MAX_COLUMNS)
-
-
 def holder_of(address: Address) -> str:
-    """Return ` by python3 (pid 4711)`, the program that listens there; empty if it is not known."""
-    pid = listener_at(address)
-    return "" if pid is None else f" by {program_of(pid) or 'a program'} (pid {pid})"
+    """Return ` by nginx (pid 4711)`, the program that listens there; empty if it is not known."""
+    with suppress(psutil.Error):  # not every system says it to every user
+        for one in psutil.net_connections("tcp"):
+            if one.status != psutil.CONN_LISTEN or not one.laddr or one.pid is None:
+                continue
+            if one.laddr.port == address.port:
+                process = psutil.Process(one.pid)
+                name = cut(in_a_line(process.name()), MAX_COLUMNS)
+                if "mlxsup.gateway" in process.cmdline():
+                    name = "the gateway of another mlxsup daemon"
+                return f" by {name} (pid {one.pid})"
+    return ""
 
 
 def free_address(address: Address) -> str:

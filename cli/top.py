@@ -1,4 +1,7 @@
-"""`mlxsup top` on a terminal: a daemon on the whole screen, as an app of textual.
+"""`mlxsup top` on a terminal: a daemon on the whole screen, drawn by prompt_toolkit.
+
+`Screen` decides what keys and news do, and what is shown; `run` draws it, asks the daemon and
+carries out orders.
 
 A selection never moves by itself: if its neighbour were selected when it ends, the key that was
 meant for the one would reach the other.
@@ -10,52 +13,57 @@ import asyncio
 import os
 import signal
 import sys
-import threading
+import termios
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rich.text import Text
-from textual import events
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
-from textual.widgets import Static
+from prompt_toolkit.application import Application, run_in_terminal
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 
-from .changes import MAX_CHANGES, Changes, change_line, is_step
+from mlxsup.client import AsyncClient, ConnectionLost, RequestError
+
+from .changes import change_line, is_step
 from .connection import errors_explained
 from .exit_status import CliError
 from .terminal.output import Line, Output
 from .terminal.requests import request_lines, stage_line
-from .terminal.status import amounts, models_table, remarks, whole_bytes
+from .terminal.status import amounts, models_table, remarks
 from .terminal.text import (
     cell_len,
     clock,
     counted,
     cut,
-    format_bytes,
     format_duration,
     in_a_line,
     wrapped,
 )
 from .terminal.writer import for_terminal
-
-if TYPE_CHECKING:
-    from mlxsup.client import Client
+from .turn_reader import color_depth, drawing_terminal
 
 LOOK_INTERVAL_S = 1.0
-RETRY_S = 1.0
-"""How long after a failure the daemon is looked for again."""
+"""Between two looks at the daemon, also while none answers."""
 
 READ_S = 0.3
-"""A question is answered by no key before that: it was pasted, or meant for something else."""
+"""A question is answered by no key before that: the key was meant for something else."""
 
-LEAST_ROWS_WITH_BAR = 6
-MIN_BAR_WIDTH = 8
+ESCAPE_S = 0.05
+"""How long to wait for the rest of a key that begins as escape does."""
+
+MAX_HEARD = 200
+"""Lines about what happened that are kept; more than any terminal has."""
+
 MARK, NO_MARK = "> ", "  "
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+COLOURS = {name: f"ansi{name}" for name in ("red", "green", "yellow")}
+"""What prompt_toolkit calls the colours of our lines; it knows `bold`, `dim` and `reverse`."""
 
 Verb = Literal["restart", "load", "unload", "cancel", "pause", "resume"]
 
@@ -96,7 +104,6 @@ HELP = (
     "p              pause it, or resume it",
     "q, Ctrl-C      quit",
     "Ctrl-Z         suspend",
-    "memory  # =    used, may grow to",
 )
 HINTS = {
     None: "arrows select  ? help  q quit",
@@ -105,21 +112,11 @@ HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A daemon's answers to the questions for its status and its requests.
+class Look(NamedTuple):
+    """A daemon's answers, as `mlxsup status --json` and `mlxsup requests --json` print them."""
 
-    Attributes:
-        at: seconds since the epoch.
-        status: as `mlxsup status --json` prints it.
-        requests: as `mlxsup requests --json` prints it.
-        changes: of models' states since the look before, as `mlxsup events --json` prints them.
-    """
-
-    at: float
     status: Mapping[str, Any]
     requests: Mapping[str, Any]
-    changes: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,143 +143,59 @@ class Order(NamedTuple):
     item: Item
 
 
-def run(endpoint: str, output: Output) -> None:
-    """Show a daemon on the whole terminal until the user leaves.
-
-    A signal that ends other programs ends this one, once the terminal is what it was.
-
-    Args:
-        endpoint: of the daemon.
-    """
-    if not output.has_colour(sys.stdout):
-        os.environ["NO_COLOR"] = "1"  # textual asks nothing else
-    app = Top(endpoint)
-    ended_by = app.run(mouse=False)  # so that text can be selected and copied
-    if app.failure is not None:
-        raise app.failure
-    if ended_by is not None and ended_by != signal.SIGINT:
-        signal.signal(ended_by, signal.SIG_DFL)
-        signal.raise_signal(ended_by)
-
-
-class Top(App[int]):
-    """A daemon on the whole terminal; it returns the signal that asked for its end, if one did.
-
-    Args:
-        endpoint: of the daemon.
+class Screen:
+    """What is known of a daemon, what is selected, and how both are shown.
 
     Attributes:
         look: the latest one; None before the first.
         heard: lines about what happened, the newest last.
         lost: why no daemon answers; None while one does.
         selected: a model, a request, or nothing.
-        question: an order that takes something away, and is only carried out after a `y`.
-        is_asked: whether the question has been there for long enough to be answered.
+        question: an order that takes something away, and is only given after a `y`.
         said: a sentence about what was typed last.
-        failure: what ended it, if that was a mistake in here.
+        is_left: whether the user has left.
     """
 
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "quit", priority=True, show=False),
-        Binding("ctrl+z", "suspend_process", priority=True, show=False),
-    ]
-    CSS = """
-    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-    Static { height: 1; background: ansi_default; color: ansi_default; }
-    #body { height: 1fr; }
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(ansi_color=True)
+    def __init__(self) -> None:
         self.look: Look | None = None
-        self.heard: deque[str] = deque(maxlen=MAX_CHANGES)
+        self.heard: deque[str] = deque(maxlen=MAX_HEARD)
         self.lost: CliError | None = None
         self.selected: Item | None = None
         self.question: Order | None = None
-        self.is_asked = False
         self.said = ""
-        self.failure: Exception | None = None
-        self._endpoint = endpoint
+        self.is_left = False
+        self._asked_at = 0.0
         self._lost_at = 0.0
         self._place = 0
         self._is_helping = False
         # Bounded by what can be selected.
         self._under_way: set[Item] = set()
-        self._has_ended = threading.Event()
-        self._is_taken = threading.Event()
-
-    def compose(self) -> ComposeResult:
-        """See `App.compose`."""
-        for name in ("title", "memory", "body", "last"):
-            yield Static(id=name, markup=False)
-
-    def on_mount(self) -> None:
-        """Begin to follow the daemon, and to hear signals."""
-        if not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in ENDING:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    loop.add_signal_handler(number, self.exit, number)
-        threading.Thread(target=self._follow, name="mlxsup-follower", daemon=True).start()
-
-    def on_unmount(self) -> None:
-        """Let the thread that follows the daemon end; the process does not wait for it."""
-        self._has_ended.set()
-        self._is_taken.set()
 
     # ------------------------------------------------------------ news
 
-    def _follow(self) -> None:
-        """Look at the daemon again and again; each look waits until the one before is shown."""
-        from mlxsup.client import Client
-
-        while not self._has_ended.is_set():
-            try:
-                with errors_explained(), Client(self._endpoint) as client:
-                    changes = Changes(client)
-                    while not self._has_ended.is_set():
-                        status, requests = client.status(), client.requests()
-                        heard = [change for change in changes.wait(0.0) if is_step(change)]
-                        look = Look(at=time.time(), status=status, requests=requests, changes=heard)
-                        self._bring(look)
-                        self._has_ended.wait(LOOK_INTERVAL_S)
-            except CliError as error:
-                self._bring(error)
-            self._has_ended.wait(RETRY_S)
-
-    def _bring(self, news: Look | CliError) -> None:
-        """Post news and wait until they are taken: a terminal may be held up for hours."""
-        self._is_taken.clear()
-        if not self._has_ended.is_set() and self.call_later(self.take, news):
-            self._is_taken.wait()
-
     def take(self, news: Look | CliError) -> None:
         """Take news of the daemon: it answered, or did not."""
-        self._is_taken.set()
-        with self._failing():
-            if isinstance(news, Look):
-                self._see(news)
-            else:
-                if self.lost is None:
-                    self._lost_at = time.time()
-                    self.heard.append(f"{clock(self._lost_at)} no daemon answers")
-                self.lost = news
-            self._keep_selection()
-            self._draw()
+        now = time.time()
+        if isinstance(news, Look):
+            self._see(news, now)
+        else:
+            if self.lost is None:
+                self._lost_at = now
+                self.heard.append(f"{clock(now)} no daemon answers")
+            self.lost = news
+        self._keep_selection()
 
-    def _see(self, look: Look) -> None:
-        self.heard.extend(change_line(change) for change in look.changes)
+    def _see(self, look: Look, now: float) -> None:
         pid = look.status["pid"]
         if self.look is not None and self.look.status["pid"] != pid:
-            self.heard.append(f"{clock(look.at)} another daemon answers (pid {pid})")
+            self.heard.append(f"{clock(now)} another daemon answers (pid {pid})")
             # A request's number means another one there.
             if self.selected is not None and self.selected.kind == "request":
                 self.selected = None
             if self.question is not None and self.question.item.kind == "request":
                 self.question = None
         elif self.lost is not None:
-            self.heard.append(f"{clock(look.at)} the daemon answers again (pid {pid})")
+            self.heard.append(f"{clock(now)} the daemon answers again (pid {pid})")
         self.look, self.lost = look, None
 
     @property
@@ -303,28 +216,22 @@ class Top(App[int]):
 
     # ------------------------------------------------------------ keys
 
-    def on_key(self, event: events.Key) -> None:
-        """Do what a key stands for."""
-        with self._failing():
-            self._press(event.character if event.is_printable and event.character else event.key)
-            self._draw()
-
-    def _press(self, key: str) -> None:
+    def press(self, key: str) -> Order | None:
+        """Do what a key stands for; return what the daemon has to do, if anything."""
         if self.question is not None:
-            if self.is_asked:
-                self._answer(self.question, key)
-            return
+            return self._answer(self.question, key)
         self.said = ""
-        if key in ("q", "ctrl+d"):
-            self.exit()
+        if key in ("q", "c-d"):
+            self.is_left = True
         elif self._is_helping or key == "?":
             self._is_helping = not self._is_helping
         elif key in KEYS:
-            self._command(key)
+            return self._command(key)
         elif key == "escape":
             self.selected = None
         elif self.items and key in (*STEPS, "home", "end"):
             self._move(key)
+        return None
 
     def _move(self, key: str) -> None:
         """Select another; the first key after nothing was selected continues where it was."""
@@ -334,100 +241,70 @@ class Top(App[int]):
         self._place = min(max(place, 0), last)
         self.selected = self.items[self._place]
 
-    def _command(self, key: str) -> None:
+    def _command(self, key: str) -> Order | None:
         kind, verb = KEYS[key]
         item = self.selected
         if item is None:
             self.said = "nothing is selected: use the arrow keys"
-            return
+            return None
         if item.kind != kind:
             self.said = f"select a {kind} first to use `{key}`"
-            return
+            return None
         if verb == "pause" and item.state in PAUSED_STATES:
             verb = "resume"
-        order = Order(verb=verb, item=item)
+        order = Order(verb, item)
         if verb not in ASKED_FIRST:
-            self._start(order)
-            return
-        self.question, self.is_asked = order, False
-        self.set_timer(READ_S, self._ask)
+            return self._begin(order)
+        self.question, self._asked_at = order, time.monotonic()
+        return None
 
-    def _ask(self) -> None:
-        self.is_asked = True
-
-    def _answer(self, question: Order, key: str) -> None:
+    def _answer(self, question: Order, key: str) -> Order | None:
+        if time.monotonic() - self._asked_at < READ_S:
+            return None
         self.question = None
         if key in ("y", "Y"):
-            self._start(question)
-        else:
-            self.said = f"{question.item.title}: nothing was changed"
+            return self._begin(question)
+        self.said = f"{question.item.title}: nothing was changed"
+        return None
 
-    # ------------------------------------------------------------ orders
-
-    def _start(self, order: Order) -> None:
-        """Carry out an order on a thread, because some take as long as a load."""
+    def _begin(self, order: Order) -> Order | None:
         if order.item in self._under_way:
             self.said = f"{order.item.title}: the previous action is still running"
-            return
+            return None
         self._under_way.add(order.item)
         self.said = f"{DOING[order.verb]} {order.item.title} …"
-        name = f"mlxsup-{order.verb}"
-        threading.Thread(target=self._carry_out, args=(order,), name=name, daemon=True).start()
+        return order
 
-    def _carry_out(self, order: Order) -> None:
-        from mlxsup.client import Client
-
-        try:
-            with errors_explained(), Client(self._endpoint) as client:
-                sentence = _done(client, order)
-        except CliError as error:
-            sentence = f"{order.item.title}: {error.message}"
-        self.call_later(self._say, sentence, order.item)
-
-    def _say(self, sentence: str, item: Item) -> None:
+    def finish(self, order: Order, sentence: str) -> None:
         """Say what has become of an order."""
-        with self._failing():
-            self._under_way.discard(item)
-            self.said = sentence
-            self._draw()
+        self._under_way.discard(order.item)
+        self.said = sentence
 
     # ------------------------------------------------------------ the picture
 
-    def on_resize(self) -> None:
-        """Draw for another size."""
-        with self._failing():
-            self._draw()
-
-    def _draw(self) -> None:
-        width, height = self.size
-        if self.look is None or not width:
-            return
-        has_bar = height >= LEAST_ROWS_WITH_BAR
-        memory = self.query_one("#memory", Static)
-        memory.display = has_bar
-        memory.update(Text(memory_bar(self.look.status, width)))
-        self._show("title", self._title(self.look), "bold red" if self.lost else "bold", width)
-        room = max(height - 2 - has_bar, 0)
-        if self._is_helping:
-            lines = [Text(line) for line in HELP[:room]]
-        else:
-            lines = body(self.look, self.heard, self.selected, width, room)
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Return what a terminal of this size shows; nothing before the first look."""
+        if self.look is None:
+            return []
+        title = in_a_line(self._title(self.look))
+        lines: list[Line] = [[(cut(title, width), "bold red" if self.lost else "bold")]]
+        lines.append([(cut(f"memory: {amounts(self.look.status)}", width), "")])
+        room = max(height - len(lines) - 1, 0)
+        body: list[Line] = [[(line, "")] for line in HELP[:room]]
+        if not self._is_helping:
+            body = self._body(self.look, width, room)
         if self.lost is not None:
             # The daemon no longer confirms it.
-            lines = [Text(line.plain, style="dim") for line in lines]
-        self.query_one("#body", Static).update(Text("\n").join(lines))
-        self._show("last", self._last_line(width), "bold" if self.question else "", width)
-
-    def _show(self, name: str, text: str, style: str, width: int) -> None:
-        line = Text(for_terminal(in_a_line(text)), style=style)
-        line.truncate(width, overflow="ellipsis")
-        self.query_one(f"#{name}", Static).update(line)
+            body = [[(text, "dim") for text, _ in line] for line in body]
+        lines += [*body, *[list[tuple[str, str]]()] * (room - len(body))]
+        last = cut(in_a_line(self._last_line(width)), width)
+        return [*lines, [(last, "bold" if self.question else "")]]
 
     def _title(self, look: Look) -> str:
         if self.lost is not None:
             since = clock(self._lost_at)
             return f"no daemon since {since}, reconnecting: {self.lost.message}"
-        status, requests = look.status, look.requests
+        status, requests = look
         models = counted(len(status["models"]), "model")
         listed = counted(len(requests["requests"]) + requests["more"], "request")
         return (
@@ -446,22 +323,52 @@ class Top(App[int]):
             return "press any key to close this help"
         return self.said or HINTS[self.selected.kind if self.selected is not None else None]
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """End the app by an exception, which textual would print with its traceback."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - `run` raises it
-            self.failure = error
-            self.exit()
+    def _body(self, look: Look, width: int, height: int) -> list[Line]:
+        """Return the tables, the remarks and the events.
+
+        The tables get all lines but a third, which are for the latest events, or what the tables
+        leave to them.
+        """
+        lines, focus = self._tables(look, width)
+        room = max(2, min(len(lines), max(height - len(self.heard) - 1, height - height // 3)))
+        if len(lines) > room:
+            # The selected row is always shown, and the first ones if nothing is selected.
+            first = max(focus - room + 2, 0)
+            hidden = len(lines) - room + 1
+            lines = [*lines[first : first + room - 1], [(f"  and {hidden} more lines", "")]]
+        nothing = ("no events since top began", "dim")
+        lines.append([("latest events", "bold") if self.heard else nothing])
+        latest = list(self.heard)[max(len(self.heard) - height + len(lines), 0) :]
+        lines += [[(cut(in_a_line(line), width), "")] for line in latest]
+        return lines[:height]
+
+    def _tables(self, look: Look, width: int) -> tuple[list[Line], int]:
+        """Return the lines of models, requests and remarks, and the place of the selected row's
+        last one; 0 without a selection."""
+        room = width - len(MARK)
+        models_header, *models = models_table(look.status, look.status["models"], room)
+        listed, more = look.requests["requests"], look.requests["more"]
+        requests_header, *requests = request_lines(listed, room) if listed else [_NO_REQUESTS]
+        lines: list[Line] = []
+        focus, items = 0, iter(items_of(look))
+        tables = ((models_header[0], models), (requests_header, [[one] for one in requests]))
+        for header, groups in tables:
+            lines.append([(NO_MARK, ""), *header])
+            for group in groups:
+                marked: list[Line] = [[(NO_MARK, ""), *line] for line in group]
+                if next(items) == self.selected:
+                    # Not its colours, which a terminal may show on themselves.
+                    text = "".join(text for text, _ in group[0])
+                    marked[0] = [(MARK + text + " " * (room - cell_len(text)), "reverse")]
+                    focus = len(lines) + len(marked) - 1
+                lines += marked
+        if more:
+            lines.append([(f"{NO_MARK}and {more} more", "")])
+        said = [line for remark in remarks(look.status) for line in wrapped(remark, width)]
+        return [*lines, *([(line, "dim")] for line in said)], focus
 
 
-def _done(client: Client, order: Order) -> str:
-    """Carry out an order, and return what has become of it."""
-    value = getattr(client, order.verb)(order.item.name)
-    if order.verb in DONE:
-        return f"{order.item.title} is {DONE[order.verb]}"
-    return stage_line({**value, "stage": "cancelled"} if order.verb == "cancel" else value)
+_NO_REQUESTS: Line = [("no open requests", "dim")]
 
 
 def items_of(look: Look) -> tuple[Item, ...]:
@@ -480,80 +387,147 @@ def items_of(look: Look) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def memory_bar(status: Mapping[str, Any], width: int) -> str:
-    """Return `memory [###==.....] 3.10 GiB used, may grow to 5.00 GiB of 10.00 GiB`.
-
-    The bar is as long as the budget, or as what models may grow to if that is more. A `#` is used,
-    an `=` is what that may grow to, and a dot is neither. A narrow terminal gets no bar.
-    """
-    memory = status.get("memory") or {}
-    used, grown = memory.get("used_bytes") or 0, memory.get("may_grow_to_bytes") or 0
-    whole, text = whole_bytes(status), amounts(status)
-    room = width - len(f"memory [] {text}")
-    if room < MIN_BAR_WIDTH:
-        text = f"{format_bytes(used)} used of {format_bytes(whole)}"
-        room = width - len(f"memory [] {text}")
-    if room < MIN_BAR_WIDTH:
-        return f"memory {text}"[:width]
-    longest = max(whole, grown, 1)
-    signs = "#" * round(used / longest * room)
-    return f"memory [{signs.ljust(round(grown / longest * room), '=').ljust(room, '.')}] {text}"
+# ---------------------------------------------------------------- the terminal
 
 
-def body(
-    look: Look, heard: Sequence[str], selected: Item | None, width: int, height: int
-) -> list[Text]:
-    """Return the tables, the remarks and the events, cut to a terminal of this size.
+def run(endpoint: str, output: Output) -> None:
+    """Show a daemon on the whole terminal until the user leaves.
 
-    The tables get all lines but a third, which are for the latest events, or what the tables leave
-    to them.
+    A signal that ends other programs ends this one, once the terminal is what it was.
 
     Args:
-        look: the latest one.
-        heard: lines about what happened, the newest last.
-        selected: what is marked, if anything is.
-        width: columns of the terminal.
-        height: how many lines there are.
+        endpoint: of the daemon.
     """
-    lines, focus = _tables(look, selected, width)
-    room = max(2, min(len(lines), max(height - len(heard) - 1, height - height // 3)))
-    if len(lines) > room:
-        # The selected row is always shown, and the first ones if nothing is selected.
-        first = max(focus - room + 2, 0)
-        hidden = len(lines) - room + 1
-        lines = [*lines[first : first + room - 1], Text(f"  and {hidden} more lines")]
-    lines.append(
-        Text("latest events", style="bold")
-        if heard
-        else Text("no events since top began", style="dim")
+    ended_by = asyncio.run(show(endpoint, output))
+    if ended_by is not None and ended_by != signal.SIGINT:
+        signal.signal(ended_by, signal.SIG_DFL)
+        signal.raise_signal(ended_by)
+
+
+async def show(endpoint: str, output: Output) -> signal.Signals | None:
+    """Draw a daemon and obey the keys; return the signal that has asked for the end, if one did."""
+    screen = Screen()
+    app: Application[signal.Signals | None] = Application(
+        Layout(Window(FormattedTextControl(lambda: _fragments(screen, app)))),
+        key_bindings=_bindings(screen, endpoint),
+        full_screen=True,
+        output=drawing_terminal(),
+        color_depth=color_depth(output),
     )
-    latest = list(heard)[max(len(heard) - height + len(lines), 0) :]
-    lines += [Text(for_terminal(in_a_line(line))) for line in latest]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return lines[:height]
+    app.ttimeoutlen = ESCAPE_S
+    loop = asyncio.get_running_loop()
+    # prompt_toolkit's own would print a mistake with its traceback, and wait for a key.
+    loop.set_exception_handler(lambda _, context: _fail(app, context))
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, _end, app, number)
+
+    def begin() -> None:
+        app.create_background_task(_follow(endpoint, screen, app))
+
+    try:
+        return await app.run_async(begin, set_exception_handler=False, handle_sigint=False)
+    except EOFError:
+        return signal.SIGHUP  # the terminal has gone
 
 
-def _tables(look: Look, selected: Item | None, width: int) -> tuple[list[Text], int]:
-    """Return the lines of models, requests and remarks, and the place of the selected row's last
-    one; 0 without a selection."""
-    (models_header,), *models = models_table(look.status, look.status["models"], width - len(MARK))
-    nothing: list[Line] = [[("no open requests", "dim")]]
-    listed, more = look.requests["requests"], look.requests["more"]
-    requests_header, *requests = request_lines(listed, width - len(MARK)) if listed else nothing
-    lines: list[Text] = []
-    focus, items = 0, iter(items_of(look))
-    for header, groups in ((models_header, models), (requests_header, [[one] for one in requests])):
-        lines.append(Text.assemble(NO_MARK, *header))
-        for group in groups:
-            marked = [Text.assemble(NO_MARK, *line) for line in group]
-            if next(items) == selected:
-                # Not its colours, which a terminal may show on themselves.
-                marked[0] = Text(f"{MARK}{marked[0].plain.removeprefix(NO_MARK)}", style="reverse")
-                marked[0].pad_right(max(width - marked[0].cell_len, 0))
-                focus = len(lines) + len(marked) - 1
-            lines += marked
-    if more:
-        lines.append(Text(f"{NO_MARK}and {more} more"))
-    said = [line for remark in remarks(look.status) for line in wrapped(remark, width)]
-    return lines + [Text(for_terminal(line), style="dim") for line in said], focus
+def _end(app: Application[signal.Signals | None], number: signal.Signals) -> None:
+    if app.is_running and not app.is_done:
+        app.exit(result=number)
+
+
+def _fail(app: Application[Any], context: Mapping[str, Any]) -> None:
+    """End the app by an exception of a task or a callback, which `show` raises then."""
+    error = context.get("exception")
+    if error is not None and app.is_running and not app.is_done:
+        app.exit(exception=error)
+
+
+def _fragments(screen: Screen, app: Application[Any]) -> FormattedText:
+    """Return what is shown, with the styles as prompt_toolkit names them."""
+    size = app.output.get_size()
+    shown = FormattedText()
+    for line in screen.lines(size.columns, size.rows):
+        for text, style in line:
+            named = " ".join(COLOURS.get(word, word) for word in style.split())
+            shown.append((named, for_terminal(text)))
+        shown.append(("", "\n"))
+    return FormattedText(shown[:-1])
+
+
+def _bindings(screen: Screen, endpoint: str) -> KeyBindings:
+    keys = KeyBindings()
+    modes = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+
+    @keys.add("c-c")
+    def leave(event: KeyPressEvent) -> None:
+        event.app.exit()
+
+    @keys.add("c-z")
+    def suspend(_: KeyPressEvent) -> None:
+        run_in_terminal(lambda: _suspend(modes))
+
+    @keys.add(Keys.BracketedPaste)
+    def ignore(_: KeyPressEvent) -> None:
+        """Give no order, and answer no question, by what is pasted."""
+
+    @keys.add(Keys.Any)
+    def press(event: KeyPressEvent) -> None:
+        key = event.key_sequence[0].key
+        order = screen.press(key.value if isinstance(key, Keys) else key)
+        if screen.is_left:
+            event.app.exit()
+        elif order is not None:
+            event.app.create_background_task(_carry_out(order, endpoint, screen, event.app))
+
+    return keys
+
+
+def _suspend(modes: list[Any] | None) -> None:
+    """Stop the process group; prompt_toolkit alone would not give back every mode before."""
+    if modes is not None:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+    os.kill(0, signal.SIGTSTP)
+
+
+async def _follow(endpoint: str, screen: Screen, app: Application[Any]) -> None:
+    """Look at the daemon again and again, and hear what happens between two looks."""
+    while True:
+        try:
+            with errors_explained():
+                async with AsyncClient(endpoint) as client:
+                    hearing = app.create_background_task(_hear(client, screen))
+                    try:
+                        while True:
+                            screen.take(Look(await client.status(), await client.requests()))
+                            app.invalidate()
+                            await asyncio.sleep(LOOK_INTERVAL_S)
+                    finally:
+                        hearing.cancel()
+        except CliError as error:
+            screen.take(error)
+            app.invalidate()
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def _hear(client: AsyncClient, screen: Screen) -> None:
+    with suppress(ConnectionLost, RequestError):  # the looks meet the same error
+        async for change in client.events():
+            if is_step(change):
+                screen.heard.append(change_line(change))
+
+
+async def _carry_out(order: Order, endpoint: str, screen: Screen, app: Application[Any]) -> None:
+    try:
+        with errors_explained():
+            async with AsyncClient(endpoint) as client:
+                value = await getattr(client, order.verb)(order.item.name)
+    except CliError as error:
+        sentence = f"{order.item.title}: {error.message}"
+    else:
+        if order.verb == "cancel":
+            value = {**value, "stage": "cancelled"}
+        done = DONE.get(order.verb)
+        sentence = f"{order.item.title} is {done}" if done else stage_line(value)
+    screen.finish(order, sentence)
+    app.invalidate()

@@ -33,14 +33,24 @@ HISTORY_BYTES = 2**20
 END_OF_PASTES = b"\x1b[?2004l"
 
 
+def drawing_terminal() -> Vt100_Output:
+    """Return the terminal of standard output, as prompt_toolkit draws on it."""
+    terminal = Vt100_Output.from_pty(beneath(sys.stdout), os.environ.get("TERM"))
+    # Not every terminal answers the question for the cursor's place, and an answer that comes late
+    # would be read as typed.
+    terminal.enable_cpr = False
+    return terminal
+
+
+def color_depth(output: Output) -> ColorDepth | None:
+    """Return the depth without colours if they are not wanted; None lets prompt_toolkit choose."""
+    return None if output.has_colour(sys.stdout) else ColorDepth.DEPTH_1_BIT
+
+
 class TurnReader:
     """The reader of turns at a terminal."""
 
     def __init__(self, history: Path, commands: Sequence[str], output: Output) -> None:
-        terminal = Vt100_Output.from_pty(beneath(sys.stdout), os.environ.get("TERM"))
-        # Not every terminal answers the question for the cursor's place, and an answer that comes
-        # late would be read as typed.
-        terminal.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             prompt_continuation="  ",
@@ -51,8 +61,8 @@ class TurnReader:
             history=History(history),
             key_bindings=_keys(),
             input_processors=[_Shown(), TabsProcessor(char1=" ", char2=" ")],
-            color_depth=None if output.has_colour(sys.stdout) else ColorDepth.DEPTH_1_BIT,
-            output=terminal,
+            color_depth=color_depth(output),
+            output=drawing_terminal(),
         )
 
     def read(self) -> str | None:

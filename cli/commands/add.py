@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ..connection import (
     status_of_daemon,
     unknown_model,
 )
-from ..exit_status import CliError, ExitStatus
+from ..exit_status import CliError
 from ..terminal.output import Output, confirm
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def serve_also(
     from mlxsup.store.sources import find_source
     from mlxsup.supervisor.config.entries import adding, change_file
 
-    from ..configuration import make_configuration
+    from ..configuration import configuration_errors, make_configuration, refusals
 
     again = f"mlxsup {command} {shlex.quote(model)}"
     called = "" if os.path.lexists(Path(model).expanduser()) else model
@@ -146,7 +145,7 @@ def serve_also(
 
     status = status_of_daemon(target)
     path = file_of(target)
-    with refusals(path):
+    with configuration_errors(path), refusals():
         if status is not None:
             return _add_to_daemon(model, called, name, status, target, made_ready)
         sources: list[Source] = []
@@ -211,6 +210,8 @@ def served_name(
         return checked(known.name), known.preset
     from mlxsup.store.sources import RefusedModelError, find_source, is_reference, servable
 
+    from ..configuration import refusals
+
     try:
         source = find_source(model)
         for row in status["models"]:
@@ -221,7 +222,7 @@ def served_name(
     except RefusedModelError as error:
         if error.code == "unknown_model" or not is_reference(model):
             raise unknown_model(model, [row["name"] for row in status["models"]]) from None
-        with refusals(Path()):
+        with refusals():
             raise
     if not is_sure:
         ask_to_add(model, target, output)
@@ -283,25 +284,6 @@ def file_of(target: Target) -> Path:
     """Return the file that `start` would read or make."""
     found = find_config(target.config)
     return found.path if found is not None else Path(DEFAULT_CONFIG).expanduser()
-
-
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Raise the refusal of a change as an error of the command line.
-
-    Args:
-        path: the file, as the user named it.
-    """
-    from mlxsup.store.sources import RefusedModelError
-
-    from ..configuration import configuration_errors
-
-    try:
-        with configuration_errors(path):
-            yield
-    except RefusedModelError as error:
-        status = ExitStatus.USAGE if error.code == "usage" else ExitStatus.FAILED
-        raise CliError(error.message, code=error.code, hint=error.hint, status=status) from None
 
 
 def _made_ready(

@@ -23,7 +23,7 @@ from ..connection import Target, connect, daemon_options, errors_explained
 from ..exit_status import CliError, ExitStatus
 from ..terminal.output import Line, LiveLine, Output, width_of
 from ..terminal.tables import listing, text_lines
-from ..terminal.text import counted, format_duration
+from ..terminal.text import counted
 
 if TYPE_CHECKING:
     from mlxsup.client import AsyncClient, Result
@@ -119,7 +119,7 @@ def bench(
         except CliError as error:
             failure = error
     # With --json, a run that has failed prints its error alone.
-    if run.values and not (failure and output.is_json):
+    if run.found and not (failure and output.is_json):
         output.result(value_of(run, str(status["version"])), shown(run))
     elif is_interrupted:
         output.note("no results yet")
@@ -219,18 +219,14 @@ class Run:
     Attributes:
         cells: the sizes.
         repeats: how often each is measured.
-        values: by size and figure, a value for each repeat so far that showed it.
-        done: bursts that were measured so far.
-        took_s: how long they took.
+        found: by size, the figures of each repeat so far.
         interrupted: answers that were paused, or continued after a crash.
         other_requests: the most requests of others that were open between two bursts.
     """
 
     cells: Sequence[Cell]
     repeats: int
-    values: dict[Cell, dict[str, list[float]]] = field(default_factory=dict)
-    done: int = 0
-    took_s: float = 0.0
+    found: dict[Cell, list[dict[str, float]]] = field(default_factory=dict)
     interrupted: int = 0
     other_requests: int = 0
 
@@ -239,13 +235,10 @@ class Run:
         """Return how many are to be measured."""
         return len(self.cells) * self.repeats
 
-    def take(self, cell: Cell, figures: Mapping[str, float], took_s: float) -> None:
-        """Add a repeat of a size."""
-        values = self.values.setdefault(cell, {})
-        for name, value in figures.items():
-            values.setdefault(name, []).append(value)
-        self.done += 1
-        self.took_s += took_s
+    @property
+    def done(self) -> int:
+        """Return how many were measured so far."""
+        return sum(map(len, self.found.values()))
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Note how many requests of others are open."""
@@ -254,13 +247,9 @@ class Run:
         )
         self.other_requests = max(self.other_requests, sum(still_open))
 
-    def progress(self, cell: Cell) -> str:
-        """Return what is measured now, and how long the rest takes once every size was measured."""
-        text = f"{self.done + 1}/{self.bursts}: {cell}"
-        if self.done < len(self.cells):
-            return text
-        left_s = self.took_s / self.done * (self.bursts - self.done)
-        return f"{text}, about {format_duration(left_s)} left"
+    def values(self, cell: Cell, figure: str) -> list[float]:
+        """Return a figure of a size, by each repeat that showed it."""
+        return [one[figure] for one in self.found.get(cell, ()) if figure in one]
 
     def remarks(self) -> list[str]:
         """Return a sentence for each thing that has touched the figures."""
@@ -296,11 +285,10 @@ async def measure(endpoint: str, run: Run, tell: Callable[[str], None]) -> None:
         for repeat in range(run.repeats):
             # Every other repeat runs backwards: what changes with time touches all sizes alike.
             for cell in run.cells if repeat % 2 == 0 else reversed(run.cells):
-                tell(run.progress(cell))
+                tell(f"{run.done + 1}/{run.bursts}: {cell}")
                 run.look(await client.status())
-                begin = time.perf_counter()
                 figures = await _ask(client, run, cell, cell.output_tokens)
-                run.take(cell, figures, time.perf_counter() - begin)
+                run.found.setdefault(cell, []).append(figures)
 
 
 async def _ask(client: AsyncClient, run: Run, cell: Cell, tokens: int) -> dict[str, float]:
@@ -348,16 +336,15 @@ def value_of(run: Run, daemon: str) -> dict[str, Any]:
         "cells": [
             {
                 **cell._asdict(),
-                "figures": {name: _summary(values.get(name)) for name in TITLES},
+                "figures": {name: _summary(run.values(cell, name)) for name in TITLES},
             }
-            for cell in run.cells
-            if (values := run.values.get(cell))
+            for cell in run.found
         ],
         "remarks": run.remarks(),
     }
 
 
-def _summary(values: Sequence[float] | None) -> dict[str, Any] | None:
+def _summary(values: Sequence[float]) -> dict[str, Any] | None:
     if not values:
         return None
     around = {"median": statistics.median(values), "low": min(values), "high": max(values)}
@@ -368,9 +355,8 @@ def shown(run: Run) -> list[Line]:
     """Return the table of the medians, and the remarks."""
     headings = ("MODEL", "PROMPT", "OUTPUT", "STREAMS", *TITLES.values())
     rows = [
-        [*map(str, cell), *(figure_text(name, values.get(name)) for name in TITLES)]
-        for cell in run.cells
-        if (values := run.values.get(cell))
+        [*map(str, cell), *(figure_text(name, run.values(cell, name)) for name in TITLES)]
+        for cell in run.found
     ]
     remarks = run.remarks()
     return [
@@ -380,7 +366,7 @@ def shown(run: Run) -> list[Line]:
     ]
 
 
-def figure_text(name: str, values: Sequence[float] | None) -> str:
+def figure_text(name: str, values: Sequence[float]) -> str:
     """Return the median of a figure with its unit, and how far repeats are from each other."""
     if not values:
         return "-"

@@ -5,29 +5,33 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxsup.protocol.discovery import config_places, find_config
 
 from ..configuration import (
+    changed,
     check_models,
     configuration_errors,
     find_configuration,
     read_configuration,
+    refusals,
     schema_text,
 )
 from ..connection import (
     Target,
-    connect,
     daemon_options,
     output_options,
     status_of_daemon,
 )
 from ..terminal.output import Output
-from .add import refusals
 from .settings import bad_configurations, note_consequences
 from .start import warn_of_keys
+
+if TYPE_CHECKING:
+    from mlxsup.client import Client
 
 
 @click.group()
@@ -71,7 +75,7 @@ def get(key: str, target: Target, output: Output) -> None:
 
     status = status_of_daemon(target) or {}
     file = Path(status.get("config_path") or find_configuration(target.config))
-    with refusals(file):
+    with configuration_errors(file), refusals():
         found = getting(read_text(file), file, key)
     value = found["value"]
     output.result({**found, "config_path": str(file)}, "" if value is None else shown(value))
@@ -93,32 +97,28 @@ def unset(key: str, target: Target, output: Output) -> None:
 
 def _change(key: str, value: str | None, target: Target, output: Output) -> None:
     """Change a key by the daemon that runs, or else in the file that it would read."""
-    if status_of_daemon(target) is not None:
-        with connect(target) as client:
-            with bad_configurations("see `mlxsup config check`"):
-                done = client.configure({key: value})
-            rows = {row["name"]: row for row in client.status()["models"]}
-        restart = [name for name in done["changed"] if rows[name]["state"] in RESTARTS]
-    else:
-        from mlxsup.supervisor.config.entries import change_file
-        from mlxsup.supervisor.config.keys import changing
+    from mlxsup.supervisor.config.keys import changing
 
-        file, restart = find_configuration(target.config), []
-        with refusals(file):
-            edit = change_file(file, lambda read: changing(read, {key: value}))
-        done = {**edit.answer, "config_path": str(file)}
+    def by_daemon(client: Client) -> dict[str, Any]:
+        with bad_configurations("see `mlxsup config check`"):
+            done = client.configure({key: value})
+        rows = {row["name"]: row for row in client.status()["models"]}
+        restart = [name for name in done["changed"] if rows[name]["state"] in RESTARTS]
+        return {**done, "restarts": restart}
+
+    done = {"restarts": [], **changed(target, by_daemon, lambda read: changing(read, {key: value}))}
     written, is_now = next(iter(done["values"].items()))
     path = done["config_path"]
     if is_now is None:
         said = f"{written} has its default now, and is not in {path}"
     else:
         said = f"{written} = {json.dumps(is_now, ensure_ascii=False)} in {path}"
-    output.result({**done, "restarts": restart}, said)
+    output.result(done, said)
     if "later" in done:
         parts = written.split(".")
         later = [name for name in done["later"] if name in (parts[0], parts[-1])]
         note_consequences({**done, "later": later}, output)
-    for name in restart:
+    for name in done["restarts"]:
         output.note(f"{name} restarts with it; running requests finish first")
 
 

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
-
 from ..arguments import complete_writer, is_writer, model_meant
 from ..connection import Target, daemon_options, unknown_model
 from ..connection import connect as connect_to
 from ..exit_status import CliError
-from ..keys import read_key, usable_keys
+from ..keys import launch_key
 from ..terminal.output import Output
 
 PROVIDER = "mlxsup"
@@ -26,6 +24,9 @@ PROVIDER = "mlxsup"
 
 ANY_KEY = "mlxsup"
 """Some programs insist on a key, and the gateway may need none."""
+
+UNKNOWN_KEY = "KEY"
+"""Stands for a key that is not there yet: what only prints settings makes none."""
 
 UNKNOWN_CONTEXT = 8192
 """Tokens that a program is to count on if the context of a model is not known."""
@@ -103,7 +104,14 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
             `NAME:PRESET` or `NAME:ADAPTER`; None: the first that is READY.
         key: of the gateway; None for none.
     """
-    url = gateway_url(status, ", which other programs need")
+    gateway = status.get("gateway")
+    if not gateway:
+        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
+        message = "the daemon runs without HTTP, which other programs need"
+        raise CliError(message, code="no_gateway", hint=hint)
+    if not (url := gateway.get("url")):
+        message = f"HTTP is {gateway['state']}, and other programs need it"
+        raise CliError(message, code="no_gateway", hint="`mlxsup status` shows why")
     rows = [row for row in status["models"] if is_writer(row)]
     if name is not None and model_meant(status, name) is None:
         variants = [
@@ -122,39 +130,6 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     others = [Model(row["name"], row["context_length"]) for row in rows if row["name"] != first]
     models = [Model(first, context_length), *others]
     return Site(url=url, models=models, key=key or ANY_KEY)
-
-
-def gateway_url(status: Mapping[str, Any], purpose: str) -> str:
-    """Return where programs of this machine reach the daemon's gateway.
-
-    Args:
-        status: of the daemon.
-        purpose: what needs it, behind the sentence of the error; may be empty.
-    """
-    gateway = status.get("gateway")
-    if not gateway:
-        hint = "`mlxsup stop`, then `mlxsup start --detach --http`"
-        raise CliError(f"the daemon runs without HTTP{purpose}", code="no_gateway", hint=hint)
-    url = gateway.get("url")
-    if not url:
-        message, hint = f"HTTP is {gateway['state']}{purpose}", "`mlxsup status` shows why"
-        raise CliError(message, code="no_gateway", hint=hint)
-    return str(url)
-
-
-def is_key_missing(target: Target, given: str | None) -> bool:
-    """True if the gateway needs a key, and none was given."""
-    with usable_keys(target) as place:
-        keys = read_keys(place.file)
-    if keys is None and not have_been_made(place):
-        return False
-    if given is not None and digest_of(given) not in {one.digest for one in keys or ()}:
-        raise CliError(
-            "this API key does not exist",
-            code="unknown_key",
-            hint="`mlxsup key list` lists the keys, `mlxsup key new NAME` creates one",
-        )
-    return given is None
 
 
 # ---------------------------------------------------------------- the programs
@@ -230,13 +205,8 @@ TOOLS = {"vscode": _vscode, "zed": _zed}
     shell_complete=complete_writer,
     help="The default model of the program; otherwise the first one that is READY.",
 )
-@click.option(
-    "--key",
-    metavar="KEY",
-    help="An API key of the gateway, if one is needed; - reads it from stdin.",
-)
 @daemon_options
-def connect(tool: str, model: str | None, key: str | None, target: Target, output: Output) -> None:
+def connect(tool: str, model: str | None, target: Target, output: Output) -> None:
     """Example: mlxsup connect zed
 
     Prints the settings that an editor needs to use the models of the daemon over HTTP, and into
@@ -244,24 +214,21 @@ def connect(tool: str, model: str | None, key: str | None, target: Target, outpu
     and with --print shows its settings. Other programs take the base URL that `mlxsup status`
     prints, with /v1 behind it for OpenAI's API, and any text as the API key.
     """
-    given = read_key(key)
     with connect_to(target) as client:
-        site = site_of(client.status(), model, given)
-    needs_key = is_key_missing(target, given)
-    settings = TOOLS[tool](site)
+        status = client.status()
+    key, is_missing = launch_key(target, is_made=False)
+    settings = TOOLS[tool](site_of(status, model, UNKNOWN_KEY if is_missing else key))
     value = {
         "tool": tool,
         "path": str(settings.path),
         "settings": settings.text,
         "variables": settings.variables,
         "usage": [settings.usage],
-        "is_key_missing": needs_key,
+        "is_key_missing": is_missing,
     }
     output.note(f"in {settings.path}:")
     exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.variables.items()]
     output.result(value, "\n".join([settings.text, *exports]))
     output.note(f"then: {settings.usage}")
-    if needs_key:
-        output.note(
-            f"the gateway needs an API key: `mlxsup key new {tool}` creates one; pass it with --key"
-        )
+    if is_missing:
+        output.note(f"write a key in place of {UNKNOWN_KEY}: `mlxsup key new {tool}` makes one")

@@ -11,7 +11,8 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -89,14 +90,14 @@ def doctor(target: Target, output: Output) -> int:
     """
     setting = find_setting(target)
     findings = [_with_options(one, target) for one in examine(setting)]
-    problems = _count(findings, Level.PROBLEM)
+    levels = Counter(one.level for one in findings)
     if output.is_json:
         output.object(
             {
                 "config": None if setting.config is None else str(setting.config),
                 "endpoint": setting.endpoint,
-                "problems": problems,
-                "notes": _count(findings, Level.NOTE),
+                "problems": levels[Level.PROBLEM],
+                "notes": levels[Level.NOTE],
                 "findings": [asdict(one) for one in findings],
             }
         )
@@ -106,8 +107,8 @@ def doctor(target: Target, output: Output) -> int:
             for one in findings:
                 if one.level == level:
                     output.data("\n".join(lines_of(one, width, output)))
-        output.data("\n".join(wrapped(_summary(findings), width)))
-    return ExitStatus.FAILED if problems else ExitStatus.OK
+        output.data("\n".join(wrapped(_summary(levels), width)))
+    return ExitStatus.FAILED if levels[Level.PROBLEM] else ExitStatus.OK
 
 
 def _with_options(finding: Finding, target: Target) -> Finding:
@@ -119,18 +120,11 @@ def _with_options(finding: Finding, target: Target) -> Finding:
     return replace(finding, what=what, fix=fix, command=command)
 
 
-def _count(findings: Iterable[Finding], level: Level) -> int:
-    return sum(one.level == level for one in findings)
-
-
-def _summary(findings: Sequence[Finding]) -> str:
+def _summary(levels: Counter[Level]) -> str:
     """Return `2 problems, 1 note`."""
-    problems, notes = _count(findings, Level.PROBLEM), _count(findings, Level.NOTE)
-    noted = counted(notes, "note")
-    if problems:
-        found = counted(problems, "problem")
-        return f"{found}, {noted}" if notes else found
-    return f"no problems; {noted}" if notes else "no problems found"
+    problems, notes = levels[Level.PROBLEM], levels[Level.NOTE]
+    found = counted(problems, "problem") if problems else "no problems"
+    return f"{found}, {counted(notes, 'note')}" if notes else found
 
 
 def lines_of(one: Finding, width: int | None, output: Output) -> list[str]:

@@ -19,7 +19,6 @@ from .add import add_option, served_name
 from .generate import read_stdin
 
 if TYPE_CHECKING:
-    from mlxsup.client import Client
     from mlxsup.client.api import RequestOptions
 
 COMMAND = "mlxsup embed"
@@ -29,7 +28,6 @@ COMMAND = "mlxsup embed"
 @embedder_argument
 @click.argument("texts", nargs=-1, metavar="TEXT...")
 @click.option("--rank", "query", metavar="QUERY", help="Rank the texts for QUERY instead.")
-@click.option("--top", "top_n", metavar="N", type=click.IntRange(1), help="Print only the best N.")
 @click.option("--dimensions", metavar="N", type=int, help="Keep only the first N numbers of each.")
 @click.option("--input-type", metavar="KIND", help="The kind of text: query, document.")
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long.")
@@ -42,7 +40,6 @@ def embed(
     model: str,
     texts: tuple[str, ...],
     query: str | None,
-    top_n: int | None,
     dimensions: int | None,
     input_type: str | None,
     truncate: bool,
@@ -50,25 +47,35 @@ def embed(
     target: Target,
     output: Output,
     **options: Unpack[RequestOptions],
-) -> int:
+) -> None:
     """Example: mlxsup embed all-minilm "What is the tide?"
 
     Prints the embedding of each TEXT as a list of numbers, a line each; without TEXT, or with `-`,
     each line of stdin is a text. With --rank, a reranking model puts the texts in order instead.
     """
-    if top_n is not None and query is None:
-        raise misuse("--top needs --rank", COMMAND)
     if query is not None and (dimensions is not None or input_type is not None):
         raise misuse("--dimensions and --input-type have no effect with --rank", COMMAND)
     given = list(texts) if texts and texts != ("-",) else _lines()
+    makes = Task.EMBED if query is None else Task.RERANK
     with connect(target) as client:
-        makes = Task.EMBED if query is None else Task.RERANK
         model, _ = served_name(model, client, target, output, is_sure=is_sure, makes=makes)
-        if query is None:
-            _embed(client, model, given, output, dimensions, input_type, truncate, options)
-        else:
-            _rank(client, model, query, given, output, top_n, options)
-    return ExitStatus.OK
+        if query is not None:
+            ranking = client.rerank(model, query, given, **options)
+            results = [{"index": one.index, "score": one.score} for one in ranking.results]
+            cells = [(f"{one.score:.4f}", given[one.index]) for one in ranking.results]
+            table = listing(("SCORE", "TEXT"), cells, right=("SCORE",))
+            output.result({"model": model, "results": results}, table)
+            return
+        found = client.embed(
+            model, list(given), dimensions=dimensions, input_type=input_type, truncate=truncate,
+            **options,
+        )  # fmt: skip
+    usage = {"prompt_tokens": found.usage.prompt_tokens, "engine_s": found.usage.engine_s}
+    lines = (f"[{', '.join(f'{number:.9g}' for number in vector)}]" for vector in found.vectors)
+    value = {"model": model, "embeddings": found.vectors, "usage": usage}
+    output.result(value, "\n".join(lines))
+    each = f"{counted(len(found.vectors[0]), 'number')} each"
+    output.note(f"{counted(len(given), 'text')}, {each}, {found.usage.prompt_tokens} tokens")
 
 
 def _lines() -> list[str]:
@@ -78,49 +85,3 @@ def _lines() -> list[str]:
         hint = f'give one: `{COMMAND} MODEL "a text"`'
         raise CliError(message, status=ExitStatus.USAGE, hint=hint)
     return lines
-
-
-def _embed(
-    client: Client,
-    model: str,
-    texts: list[str],
-    output: Output,
-    dimensions: int | None,
-    input_type: str | None,
-    truncate: bool,
-    options: RequestOptions,
-) -> None:
-    found = client.embed(
-        model,
-        list(texts),
-        dimensions=dimensions,
-        input_type=input_type,
-        truncate=truncate,
-        **options,
-    )
-    if output.is_json:
-        usage = {"prompt_tokens": found.usage.prompt_tokens, "engine_s": found.usage.engine_s}
-        output.object({"model": model, "embeddings": found.vectors, "usage": usage})
-        return
-    for vector in found.vectors:
-        output.data(f"[{', '.join(f'{number:.9g}' for number in vector)}]")
-    each = f"{counted(len(found.vectors[0]), 'number')} each"
-    output.note(f"{counted(len(texts), 'text')}, {each}, {found.usage.prompt_tokens} tokens")
-
-
-def _rank(
-    client: Client,
-    model: str,
-    query: str,
-    texts: list[str],
-    output: Output,
-    top_n: int | None,
-    options: RequestOptions,
-) -> None:
-    found = client.rerank(model, query, texts, top_n=top_n, **options)
-    if output.is_json:
-        results = [{"index": one.index, "score": one.score} for one in found.results]
-        output.object({"model": model, "results": results})
-        return
-    cells = [(f"{one.score:.4f}", texts[one.index]) for one in found.results]
-    output.show(listing(("SCORE", "TEXT"), cells, right=("SCORE",)))

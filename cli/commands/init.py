@@ -19,7 +19,7 @@ from mlxsup.protocol.tasks import NOUNS, Task
 
 from ..connection import output_options
 from ..exit_status import CliError
-from ..options import NewFile
+from ..options import new_file
 from ..terminal.output import Output, confirm
 from ..terminal.tables import listing
 from ..terminal.text import format_bytes
@@ -31,7 +31,7 @@ None if not known, and `verdict`. The file has what `fits`; the others stand in 
 
 
 @click.command()
-@click.argument("file", type=NewFile(), envvar="MLXSUP_CONFIG", default=DEFAULT_CONFIG)
+@click.argument("file", type=new_file, envvar="MLXSUP_CONFIG", default=DEFAULT_CONFIG)
 @output_options
 def init(file: Path, output: Output) -> None:
     """Example: mlxsup init

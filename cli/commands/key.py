@@ -95,10 +95,6 @@ def new(
     output.note(f"its hash is in {place.file}")
     if is_first:
         output.note("every request over HTTP needs a key now")
-    if account is not None and target.config is not None and not _is_listed(account, target.config):
-        output.note(
-            f"{target.config} has no table [clients.{account}] yet: see config.example.toml"
-        )
 
 
 @key.command("list", short_help="List the keys.")
@@ -195,8 +191,3 @@ def _need(target: Target) -> str:
                 " and the daemon does not start again, until `mlxsup key new NAME` has made one"
             )
     return ""
-
-
-def _is_listed(account: str, config: Path) -> bool:
-    clients = read_toml(config).get("clients", {})
-    return isinstance(clients, dict) and account in clients

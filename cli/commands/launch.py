@@ -28,28 +28,24 @@ from ..changes import progress_shown
 from ..connection import START_S, Target, connect, daemon_options, status_of_daemon
 from ..exit_status import CliError, NoDaemonError
 from ..keys import LAUNCH_KEY, launch_key
-from ..terminal.output import LiveLine, Output, confirm, settle_streams
+from ..terminal.output import Output, confirm, settle_streams
 from ..terminal.tables import listing
-from .connect import PROVIDER, Site, gateway_url, site_of
+from .connect import PROVIDER, UNKNOWN_KEY, Site, site_of
 
 if TYPE_CHECKING:
     import subprocess
     from types import FrameType
 
-    from mlxsup.client import Client
 
 GATEWAY_LIMIT_S = 60.0
 LOOK_INTERVAL_S = 0.1
-"""How long to wait for the gateway to answer, and how often to ask."""
+"""How long to wait for the gateway to take a new key, and how often to ask."""
 
 ENOUGH_TOKENS = 32_768
 """Instructions, tools and some files: agents get stuck in a context that is much shorter."""
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-
-UNKNOWN_KEY = "KEY"
-"""Stands for a key that is not made because of `--print`."""
 
 SIGNALLED = 128
 """Shells add the number of the signal that ended a process to this."""
@@ -78,9 +74,9 @@ KEY_VARIABLE = "MLXSUP_API_KEY"
 """Has the key for programs that can be told the name of a variable: other users see arguments."""
 
 
-def _claude_variables(site: Site) -> dict[str, str]:
+def _start_claude(site: Site) -> Start:
     name = site.model.name
-    return {
+    variables = {
         "ANTHROPIC_BASE_URL": site.url,
         "ANTHROPIC_AUTH_TOKEN": site.key,
         "ANTHROPIC_API_KEY": "",
@@ -92,17 +88,9 @@ def _claude_variables(site: Site) -> dict[str, str]:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-
-
-def _start_claude(site: Site) -> Start:
     # The `env` of the user's own settings wins over the environment, but not over --settings.
-    variables = _claude_variables(site)
-    text = json.dumps({"env": variables}, indent=2)
-    return Start(
-        arguments=["--settings", SETTINGS_FILE],
-        variables=variables,
-        file=("claude.json", f"{text}\n"),
-    )
+    file = ("claude.json", json.dumps({"env": variables}, indent=2) + "\n")
+    return Start(["--settings", SETTINGS_FILE], variables, file)
 
 
 def _start_codex(site: Site) -> Start:
@@ -118,31 +106,28 @@ def _start_codex(site: Site) -> Start:
     }
     # A text of JSON is one of TOML, too.
     words = [("-c", f"{key}={json.dumps(value)}") for key, value in settings.items()]
-    return Start(arguments=[*chain(*words)], variables={KEY_VARIABLE: site.key})
+    return Start([*chain(*words)], {KEY_VARIABLE: site.key})
 
 
-def _opencode_provider(site: Site) -> dict[str, Any]:
+def _start_opencode(site: Site) -> Start:
     models = {
         one.name: {"name": one.name, "limit": {"context": one.tokens, "output": one.answer}}
         for one in site.models
     }
-    return {
+    provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": PROVIDER,
         "options": {"baseURL": site.base, "apiKey": site.key},
         "models": models,
     }
-
-
-def _start_opencode(site: Site) -> Start:
     model = f"{PROVIDER}/{site.model.name}"
-    settings = {"provider": {PROVIDER: _opencode_provider(site)}}
     chosen = {"model": model, "small_model": model}
     # It is merged with the files of the user and of the project, and wins over them.
-    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps({**settings, **chosen})})
+    settings = {"provider": {PROVIDER: provider}, **chosen}
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
 
 
-def _pi_provider(site: Site, key: str) -> dict[str, Any]:
+def _start_pi(site: Site) -> Start:
     free = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
     models = [
         {
@@ -156,39 +141,26 @@ def _pi_provider(site: Site, key: str) -> dict[str, Any]:
         }
         for one in site.models
     ]
-    return {"baseUrl": site.base, "api": "openai-completions", "apiKey": key, "models": models}
-
-
-def _start_pi(site: Site) -> Start:
-    key = f"process.env.{KEY_VARIABLE}"
-    provider = f"{{...{json.dumps(_pi_provider(site, ''))}, apiKey: {key}}}"
+    about = {"baseUrl": site.base, "api": "openai-completions", "models": models}
+    provider = f"{{...{json.dumps(about)}, apiKey: process.env.{KEY_VARIABLE}}}"
     extension = f'export default (pi) => pi.registerProvider("{PROVIDER}", {provider});\n'
+    chosen = ["--provider", PROVIDER, "--model", site.model.name]
     return Start(
-        arguments=[
-            "--extension",
-            SETTINGS_FILE,
-            "--provider",
-            PROVIDER,
-            "--model",
-            site.model.name,
-        ],
-        variables={KEY_VARIABLE: site.key},
-        file=("pi.js", extension),
+        ["--extension", SETTINGS_FILE, *chosen],
+        {KEY_VARIABLE: site.key},
+        ("pi.js", extension),
     )
 
 
 def _start_aider(site: Site) -> Start:
     # Arguments, because a file .env of the project wins over the environment.
     where = ["--model", f"openai/{site.model.name}", "--openai-api-base", site.base]
-    return Start(
-        arguments=[*where, "--no-show-model-warnings"], variables={"OPENAI_API_KEY": site.key}
-    )
+    return Start([*where, "--no-show-model-warnings"], {"OPENAI_API_KEY": site.key})
 
 
 def _start_qwen(site: Site) -> Start:
-    model = ["--model", site.model.name]
-    where = ["--auth-type", "openai", "--openai-base-url", site.base]
-    return Start(arguments=[*where, *model], variables={"OPENAI_API_KEY": site.key})
+    where = ["--auth-type", "openai", "--openai-base-url", site.base, "--model", site.model.name]
+    return Start(where, {"OPENAI_API_KEY": site.key})
 
 
 def _start_copilot(site: Site) -> Start:
@@ -290,15 +262,14 @@ def launch(
         context.invoke(stop, endpoint=target.endpoint, config=target.config, is_json=output.is_json)
         _start_daemon(Path(status["config_path"]), target, output)
     with connect(target) as client:
-        _wait_for_gateway(client, output)
         status = client.status()
         row, name = _choose(status, model, agent, output)
         key, is_new = launch_key(target, is_made=True)
-        if is_new:
+        site = site_of(status, name, key)
+        if key is not None and is_new:
             revoke = target.repeat_in(f"`mlxsup key revoke {LAUNCH_KEY}` revokes it")
             output.note(f"made the key {LAUNCH_KEY} for agents; {revoke}")
-        site = site_of(status, name, key)
-        _wait_for_key(site.url, key)
+            _wait_for_key(site.url, key)
         if row["state"] != "READY":
             with progress_shown(client, row["name"], output):
                 client.load(row["name"])
@@ -382,25 +353,13 @@ def _start_daemon(path: Path, target: Target, output: Output) -> None:
     note_started(started, target, output)
 
 
-def _wait_for_gateway(client: Client, output: Output) -> None:
-    """Return once the gateway listens."""
-    until = time.monotonic() + GATEWAY_LIMIT_S
-    with LiveLine(output) as line:
-        while (gateway := client.status().get("gateway")) and gateway["state"] != "listening":
-            if time.monotonic() >= until:
-                break
-            line.show(f"HTTP is {gateway['state']}")
-            time.sleep(LOOK_INTERVAL_S)
-    gateway_url(client.status(), "")
-
-
-def _wait_for_key(url: str, key: str | None) -> None:
+def _wait_for_key(url: str, key: str) -> None:
     """Return once the gateway takes the key: a new one counts within a second."""
     import http.client  # help would wait for it
 
     parts = urlsplit(url)
     until = time.monotonic() + GATEWAY_LIMIT_S
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}"}
     while True:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         try:

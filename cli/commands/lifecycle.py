@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxsup.protocol.context_length import MAX_CONTEXT_LENGTH
 
-from ..arguments import complete_model, model_argument, model_meant, row_called
-from ..changes import progress_shown, wait_until_ready
+from ..arguments import check_known, complete_model, model_argument, model_meant, row_called
+from ..changes import change_line, is_step, progress_shown
 from ..connection import Target, connect, daemon_command, daemon_options
-from ..exit_status import interrupt_says
+from ..exit_status import CliError, ExitStatus, interrupt_says
 from ..options import duration, load_keep_alive_option
-from ..terminal.output import Output
-from ..terminal.status import models_lines, warning_lines
+from ..terminal.output import LiveLine, Output
+from ..terminal.status import models_lines, note_of, warning_lines
+from ..terminal.text import format_duration
 from .add import add_option, served_name
 
 if TYPE_CHECKING:
@@ -157,8 +160,91 @@ def wait(models: tuple[str, ...], timeout_s: float | None, client: Client, outpu
     exit code is 1 if a model has FAILED and 124 after the timeout. It starts no load.
     """
     with interrupt_says("Stopped waiting. Loads continue."):
-        status = wait_until_ready(client, models, output, limit_s=timeout_s)
+        status = _wait_until_ready(client, models, output, timeout_s)
     rows = [row_called(status, name) for name in models] if models else status["models"]
     shown = [row for row in rows if row is not None]
     lines = models_lines(status, shown) if shown else "no models configured"
     output.result({"models": shown}, lines)
+
+
+def _wait_until_ready(
+    client: Client, names: Sequence[str], output: Output, limit_s: float | None
+) -> dict[str, Any]:
+    """Return the daemon's status once these models are READY.
+
+    It shows each change of their states on standard error, and on a terminal how far they are.
+
+    Args:
+        client: of the daemon; this takes its one subscription.
+        names: of models, or their aliases; if there are none, every model that is coming up.
+        output: where changes are shown.
+        limit_s: for how long to wait at most; 0 only looks; None for no limit.
+
+    Raises:
+        CliError: one has FAILED, does not come up, or is unknown; or the time is over (124).
+        RequestError, ConnectionLost: the daemon has ended.
+    """
+    changes = client.events()
+    status = client.status()
+    pending = _pending(_chosen(status, names), is_named=bool(names))
+    timer = None if limit_s is None else threading.Timer(limit_s, changes.close)
+    if timer is not None:
+        timer.start()
+    try:
+        with LiveLine(output) as line:
+            waiting = ", ".join(f"{row['name']} ({row['state']})" for row in pending)
+            if waiting:
+                line.show(f"waiting for {waiting}")
+            while pending:
+                change = next(changes, None)
+                if change is None:
+                    raise _too_late(pending, limit_s or 0.0)
+                if any(change["model"] == row["name"] for row in pending):
+                    if is_step(change):
+                        line.remark(change_line(change))
+                    else:
+                        line.show(change_line(change, has_bar=True))
+                status = client.status()
+                pending = _pending(_chosen(status, names), is_named=bool(names))
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return status
+
+
+def _chosen(status: Mapping[str, Any], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    if not names:
+        return list(status["models"])
+    return [check_known(status, name) for name in names]
+
+
+def _pending(rows: Sequence[Mapping[str, Any]], *, is_named: bool) -> list[Mapping[str, Any]]:
+    """Return those that are not READY yet but may become so by themselves."""
+    for row in rows:
+        name = row["name"]
+        if row["state"] == "FAILED":
+            raise CliError(
+                f"{name} has FAILED: {note_of(row, time.time())}",
+                code="model_failed",
+                hint=f"see `mlxsup logs {name}`, then `mlxsup restart {name}`",
+            )
+        if is_named and row["wanted"] != "up":
+            raise CliError(
+                f"{name} is {row['state']} and is not being loaded",
+                code="not_loading",
+                hint=f"load it with `mlxsup load {name}`",
+            )
+    return [row for row in rows if row["wanted"] == "up" and row["state"] != "READY"]
+
+
+def _too_late(pending: Sequence[Mapping[str, Any]], limit_s: float) -> CliError:
+    said = [f"{row['name']} is {row['state']}" for row in pending]
+    notes = [note_of(row, time.time()) for row in pending]
+    parts = [f"{what} ({note})" if note else what for what, note in zip(said, notes, strict=True)]
+    after = f" after {format_duration(limit_s)}" if limit_s else ""
+    return CliError(
+        f"not READY{after}: {', '.join(parts)}",
+        code="timeout",
+        hint="use a longer --timeout, or see `mlxsup status`",
+        status=ExitStatus.TIMED_OUT,
+    )

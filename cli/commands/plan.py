@@ -54,7 +54,8 @@ def plan(model: str | None, config_path: Path | None, output: Output) -> None:
     path = find_configuration(config_path)
     # Reading and checking it takes longer than a command may be silent.
     if os.path.exists(path) and not output.is_json:
-        output.data("\n".join(head_lines(path)))
+        lines = wrapped(f"configuration: {path}", width_of(sys.stdout))
+        output.data("\n".join([*lines, ""]))
     value = plan_of(read_configuration(path), output)
     if output.is_json:
         output.object(value)
@@ -292,11 +293,6 @@ COLUMNS = (
 
 ESTIMATED = "~"
 """Before a figure that no load has measured."""
-
-
-def head_lines(path: Path) -> list[str]:
-    """Return the lines above the plan: which file it is of."""
-    return [*wrapped(f"configuration: {path}", width_of(sys.stdout)), ""]
 
 
 def plan_lines(value: Mapping[str, Any], width: int | None) -> Iterator[Line]:

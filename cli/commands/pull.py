@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -32,10 +31,10 @@ def pull(repo: str, revision: str | None, output: Output) -> None:
     """
     from mlxsup.store.sources import repository_named, short_repository
 
+    from ..configuration import refusals
     from ..downloading import checked_repository, download
-    from .add import refusals
 
-    with refusals(Path()):
+    with refusals():
         named, its = repository_named(short_repository(repo) or repo)
     repo, revision = named or repo, revision or its or DEFAULT_REVISION
     repository = checked_repository(repo, revision)

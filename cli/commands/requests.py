@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,9 +19,6 @@ from ..terminal.requests import request_line, request_lines, stage_line
 
 if TYPE_CHECKING:
     from mlxsup.client import Client
-
-
-FOLLOW_INTERVAL_S = 1.0
 
 
 @click.command()
@@ -130,36 +125,7 @@ def attach(client: Client, request: str, output: Output) -> None:
         # Leaving the block only ends the listening.
         reader_watched(client.close),
         client.attach(request) as stream,
-        _waits_told(client, request, screen),
     ):
         result = read_answer(stream, screen, output)
     if output.is_json:
         output.object(result_map(model, stream.request_id, result))
-
-
-@contextmanager
-def _waits_told(client: Client, request: str, screen: AnswerScreen) -> Iterator[None]:
-    """Tell the screen what the request waits for: notices go to the client that sent it."""
-    from mlxsup.client import ConnectionLost, Notice, NoticeKind, RequestError
-
-    has_ended = threading.Event()
-
-    def look() -> None:
-        while not has_ended.wait(FOLLOW_INTERVAL_S):
-            try:
-                one = request_called(client.requests()["requests"], request)
-            except (ConnectionLost, RequestError):
-                return  # the stream meets the same error
-            if one is not None and one["paused"]:
-                screen.notify(Notice(kind=NoticeKind.PAUSED, detail={"reason": one["paused"]}))
-            elif one is not None and one["state"] == "waiting":
-                kind = NoticeKind.INTERRUPTED if one["tokens_sent"] else NoticeKind.QUEUED
-                detail = {"position": one["place"], "reason": one["reason"]}
-                screen.notify(Notice(kind=kind, detail=detail))
-
-    thread = threading.Thread(target=look, name="mlxsup-waits", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()

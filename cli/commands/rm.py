@@ -17,7 +17,6 @@ from mlxsup.protocol.suggestions import close_names, did_you_mean
 from ..arguments import complete_model_or_repository, row_called
 from ..connection import (
     Target,
-    connect,
     daemon_options,
     status_of_daemon,
     unknown_model,
@@ -25,7 +24,7 @@ from ..connection import (
 from ..exit_status import CliError
 from ..terminal.output import Output, confirm
 from ..terminal.text import format_bytes
-from .add import file_of, refusals
+from .add import file_of
 
 UNUSED = ("STOPPED", "FAILED")
 """States in which a model has no use for its files."""
@@ -45,15 +44,13 @@ def rm(model: str, has_files: bool, is_sure: bool, target: Target, output: Outpu
     With --files it asks, and then deletes the files too, unless they are in use or being
     downloaded. MODEL may then also be OWNER/NAME or a folder in ~/.mlxsup/models.
     """
-    running = status_of_daemon(target)
-    is_running = running is not None
-    status = running or _status_of_file(target)
+    status = status_of_daemon(target) or _status_of_file(target)
     if has_files:
-        _remove_files(model, status, target, output, is_running=is_running, is_sure=is_sure)
+        _remove_files(model, status, target, output, is_sure=is_sure)
         return
     if row_called(status, model) is None:
         raise _not_configured(model, status, target)
-    removed = _remove_entry(model, target, is_running=is_running)
+    removed = _remove_entry(model, target)
     path = removed["path"]
     where = f"from {path}" if path else "from the daemon, which has no file"
     what = model if removed["alias"] is None else f"{model}, another name of {removed['name']},"
@@ -104,27 +101,22 @@ def _is_foreign(files: str) -> bool:
     return False
 
 
-def _remove_entry(name: str, target: Target, *, is_running: bool) -> dict[str, Any]:
+def _remove_entry(name: str, target: Target) -> dict[str, Any]:
     """Remove the entry of a model, by the daemon if one runs.
 
     Returns:
         `name`, `alias` if only that was removed, `path`, of the configuration, and `files`, the
         model's.
     """
-    done: Mapping[str, Any]
-    if is_running:
-        with connect(target) as client:
-            done = client.remove(name)
-        path = done["config_path"]
-    else:
-        from mlxsup.supervisor.config.entries import change_file, removing
+    from mlxsup.supervisor.config.entries import removing
 
-        file = file_of(target)
-        with refusals(file):
-            done = change_file(file, lambda config: removing(config, name)).answer
-        path = str(file)
-    alias = done.get("alias")
-    return {"name": done["model"], "alias": alias, "path": path, "files": done["files"]}
+    from ..configuration import changed
+
+    done = changed(
+        target, lambda client: client.remove(name), lambda config: removing(config, name)
+    )
+    files, path = done["files"], done["config_path"]
+    return {"name": done["model"], "alias": done.get("alias"), "path": path, "files": files}
 
 
 def _remove_files(
@@ -133,7 +125,6 @@ def _remove_files(
     target: Target,
     output: Output,
     *,
-    is_running: bool,
     is_sure: bool,
 ) -> None:
     """Remove a repository from the cache, or a folder that `convert` or `demo` has made, and the
@@ -174,7 +165,7 @@ def _remove_files(
     try:
         with sole_user(folder):
             if entry is not None:
-                _remove_entry(entry, target, is_running=is_running)
+                _remove_entry(entry, target)
             shutil.rmtree(folder)
     except InUseError:
         message, hint = (
@@ -206,6 +197,7 @@ def _place_of(model: str) -> tuple[Path, Path]:
     from mlxsup.store.hub_cache import find_cache, repository_folder
     from mlxsup.store.sources import find_source, is_reference, repository_named
 
+    from ..configuration import refusals
     from ..downloading import checked_repository
 
     own = Path(os.path.realpath(Path(MODELS_DIR).expanduser()))
@@ -213,7 +205,7 @@ def _place_of(model: str) -> tuple[Path, Path]:
         if folder.is_dir() and Path(os.path.realpath(folder)).parent == own:
             return folder, own
     cache = find_cache()
-    with refusals(Path()):
+    with refusals():
         repo, _ = repository_named(model)
         if repo and (folder := repository_folder(repo, cache)).is_dir():
             return folder, cache

@@ -227,7 +227,7 @@ def _first_to_chat(configuration: DaemonConfig) -> str:
 
 
 def _run(configuration: DaemonConfig, first: str, target: Target, output: Output) -> int:
-    from ..changes import ChangePrinter, next_commands
+    from ..foreground import ChangePrinter, next_commands
 
     if target.endpoint is not None:
         hint = target.repeat_in("`mlxsup status`")

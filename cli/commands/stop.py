@@ -13,7 +13,7 @@ from ..connection import Target, connect, daemon_options, status_of_daemon
 from ..exit_status import CliError, ExitStatus, misuse
 from ..options import duration
 from ..terminal.output import LiveLine, Output
-from ..terminal.status import stopping_words
+from ..terminal.status import STOP_NOW, stopping_words
 from ..terminal.text import counted, format_duration
 
 if TYPE_CHECKING:
@@ -163,7 +163,9 @@ def _wait(
                 stopping = _stopping(client) if is_draining else None
                 is_draining = stopping is not None and bool(stopping["running"])
                 if stopping is not None and is_draining:
-                    text = target.repeat_in(f"{stopping_words(stopping)}, Ctrl-C leaves")
+                    running, limit_s = stopping["running"], stopping["limit_s"]
+                    words = stopping_words(running, limit_s, STOP_NOW)
+                    text = target.repeat_in(f"{words}; Ctrl-C leaves")
                     line.tell(text, stopping["running"])
                 else:
                     so_far = format_duration(waited_s)

@@ -22,8 +22,8 @@ def top(target: Target, output: Output) -> None:
     """
     with output.until_interrupted(), connect(target) as client:
         client.ping()  # or else the screen is not taken
-        streams = (sys.stdin, sys.stdout, sys.stderr)
-        # textual draws on standard error, and reads keys.
+        streams = (sys.stdin, sys.stdout)
+        # It draws on standard output, and reads keys.
         if output.is_json or not all(output.can_redraw(stream) for stream in streams):
             watch(client, client.status, output)
             return

@@ -28,7 +28,7 @@ from ..connection import (
     models_in,
 )
 from ..exit_status import CliError, ExitStatus
-from ..options import NewFile
+from ..options import new_file
 from ..terminal.output import Output, width_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Known:
 @click.option(
     "--report",
     metavar="FILE",
-    type=NewFile(),
+    type=new_file,
     help="Write an archive (.tar.gz) for a bug report, without prompts, answers or keys.",
 )
 @daemon_options

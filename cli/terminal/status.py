@@ -32,7 +32,6 @@ COLUMNS = (
     Column("CONTEXT", is_right=True, given_up=1),
 )
 NOTE = Column("NOTE")
-LEAST_NOTE = 12
 
 STATE_STYLES = {
     "READY": "green",
@@ -70,9 +69,9 @@ def models_table(
     notes = [in_a_line(note_of(model, now)) for model in models]
     plain = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
     longest = max((cell_len(note) for note in notes), default=0)
-    gap = (
-        GAP if width is None else _gap(sum(fitting(COLUMNS, plain, None).values()), width, longest)
-    )
+    whole = sum(fitting(COLUMNS, plain, None).values()) + longest
+    # Columns move closer together if not every note has room.
+    gap = GAP if width is None or whole + GAP * len(COLUMNS) <= width else 1
     widths = fitting(COLUMNS, plain, width, gap)
     room = None if width is None else width - sum(widths.values()) - gap * len(widths)
     if room is not None and room < len(NOTE.title):
@@ -89,14 +88,6 @@ def models_table(
         if last := _last_line(value, model):
             group.append([(for_terminal(cut(in_a_line(f"  {last}"), width)), "dim")])
     return groups
-
-
-def _gap(taken: int, width: int, longest_note: int) -> int:
-    """Return fewer spaces between columns if that makes room for the longest note, or for any."""
-    room, closer = (width - taken - gap * len(COLUMNS) for gap in (GAP, 1))
-    if room >= longest_note:
-        return GAP
-    return 1 if closer >= longest_note or room < LEAST_NOTE else GAP
 
 
 def _cells(model: Mapping[str, Any]) -> list[str | tuple[str, str]]:
@@ -132,14 +123,25 @@ def lines_below(value: Mapping[str, Any]) -> Iterator[str]:
     yield from remarks(value)
 
 
-def stopping_words(stopping: Mapping[str, Any]) -> str:
-    """Return what a daemon that ends still waits for, for how long at most, and what hurries it."""
-    if not stopping["running"]:
-        return "it ends its processes"
-    has, it = ("has", "it") if stopping["running"] == 1 else ("have", "them")
-    requests = f"{counted(stopping['running'], 'running request')} {has}"
-    limit = format_duration(stopping["limit_s"])
-    return f"{requests} {limit} at most; `mlxsup stop --now` ends {it}"
+def stopping_words(running: int, limit_s: float, hurry: str) -> str:
+    """Return what a daemon that was asked to end still waits for.
+
+    Args:
+        running: requests that have not finished.
+        limit_s: how long they may take; 0 if they are cut off.
+        hurry: how to cut them off.
+    """
+    requests = counted(running, "running request")
+    if not running:
+        return "ending every process"
+    if not limit_s:
+        return f"cutting off {requests}"
+    them = "it" if running == 1 else "them"
+    limit = format_duration(limit_s)
+    return f"{requests} may take up to {limit} to finish; {hurry} to cut {them} off"
+
+
+STOP_NOW = "run `mlxsup stop --now`"
 
 
 def amounts(value: Mapping[str, Any]) -> str:
@@ -150,13 +152,8 @@ def amounts(value: Mapping[str, Any]) -> str:
     parts = [f"{format_bytes(used)} used" if grown else "none used"]
     if memory.get("budget_bytes") is not None and grown:
         parts.append(f"may grow to {format_bytes(grown)}")
-    return f"{', '.join(parts)} of {format_bytes(whole_bytes(value))}"
-
-
-def whole_bytes(value: Mapping[str, Any]) -> int:
-    """Return the budget; without one, the memory of the machine."""
-    memory = value.get("memory") or {}
-    return int(memory.get("budget_bytes") or memory.get("machine_bytes") or 0)
+    whole = memory.get("budget_bytes") or memory.get("machine_bytes") or 0
+    return f"{', '.join(parts)} of {format_bytes(whole)}"
 
 
 def _memory_line(value: Mapping[str, Any]) -> str:
@@ -179,7 +176,8 @@ def remarks(value: Mapping[str, Any]) -> Iterator[str]:
             " start it again"
         )
     if stopping := value.get("stopping"):
-        yield f"the daemon is stopping: {stopping_words(stopping)}"
+        running, limit_s = stopping["running"], stopping["limit_s"]
+        yield f"the daemon is stopping: {stopping_words(running, limit_s, STOP_NOW)}"
     if (value.get("memory") or {}).get("budget_bytes") is not None:
         yield from _memory_lines(value)
     yield from _sharing_lines(value)

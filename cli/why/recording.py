@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,11 @@ class Run:
         """Return the entry of its start, if that is known."""
         entry = self.started.entry if self.started is not None else None
         return entry if isinstance(entry, DaemonStarted) else None
+
+    @property
+    def begun_at(self) -> float:
+        """Return when it started; 0 if that is not known."""
+        return self.started.at if self.started is not None else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -141,65 +147,62 @@ def read_recording(folder: Path, status: Mapping[str, Any] | None, now: float) -
         status: of that daemon, with `flight`; None if none answers.
         now: seconds since the epoch.
     """
-    runs: dict[tuple[int, float], Run] = {}
-    strays: list[Recorded] = []  # before the first start that is left in their file
-    unread: list[str] = []
+    runs = [Run()]  # the first one is of what is older than every start that is left
+    damage: list[str] = []
     models = folder / MODELS_FILE_NAME
     for path in (models, folder / REQUESTS_FILE_NAME):
         run: Run | None = None
-        for one in _lines_of(path, unread):
+        for one in _lines_of(path, damage):
             if isinstance(one.entry, DaemonStarted):
-                run = runs.setdefault((one.entry.pid, one.at), Run(started=one))
+                run = next((known for known in runs if known.started == one), None)
+                if run is None:
+                    run = Run(started=one)
+                    runs.append(run)
             elif run is not None:
                 run.add(one)
-            else:
-                strays.append(one)
-    begun = sorted(runs, key=lambda key: key[1])
-    ordered, first = [runs[key] for key in begun], Run()
-    for one in strays:
-        before = [runs[key] for key in begun if key[1] <= one.at]
-        (before[-1] if before else first).add(one)
-    if first.entries or first.ended:
-        ordered.insert(0, first)
+            else:  # its start has gone with an older file
+                before = (known for known in runs if known.begun_at <= one.at)
+                max(before, key=lambda known: known.begun_at).add(one)
+    runs.sort(key=lambda run: run.begun_at)
+    if not runs[0].entries and runs[0].ended is None:
+        del runs[0]
     if status is not None:
-        _add_memory(ordered, status, now)
-    for run in ordered:
+        _add_memory(runs, status, now)
+    for run in runs:
         run.entries.sort(key=lambda one: one.number)
-    _date_ends(ordered, written_at(models))
-    return Recording(runs=ordered, damage=_damage(unread))
+    _date_ends(runs, written_at(models))
+    return Recording(runs=runs, damage="; ".join(damage))
 
 
-def _lines_of(path: Path, unread: list[str]) -> Iterator[Recorded]:
-    """Yield what a file says; adds to `unread` what cannot be read."""
+def _lines_of(path: Path, damage: list[str]) -> Iterator[Recorded]:
+    """Yield what a file says; adds to `damage` what cannot be read, in a phrase each."""
     try:
         lines = all_lines(path)
     except OSError as error:
-        unread.append(f"{path} cannot be read: {error.strerror}")
+        damage.append(f"{path} cannot be read: {error.strerror}")
         return
+    damaged, has_lost = 0, False
     for line in lines:
         try:
             yield read_line(line)
         except ValueError:
-            unread.append(LOST if line.startswith(LOST) else "")
-
-
-def _damage(unread: Sequence[str]) -> str:
-    parts = [one for one in unread if one not in ("", LOST)]
-    if damaged := unread.count(""):
-        lines = counted(damaged, "line")
-        parts.append(f"{lines} of the flight recorder cannot be read and were skipped")
-    if LOST in unread:
-        parts.append("a part is missing, perhaps because the disk was full")
-    return "; ".join(parts)
+            if line.startswith(LOST):
+                has_lost = True
+            else:
+                damaged += 1
+    if damaged:
+        skipped = f"{counted(damaged, 'line')} of the flight recorder"
+        damage.append(f"{skipped} cannot be read and were skipped, in {path.name}")
+    if has_lost:
+        damage.append(f"a part of {path.name} is missing, perhaps because the disk was full")
 
 
 def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
-    latest = runs[-1] if runs else None
-    if latest is None or latest.ended is not None or latest.pid != status.get("pid"):
-        latest = Run()
-        runs.append(latest)
-    latest.is_alive = True
-    known = {one.number for one in latest.entries}
+    """Add what the daemon that lives has not written, as on a full disk."""
+    if not runs or runs[-1].ended is not None or runs[-1].pid != status.get("pid"):
+        runs.append(Run())
+    runs[-1].is_alive = True
+    known = {one.number for one in runs[-1].entries}
     for kept in status.get("flight") or ():
         rest = {name: value for name, value in kept.items() if name != "ago_s"}
         try:
@@ -207,13 +210,12 @@ def _add_memory(runs: list[Run], status: Mapping[str, Any], now: float) -> None:
         except ValueError:  # a daemon of another version knows other entries
             continue
         if one.number not in known:
-            latest.entries.append(one)
+            runs[-1].entries.append(one)
 
 
-def _date_ends(runs: list[Run], touched_at: float) -> None:
+def _date_ends(runs: Sequence[Run], touched_at: float) -> None:
     """Note when each run gave its last sign of life."""
-    for place, run in enumerate(runs):
-        after = runs[place + 1] if place + 1 < len(runs) else None
+    for run, after in zip_longest(runs, runs[1:]):
         stated = touched_at
         if after is not None:
             stated = (after.start.before_alive_at if after.start is not None else None) or 0.0

@@ -11,12 +11,12 @@ from mlxsup.protocol.death_causes import WAS_IT_THE_SYSTEM, explain
 from mlxsup.protocol.flight import (
     CONTINUES,
     GIVEN_UP,
+    OF_MODELS,
     OF_REQUESTS,
     PAUSED,
     PROMPT_ONLY,
     DaemonEnded,
     Entry,
-    LostRow,
     ModelChanged,
     Recorded,
     RequestContinued,
@@ -211,10 +211,17 @@ def _tell_end(story: Story, run: Run, now: float, name: str = "") -> None:
 
 def lines_of(entries: Sequence[Recorded]) -> list[str]:
     """Return entries in a few words each: `TIME smollm2: READY → DRAINING (idle)`."""
-    return [f"{timestamp(one.at)} {_words_of(one.entry)}" for one in entries]
+    lines = []
+    for one in entries:
+        words = _words_of(one.entry)
+        if isinstance(one.entry, OF_REQUESTS):
+            words = f"{one.entry.model}: {one.entry.id} (#{one.entry.number}) {words}"
+        lines.append(f"{timestamp(one.at)} {words}")
+    return lines
 
 
 def _words_of(entry: Entry) -> str:
+    """Return what happened; of a request, without its name."""
     match entry:
         case ModelChanged(model=model, before=before, after=after, why=why, note=note):
             # Why a model is wanted is old news once its process has died, or another one begins.
@@ -223,17 +230,17 @@ def _words_of(entry: Entry) -> str:
             return f"{model}: {before} → {after}" + (f" ({said})" if said else "")
         case WorkerDied(model=model, generation=generation):
             return f"{model}: generation {generation} died: {explain(entry).what}"
-        case RequestStarted():
-            what = "started"
-        case RequestPaused(reason=reason):
-            what = f"was paused ({reason})"
-        case RequestContinued(after=after):
-            what = f"continued after a {after}"
+        case RequestStarted(generation=generation):
+            return f"started, in generation {generation}"
+        case RequestPaused(reason=reason, tokens=tokens):
+            why = PAUSED_WORDS.get(reason, reason)
+            return f"paused after {counted(tokens, 'token')}: {why}"
+        case RequestContinued(after=after, tokens=tokens):
+            return f"continued at token {tokens}, after a {after}"
         case RequestEnded(outcome=outcome):
-            what = f"ended ({outcome})"
+            return f"ended ({outcome})"
         case _:
             return entry.KIND
-    return f"{entry.model}: request {entry.id} (#{entry.number}) {what}"
 
 
 def _with_pid(run: Run) -> str:
@@ -316,39 +323,41 @@ def _tell_state(story: Story, row: Mapping[str, Any]) -> None:
 
 
 def _tell_death(story: Story, death: Death, now: float) -> None:
-    died = death.died
+    died, number = death.died, death.recorded.number
     load = " while it was being loaded" if died.ready_s is None else ""
     story.say(f"it last died at {moment(death.recorded.at, now)}{load}: {explain(died).what}")
     story.add(_before(died))
     for row in died.rows:
         suspect = ", a suspect" if row.is_suspect else ""
         named = f"{row.id} (#{row.number}{suspect}), after {counted(row.tokens, 'token')}"
-        story.add(f"{named}: {_what_became_of(row, death)}")
+        fate = FATES.get(row.fate, f"failed with {row.fate}")
+        story.add(f"{named}: {fate.replace('ID', row.id)}")
     if died.more_rows:
         story.add(f"and {counted(died.more_rows, 'more request')}")
     if not died.rows and died.ready_s is not None:
         story.add("no request ran")
     if died.verdict:
         story.add(f"judged: {died.verdict}")
-    if died.failure:
-        story.add(f"then: FAILED, {died.failure}")
-        return
-    text = f"then: {died.after}"
+    text = "restarted immediately" if died.after == "PENDING" else died.after
     if died.retry_in_s is not None:
-        text = f"then: the next start after {seconds(died.retry_in_s)}"
-    elif died.after == "PENDING":
-        text = "then: restarted immediately"
-        for one in death.run.entries:
-            match one.entry:
-                case ModelChanged(model=story.name, after="READY") if (
-                    one.number > death.recorded.number
-                ):
-                    text += f", READY after {seconds(one.at - death.recorded.at)}"
-                    break
-    if died.crashes and died.most_crashes:
+        text = f"the next start after {seconds(died.retry_in_s)}"
+    if died.failure:
+        text = f"FAILED, {died.failure}"
+    elif died.crashes and died.most_crashes:
         window = format_duration(died.window_s)
         text += f"; crash {died.crashes} of the {died.most_crashes} allowed within {window}"
-    story.add(text)
+    story.add(f"then: {text}")
+    ran = {row.number for row in died.rows}
+    after = [
+        one
+        for one in death.run.entries
+        if one.number > number
+        and (
+            (isinstance(one.entry, OF_MODELS) and one.entry.model == died.model)
+            or (isinstance(one.entry, OF_REQUESTS) and one.entry.number in ran)
+        )
+    ]
+    story.add(*lines_of(after[:LAST_SHOWN]))
 
 
 def _before(died: WorkerDied) -> str:
@@ -369,29 +378,12 @@ def _before(died: WorkerDied) -> str:
     return "before: " + ", ".join(part for part, is_known in parts.items() if is_known)
 
 
-def _what_became_of(row: LostRow, death: Death) -> str:
-    if row.fate == PAUSED:
-        return f"is paused, until `mlxsup resume {row.id}`"
-    if row.fate == "quarantined":
-        return "was quarantined, because it crashed the model each time it ran alone"
-    if row.fate != CONTINUES:
-        return f"failed with {row.fate}"
-    return _what_followed(row.number, death)
-
-
-def _what_followed(number: int, death: Death) -> str:
-    """Return what became of a request that was to continue after a death."""
-    for one in death.run.entries:
-        entry = one.entry
-        if one.number <= death.recorded.number:
-            continue
-        if isinstance(entry, RequestContinued) and entry.number == number:
-            return f"resumed at token {entry.tokens} after {seconds(one.at - death.recorded.at)}"
-        if isinstance(entry, RequestEnded) and entry.number == number:
-            return f"ended ({entry.outcome})"
-        if isinstance(entry, WorkerDied) and any(row.number == number for row in entry.rows):
-            return "was started again and hit the next crash"
-    return "was lost with the daemon" if death.run.has_died else "waits to be resumed"
+FATES = {
+    CONTINUES: "continues in the next process",
+    PAUSED: "is paused, until `mlxsup resume ID`",
+    "quarantined": "was quarantined, because it crashed the model each time it ran alone",
+}
+"""What a death meant for a request that ran; any other is the code of its error."""
 
 
 # ---------------------------------------------------------------- a request
@@ -437,7 +429,7 @@ def of_request(
         last = f"the daemon was last alive at {moment(run.alive_at, now)}"
         story.say(f"{_named(first)} was lost with the daemon: {last}")
         story.advice += ["`mlxsup why` explains how the daemon ended", "send it again"]
-    _tell_events(story, run, number)
+    _tell_events(story, number)
     if recording.damage:
         story.say(recording.damage)
     return story
@@ -484,23 +476,14 @@ def _tell_times(story: Story, ended: RequestEnded) -> None:
     story.add(f"total {whole}{paused}; {engine} of engine time")
 
 
-def _tell_events(story: Story, run: Run, number: int) -> None:
+def _tell_events(story: Story, number: int) -> None:
     """Say when a request started, paused, continued, and met a crash."""
-    paused_at: float | None = None
     for one in story.entries:
-        at, entry = timestamp(one.at), one.entry
-        match entry:
-            case RequestStarted(generation=generation):
-                story.add(f"{at} started, in generation {generation}")
-            case RequestPaused(reason=reason, tokens=tokens):
-                paused_at = one.at
-                why = PAUSED_WORDS.get(reason, reason)
-                story.add(f"{at} paused after {counted(tokens, 'token')}: {why}")
-            case RequestContinued(after="pause") if paused_at is not None:
-                story.add(f"{at} continued, after {seconds(one.at - paused_at)}")
-            case WorkerDied():
-                fate = next(row.fate for row in entry.rows if row.number == number)
-                then = "was paused" if fate == PAUSED else f"failed with {fate}"
-                if fate == CONTINUES:
-                    then = _what_followed(number, Death(run, one, entry))
-                story.add(f"{at} its worker died: {explain(entry).what}; the request {then}")
+        words = _words_of(one.entry)
+        if isinstance(one.entry, WorkerDied):
+            fate = next(row.fate for row in one.entry.rows if row.number == number)
+            then = "" if fate in (CONTINUES, PAUSED) else f"; the request failed with {fate}"
+            words = f"its worker died: {explain(one.entry).what}{then}"
+        elif isinstance(one.entry, RequestEnded):
+            continue  # said first
+        story.add(f"{timestamp(one.at)} {words}")

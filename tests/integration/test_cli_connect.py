@@ -81,28 +81,25 @@ def test_refusals_have_their_codes(
     assert (done.returncode, error["code"], bool(error["hint"])) == (status, code, True)
 
 
-def test_key_is_shown_and_a_public_address_is_reached_at_loopback(
+def test_key_of_programs_is_shown_and_a_public_address_is_reached_at_loopback(
     tmp_path: Path,
 ) -> None:
     daemon = HttpDaemon({"m": fake()})
     daemon.listen = "0.0.0.0:0"
     key = run_cli("key", "new", "tool", "--config", str(daemon.config)).stdout.strip()
     with daemon:
-        given = connect(daemon, tmp_path, "vscode", "--key", key)
-        where = ("--endpoint", daemon.endpoint)
-        piped = run_cli("connect", "vscode", "--key", "-", *where, stdin=f"{key}\n").stdout
-        wrong = connect(daemon, tmp_path, "vscode", "--key", "a b")
-        unknown = connect(daemon, tmp_path, "vscode", "--key", "sk-mlxsup-x")
         missing = connect(daemon, tmp_path, "vscode")
         as_json = connect(daemon, tmp_path, "vscode", "--json").stdout
-        daemon.config.with_name("config.keys.json").chmod(0o644)
+        keys = daemon.config.with_name("config.keys.json")
+        keys.with_name("config.launch-key").write_text(f"{key}\n")
+        keys.with_name("config.launch-key").chmod(0o600)
+        given = connect(daemon, tmp_path, "vscode")
+        keys.chmod(0o644)
         unusable = connect(daemon, tmp_path, "vscode")
     assert f'"apiKey": "{key}"' in given.stdout
     assert f"http://127.0.0.1:{daemon.address[1]}/v1/" in given.stdout
-    assert (piped, "needs a key" in given.stderr) == (given.stdout, False)
-    assert (wrong.returncode, "mlxsup key new NAME" in wrong.stderr) == (64, True)
-    assert (unknown.returncode, "this API key does not exist" in unknown.stderr) == (1, True)
-    assert (unusable.returncode, "chmod 600" in unusable.stderr) == (73, True)
-    assert missing.returncode == 0
-    assert "needs an API key: `mlxsup key new vscode` creates one" in missing.stderr
+    assert "in place of KEY" not in given.stderr
+    assert (unusable.returncode, "chmod 600" in unusable.stderr) == (1, True)
+    assert (missing.returncode, '"apiKey": "KEY"' in missing.stdout) == (0, True)
+    assert "in place of KEY: `mlxsup key new vscode` makes one" in missing.stderr
     assert json.loads(as_json)["is_key_missing"] is True

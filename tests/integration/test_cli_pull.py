@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli import downloading
 from mlxsup.cli.downloading import progress_printer
+from mlxsup.cli.exit_status import CliError
 from mlxsup.cli.terminal.output import LiveLine, Output
 from mlxsup.client import Client
 from mlxsup.protocol.download import (
@@ -180,6 +182,22 @@ def played(folder: Path, *said: DownloadReport | str, end: str = "os._exit(1)") 
 
 CHECK = "check the network"
 AGAIN = f"{CHECK}, then run `mlxsup pull {REPO} --revision v1` again; it continues where it stopped"
+
+
+def test_a_downloader_that_ends_before_it_is_asked_is_no_reader_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended(subprocess.Popen[bytes]):
+        """A process that has ended before anything is written to it."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.wait()
+
+    monkeypatch.setattr(downloading, "download_argv", lambda: ["false"])
+    monkeypatch.setattr("mlxsup.cli.downloading.subprocess.Popen", Ended)
+    with pytest.raises(CliError, match="the download ended with exit code 1"):
+        downloading.download(Repository(REPO), Output(), again="")
 
 
 @pytest.mark.parametrize(

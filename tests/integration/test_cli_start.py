@@ -272,7 +272,7 @@ def test_an_interrupt_of_start_says_at_once_what_it_waits_for() -> None:
             started.type("\x03")
             started.expect(
                 "stopping: 1 running request may take up to 5m 0s to finish;"
-                " press Ctrl-C again to cut them off"
+                " press Ctrl-C again to cut it off"
             )
             started.type("\x03")
             started.expect("stopping: cutting off 1 running request")
@@ -296,7 +296,7 @@ def test_a_newcomer_reads_what_works(home: Path) -> None:
     assert tomllib.loads(file.read_text()) == {
         "gateway": {"listen": DEFAULT_LISTEN}, "defaults": {"preload": False}
     }  # fmt: skip
-    hint = "hint: start one with `mlxsup start`, which reads ~/.mlxsup/config.toml"
+    hint = "hint: start one with `mlxsup start`"
     assert run_cli("status").stderr.splitlines() == [default, hint]
 
 

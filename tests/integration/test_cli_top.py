@@ -11,7 +11,7 @@ import pytest
 
 from support.cli.cli import Piped, command
 from support.cli.full_screen import FullScreen, Shell
-from support.daemon.daemon import Daemon, fake, row, wait_for_state
+from support.daemon.daemon import Daemon, fake, wait_for_state
 from support.eventually import eventually
 from support.gateway.json_schemas import problems
 
@@ -38,8 +38,7 @@ def test_a_key_loads_a_model_and_q_gives_the_terminal_back(daemon: Daemon) -> No
         screen.type("jj")
         screen.expect("> cold")
         screen.type("l")
-        screen.expect("cold is loaded")
-        assert row(client, "cold")["state"] == "READY"
+        wait_for_state(client, "cold", "READY")
         screen.type("q")
         assert COLOUR.search(screen.end())
         assert screen.process.returncode == 0

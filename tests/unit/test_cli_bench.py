@@ -32,8 +32,18 @@ def test_figures_of_a_burst() -> None:
     assert figures_of([0.5], [[1.5]]) == {"first_token_s": 1.0, "tokens_per_s": 1 / 1.5}
 
 
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed() -> None:
+    gaps = [[0.0, *(float(n * (n + 1) / 2) for n in range(1, 101))]]  # of 1 to 100 seconds
+    found = figures_of([0.0], gaps)
+    assert (found["gap_p50_s"], found["gap_p99_s"]) == (50.0, 99.0)
+
+
 def test_repeats_are_summed_up_by_median_and_range() -> None:
-    run = Run(cells=[CELL], repeats=3, values={CELL: {"tokens_per_s": [4.0, 1.0, 2.0]}})
+    run = Run(
+        cells=[CELL],
+        repeats=3,
+        found={CELL: [{"tokens_per_s": speed} for speed in (4.0, 1.0, 2.0)]},
+    )
     [cell] = value_of(run, "1")["cells"]
     summary = {"median": 2.0, "low": 1.0, "high": 4.0, "values": [4.0, 1.0, 2.0]}
     assert cell["figures"] == {**dict.fromkeys(TITLES), "tokens_per_s": summary}
@@ -45,7 +55,7 @@ def test_repeats_are_summed_up_by_median_and_range() -> None:
         ("gap_p50_s", [0.0123], "12.3 ms"),
         ("gap_p50_s", [0.123], "123 ms"),
         ("gap_p50_s", [1.234], "1.23 s"),
-        ("gap_p50_s", None, "-"),
+        ("gap_p50_s", [], "-"),
         ("tokens_per_s", [99.94], "99.9"),
         ("tokens_per_s", [1234.0], "1,234"),
         ("tokens_per_s", [4.0, 1.0, 2.0], "2.0 ±75%"),
@@ -100,17 +110,13 @@ def status(m: int = 0, b: int = 0) -> dict[str, Any]:
 
 
 def test_remarks_name_what_has_touched_the_figures() -> None:
-    quiet = Run(cells=[CELL], repeats=1)
+    figures = {"first_token_s": 1.0}
+    quiet = Run(cells=[CELL], repeats=1, found={CELL: [figures]})
     quiet.look(status())
-    quiet.take(CELL, {"first_token_s": 1.0}, 2.0)
     assert quiet.remarks() == []
-    run = Run(cells=[CELL], repeats=4, interrupted=1)
+    run = Run(cells=[CELL], repeats=4, found={CELL: [figures] * 2}, interrupted=1)
     for seen in (status(m=1, b=2), status()):
         run.look(seen)
-    assert run.progress(CELL) == f"1/4: {CELL}"
-    for took_s in (2.0, 6.0):
-        run.take(CELL, {"first_token_s": 1.0}, took_s)
-    assert run.progress(CELL) == f"3/4: {CELL}, about 8s left"
     assert [one.split(": measure")[0] for one in run.remarks()] == [
         "incomplete: only 2 of 4 bursts were measured",
         "up to 3 other requests ran or waited during the run",

@@ -11,6 +11,8 @@ import re
 import shlex
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import psutil
 import pytest
 
 from mlxsup.cli import main as cli
-from mlxsup.cli.arguments import completions
+from mlxsup.cli.arguments import completions, request_called
 from mlxsup.cli.command_table import COMMANDS, ENDING_COMMANDS, FILES, GROUPS, expand, guess, load
 from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
@@ -35,6 +38,8 @@ from mlxsup.client import RequestError
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
+
+from support.eventually import eventually
 
 HERE = Path(__file__).parents[2] / "cli" / "commands"
 
@@ -207,6 +212,26 @@ def test_standard_output_is_no_file(command: click.Command, name: str) -> None:
         parameter.type_cast_value(context, "-")
     assert parameter.type_cast_value(context, "./-") == Path("./-")
     assert parameter.type_cast_value(context, "a.json") == Path("a.json")
+
+
+def test_a_request_is_called_by_its_id_its_number_or_last() -> None:
+    listed = [{"id": name, "number": f"#{number}"} for name, number in (("a", 9), ("3", 10))]
+    called = {"a": "#9", "9": "#9", "#9": "#9", "3": "#10", "#10": "#10", "last": "#10"}
+    for name, number in called.items():
+        found = request_called(listed, name)
+        assert found is not None, name
+        assert found["number"] == number, name
+    assert request_called(listed, "b") is None
+    assert request_called([], "last") is None
+
+
+def test_a_process_that_waits_to_be_reaped_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = commands_stop.find_processes([child.pid, child.pid])
+        assert commands_stop.alive(found) == [child.pid]
+        child.kill()
+        eventually(lambda: found[0].status() == psutil.STATUS_ZOMBIE)
+        assert commands_stop.alive(found) == []
 
 
 DOWN = "the HTTP gateway is down"
@@ -525,7 +550,10 @@ class Clock:
 FOR_EVER = float("inf")
 BOTH = "m (pid 8), the daemon (pid 7)"
 WAITS, WAITS_FOR_M = f"waiting for {BOTH} to end (1s)", "waiting for m (pid 8) to end (2s)"
-DRAINS = "1 running request has 29s at most; `mlxsup stop --now` ends it, Ctrl-C leaves"
+DRAINS = (
+    "1 running request may take up to 29s to finish; run `mlxsup stop --now` to cut it off; Ctrl-C"
+    " leaves"
+)
 GIVEN_UP = f"error: {BOTH} did not end within"
 LEFT = "the daemon has ended, but SIGKILL has no effect on m (pid 8)"
 

@@ -288,8 +288,15 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     assert numbers == list(range(1, len(numbers) + 1))
     row = {"name": "m", "state": "READY", "loaded_for_s": 5.0}
     told = of_model(recording, "m", row, NOW)
-    assert "  r1 (#1, a suspect), after 1 token: resumed at token 1 after 3.0 s" in told.sentences
-    assert "  then: restarted immediately, READY after 0.0 s; " in "".join(told.sentences)
+    assert "  r1 (#1, a suspect), after 1 token: continues in the next process" in told.sentences
+    place = told.sentences.index(next(one for one in told.sentences if "  then: " in one))
+    assert told.sentences[place].startswith("  then: restarted immediately; crash 1 of the ")
+    followed = [line.split("Z ")[1] for line in told.sentences[place + 1 : place + 7]]
+    assert followed[1:4] == [
+        "m: LOADING → READY",
+        "m: r1 (#1) continued at token 1, after a crash",
+        "m: r1 (#1) paused after 2 tokens: `mlxsup resume` continues it",
+    ]
     assert QUARANTINE in told.advice
     [(_, number)] = recording.runs_of_request("r1")
     for other in ("#1", "1", "last"):
@@ -301,13 +308,13 @@ def test_a_resumed_request_is_told_once_though_files_and_memory_have_it(tmp_path
     events = [line.split(" ", 3)[3] for line in about if line.startswith("  20")]
     assert events == [
         "started, in generation 1",
-        "its worker died: it crashed in native code (SIGSEGV); the request resumed at token 1 after"
-        " 3.0 s",
+        "its worker died: it crashed in native code (SIGSEGV)",
+        "continued at token 1, after a crash",
         "paused after 2 tokens: `mlxsup resume` continues it",
-        "continued, after 0.0 s",
+        "continued at token 2, after a pause",
     ]
     lines = lines_of(run.entries)
-    assert sum("request r1 (#1) continued after a crash" in line for line in lines) == 1
+    assert sum("m: r1 (#1) continued at token 1, after a crash" in line for line in lines) == 1
 
 
 def test_changes_after_a_death_do_not_repeat_why_the_model_was_wanted() -> None:

@@ -17,13 +17,11 @@ EVIL = f"\x1b]0;{WORD}\x07\x1b[2J\x9b35m\u202e\u2066\u200f\u061c\U000e0041\x7f\x
 
 OWN = re.compile(
     r"\x1b\[(?:0|1|2|4|7|22|31|32|33|36)?(?:;(?:1|2|7|31|32|33))*m"
-    r"|\x1b\[0;38;5;102m|\x1b\[\?(?:1|7|12)[hl]|\x08(?=\x1b\[2C)"  # of prompt_toolkit
+    r"|\x1b\[0;38;5;102m|\x1b\[\?(?:1|7|12)[hl]|\x08(?=\x1b\[(?:2C|\d+A))"  # of prompt_toolkit
     r"|\r?\x1b\[(?:\d+A\r?|K|J|H)|\r"
-    r"|\x1b\[\?(?:1049|25|2004|1004|7)[hl]|\x1b\[\d*[CDP@]"
-    r"|\x1b\[\d+;\d+H|\x1b\[(?:[127];)*(?:3[1239];)?49m"
-    r"|\x1b\[(?:>25|<)u|\x1b\[\?20(?:26|48)\$p|\x1b\]22;default\x07"
+    r"|\x1b\[\?(?:1049|25|2004)[hl]|\x1b\[\d*[CDP@]"
 )
-"""What `Output`, textual and readline write."""
+"""What `Output`, prompt_toolkit and readline write."""
 
 
 def acting(seen: str) -> list[str]:
