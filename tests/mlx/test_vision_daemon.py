@@ -16,7 +16,7 @@ pytest.importorskip("mlx_vlm")
 from support.client.lossy import LossyDaemon
 from support.client.streams import Reader
 from support.daemon.daemon import Daemon, row
-from support.models.tiny_vision import asked, make_tiny_vision, picture
+from support.models.tiny_vision import FAMILIES, asked, make_tiny_vision, picture
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(900)]
 
@@ -48,8 +48,17 @@ def test_pictures_are_answered_and_an_answer_outlives_its_worker(tmp_path: Path)
         assert "IHDR" not in text
 
 
-def test_a_worker_that_dies_while_its_tower_looks_costs_no_token(tmp_path: Path) -> None:
-    folder = make_tiny_vision(tmp_path / "sight")
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name == "qwen3_vl" else pytest.param(name, marks=pytest.mark.slow)
+        for name in FAMILIES
+    ],
+)
+def test_a_worker_that_dies_while_its_tower_looks_costs_no_token(
+    family: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_vision(tmp_path / "sight", family)
     said: list[dict[str, Any]] = [{"role": "user", "content": "tell me a story of the sea"}]
     seen = [asked("what is it", picture(1))]
     with (
