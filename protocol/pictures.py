@@ -23,7 +23,8 @@ PICTURE_ROLES = frozenset({"user", "tool", "function"})
 
 
 VISION_TYPES = frozenset({
-    "gemma3", "mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
+    "gemma3", "mistral3", "pixtral",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
 })  # fmt: skip
 """The model types that were shown to answer alike alone, in company and resumed."""
 
