@@ -210,9 +210,9 @@ class Counted:
             self.shares.setdefault(int(key), set()).add(one.accepted)
         for token in result.tokens:
             self.got.setdefault(int(token.key), []).append(token)
-        for key, answer in self.got.items():
-            inside = range(before.get(key, 0) + 1, len(answer))
-            self.inside.setdefault(key, []).extend(inside)
+        for number, answer in self.got.items():
+            inside = range(before.get(number, 0) + 1, len(answer))
+            self.inside.setdefault(number, []).extend(inside)
         self._engine.settle()
 
     def run(self) -> Answers:
