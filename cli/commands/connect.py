@@ -14,7 +14,7 @@ import click
 
 from mlxsup.protocol.key_file import digest_of, have_been_made, read_keys
 
-from ..arguments import complete_writer, is_writer, model_meant
+from ..arguments import complete_writer, is_writer, model_meant, names_of
 from ..connection import Target, daemon_options, unknown_model
 from ..connection import connect as connect_to
 from ..exit_status import CliError
@@ -106,12 +106,7 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
     url = gateway_url(status, ", which other programs need")
     rows = [row for row in status["models"] if is_writer(row)]
     if name is not None and model_meant(status, name) is None:
-        variants = [
-            f"{row['name']}:{variant}"
-            for row in rows
-            for variant in (*row["presets"], *row["adapters"])
-        ]
-        raise unknown_model(name, [*(row["name"] for row in rows), *variants])
+        raise unknown_model(name, [known for row in rows for known in names_of(row)])
     if not rows:
         message = "the daemon has no model that writes text"
         raise CliError(message, code="no_models", hint="`mlxsup add MODEL`")
