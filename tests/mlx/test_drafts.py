@@ -197,7 +197,7 @@ class Counted:
         self.steps = self.read = self.accepted = 0
         self.shares: dict[int, set[int]] = {}  # how many guesses of a row passes have accepted
         self.most_guessing = 0  # rows of a step
-        self.inside: dict[int, list[int]] = {}  # how many tokens a row had within a pass's
+        self.inside: dict[int, list[int]] = {}  # numbers of tokens of a row that end within a pass
 
     def step(self) -> None:
         result = self._engine.step()
@@ -478,7 +478,7 @@ def test_every_type_answers_and_continues_as_without_drafts(
                 engine.insert(row)
             together = Counted(engine)
             check_same(together.run(), wanted, bound)
-            for pick in (min, max):  # the worker was killed when a part of a pass's was delivered
+            for pick in (min, max):  # as if a worker was killed with a part of a pass delivered
                 rests = {}
                 for row in rows:
                     key, count = int(row.key), pick(inside[int(row.key)])
