@@ -67,7 +67,11 @@ KINDS = ("qwen3_5", "gemma3")
 """One that counts positions in three directions and has layers with a state, and one that does
 neither, for what no family does otherwise."""
 
-READ_TOGETHER = pytest.mark.parametrize("folder", ["qwen3_vl", "mistral3"], indirect=True)
+READ_TOGETHER = pytest.mark.parametrize(
+    "folder",
+    ["qwen3_vl", "mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl"],
+    indirect=True,
+)
 """Families whose rows read prompts of text together, and whose caches can be cut back."""
 
 ONE_OF_EACH_KIND = pytest.mark.parametrize("folder", KINDS, indirect=True)

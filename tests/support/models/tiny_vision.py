@@ -80,7 +80,7 @@ DELTA: Config = {
 }  # fmt: skip
 EXPERTS: Config = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -201,10 +201,9 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }  # fmt: skip
-for _kind in ("qwen3_vl", "qwen3_5"):  # the same towers before experts
-    _plain = FAMILIES[_kind]
-    _text = _plain.config["text_config"] | EXPERTS | {"model_type": f"{_kind}_moe_text"}
-    FAMILIES[f"{_kind}_moe"] = replace(_plain, config=_plain.config | {"text_config": _text})
+_PLAIN = FAMILIES["qwen3_5"]
+_TEXT = _PLAIN.config["text_config"] | EXPERTS | {"model_type": "qwen3_5_moe_text"}
+FAMILIES["qwen3_5_moe"] = replace(_PLAIN, config=_PLAIN.config | {"text_config": _TEXT})
 
 
 def make_tiny_vision(folder: Path, model_type: str = "qwen3_vl", *, seed: int = 0) -> Path:
