@@ -117,7 +117,7 @@ def check_known(status: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return the row of the model with this name or alias."""
     row = row_called(status, model)
     if row is None:
-        raise unknown_model(model, [row["name"] for row in status["models"]])
+        raise unknown_name(status, model)
     return row
 
 
@@ -161,6 +161,19 @@ def row_called(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = status["models"]
     named = next((row for row in rows if row["name"] == name), None)
     return named or next((row for row in rows if name in row.get("aliases", ())), None)
+
+
+def names_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the names that requests may give a model: with presets and adapters, too."""
+    variants = (*row.get("presets", ()), *row.get("adapters", ()))
+    return [row["name"], *(f"{row['name']}:{variant}" for variant in variants)]
+
+
+def unknown_name(status: Mapping[str, Any], name: str) -> CliError:
+    """Return the error for a name that means nothing, as a daemon would put it."""
+    base = row_called(status, name.rpartition(":")[0])
+    known = [row["name"] for row in status["models"]] if base is None else names_of(base)
+    return unknown_model(name, known)
 
 
 class ModelMeant(NamedTuple):

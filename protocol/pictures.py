@@ -23,9 +23,14 @@ PICTURE_ROLES = frozenset({"user", "tool", "function"})
 
 
 VISION_TYPES = frozenset({
-    "gemma3", "mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
+    "gemma3", "mistral3", "pixtral",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe",
 })  # fmt: skip
-"""The model types that were shown to answer alike alone, in company and resumed."""
+"""The model types that were shown to answer alike alone, in company and resumed.
+
+Not qwen3_vl_moe: mlx-vlm 0.7.10 cuts its masks by the tokens of the longest row, so that a batch of
+which all rows are padded fails.
+"""
 
 
 def declares_vision(config: Mapping[str, Any]) -> bool:

@@ -110,6 +110,28 @@ def plan_row(
     )
 
 
+def check_prompt(length: int, limit: int, room: int) -> None:
+    """Raise if a prompt is too long.
+
+    Args:
+        length: of the prompt, or of a part of it, in tokens.
+        limit: the context.
+        room: of it that a prompt may take.
+
+    Raises:
+        RemoteError: `context_length_exceeded`, with the numbers.
+    """
+    if length > room:
+        # Agents and frameworks compact their history if they find these words, as Anthropic's and
+        # OpenAI's servers write them; few look at the code.
+        raise RemoteError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"prompt is too long: {length} tokens > {room}; this model's maximum context length is"
+            f" {limit} tokens, with room for an answer",
+            detail={"prompt_tokens": length, "context_length": limit},
+        )
+
+
 def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
     """Return the most and the fewest tokens of the answer; `length` is the prompt's, `limit` the
     context.
@@ -118,16 +140,7 @@ def _limits(body: RequestBody, length: int, limit: int) -> tuple[int, int]:
         RemoteError: `context_length_exceeded`, with the numbers.
     """
     detail = {"prompt_tokens": length, "context_length": limit}
-    room = limit - (body.max_tokens != 0)
-    if length > room:
-        # Agents and frameworks compact their history if they find these words, as Anthropic's and
-        # OpenAI's servers write them; few look at the code.
-        raise RemoteError(
-            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"prompt is too long: {length} tokens > {room}; this model's maximum context length is"
-            f" {limit} tokens, with room for an answer",
-            detail=detail,
-        )
+    check_prompt(length, limit, limit - (body.max_tokens != 0))
     max_tokens = limit - length if body.max_tokens is None else body.max_tokens
     if body.cap_max_tokens:
         max_tokens = min(max_tokens, limit - length)

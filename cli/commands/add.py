@@ -16,14 +16,20 @@ from mlxsup.protocol.discovery import find_config
 from mlxsup.protocol.folders import DEFAULT_CONFIG
 from mlxsup.protocol.tasks import Task
 
-from ..arguments import check_makes, complete_repository, model_meant, row_called, use_of
+from ..arguments import (
+    check_makes,
+    complete_repository,
+    model_meant,
+    row_called,
+    unknown_name,
+    use_of,
+)
 from ..connection import (
     Target,
     connect,
     daemon_options,
     explain_request_error,
     status_of_daemon,
-    unknown_model,
 )
 from ..exit_status import CliError
 from ..terminal.output import Output, confirm
@@ -221,7 +227,7 @@ def served_name(
             servable(source)
     except RefusedModelError as error:
         if error.code == "unknown_model" or not is_reference(model):
-            raise unknown_model(model, [row["name"] for row in status["models"]]) from None
+            raise unknown_name(status, model) from None
         with refusals():
             raise
     if not is_sure:

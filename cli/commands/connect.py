@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..arguments import complete_writer, is_writer, model_meant
+from ..arguments import complete_writer, is_writer, model_meant, names_of
 from ..connection import Target, daemon_options, unknown_model
 from ..connection import connect as connect_to
 from ..exit_status import CliError
@@ -114,12 +114,7 @@ def site_of(status: Mapping[str, Any], name: str | None, key: str | None) -> Sit
         raise CliError(message, code="no_gateway", hint="`mlxsup status` shows why")
     rows = [row for row in status["models"] if is_writer(row)]
     if name is not None and model_meant(status, name) is None:
-        variants = [
-            f"{row['name']}:{variant}"
-            for row in rows
-            for variant in (*row["presets"], *row["adapters"])
-        ]
-        raise unknown_model(name, [*(row["name"] for row in rows), *variants])
+        raise unknown_model(name, [known for row in rows for known in names_of(row)])
     if not rows:
         message = "the daemon has no model that writes text"
         raise CliError(message, code="no_models", hint="`mlxsup add MODEL`")

@@ -59,6 +59,11 @@ def test_each_way_in_reaches_the_adapter(daemon: HttpDaemon) -> None:
         assert (status, completion["choices"][0]["text"]) == (200, answer), name
         done = daemon.run("generate", name, PROMPT, "--raw", "--max-tokens", "40")
         assert done.stdout.rstrip("\n") == answer.rstrip("\n"), name
+    missed = daemon.run("generate", "m:sqk", PROMPT)
+    assert missed.stderr == (
+        "error: there is no model 'm:sqk'; configured: m, m:poem, m:sql\n"
+        "hint: did you mean m:sql?\n"
+    )
     _, listed = daemon.get("/v1/models")
     names = [one["id"] for one in listed["data"]]
     assert names == ["m", "m:sql", "m:poem", "dies", "dies:sql", "dies:poem"]

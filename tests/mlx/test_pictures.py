@@ -159,7 +159,7 @@ def _png_of(width: int, height: int) -> bytes:
         (lambda: _saved(_grey(), "PNG")[:20], "no picture that can be opened"),
         (lambda: _saved(_grey(size=(200, 200)), "JPEG")[:700], "damaged or not whole"),
         (lambda: _png_of(0, 8), "no picture|0 x 8"),
-        (lambda: _png_of(10_000, 9_000), "pixels, not 10000 x 9000; send a smaller"),
+        (lambda: _png_of(10_000, 9_000), "89,478,485 pixels; send a smaller one"),
         (lambda: _png_of(60_000, 60_000), "has at most 89,478,485 pixels"),
     ],
     ids=["none", "svg", "eps", "pdf", "header cut", "cut", "no width", "large", "bomb"],
@@ -215,6 +215,27 @@ def test_what_a_prompt_with_pictures_cannot_have_is_refused(tmp_path: Path) -> N
                 engine.text.encode(RequestBody(**values))
         counted = RequestBody(messages=[asked("?", file)], tokenize={"ids": True})
         assert len(engine.text.encode(counted).tokens) > 8
+
+
+def test_no_more_pictures_are_read_than_the_context_holds(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_vlm")
+    from support.models.tiny_vision import asked, make_tiny_vision, picture
+
+    files = [picture(number, (64, 64)) for number in range(8)]  # of 16 tokens and two marks
+    folder = make_tiny_vision(tmp_path / "m")
+    read = pictures.PictureReader.read
+    with (
+        loaded_engine(folder, context_length=50) as engine,
+        mock.patch.object(pictures.PictureReader, "read", autospec=True, side_effect=read) as calls,
+    ):
+        with pytest.raises(RemoteError, match="prompt is too long: 54 tokens > 50;") as refused:
+            engine.text.encode(RequestBody(messages=[asked("?", *files)]))
+        assert refused.value.code == "context_length_exceeded"
+        assert calls.call_count == 3
+        counted = RequestBody(messages=[asked("?", *files)], tokenize={"ids": False})
+        found = engine.text.encode(counted)
+    assert len(found.tokens) > 8 * 18
+    assert [dict(one.arrays) for one in found.pictures] == [{}] * 8
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])

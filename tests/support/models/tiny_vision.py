@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,10 @@ QWEN_SHOWN = "<|vision_start|><|image_pad|><|vision_end|>"
 DELTA: Config = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+EXPERTS: Config = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
@@ -197,6 +201,9 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }  # fmt: skip
+_PLAIN = FAMILIES["qwen3_5"]
+_TEXT = _PLAIN.config["text_config"] | EXPERTS | {"model_type": "qwen3_5_moe_text"}
+FAMILIES["qwen3_5_moe"] = replace(_PLAIN, config=_PLAIN.config | {"text_config": _TEXT})
 
 
 def make_tiny_vision(folder: Path, model_type: str = "qwen3_vl", *, seed: int = 0) -> Path:

@@ -187,7 +187,7 @@ def plan_pass(waiting: Sequence[_Texts], budget: int, *, alike: bool) -> list[_I
     size = filled(longest)
     most = min(PASS_TEXTS, max(1, budget // size))
     least = longest if alike else 0 if longest <= SHORT else longest // 2
-    # A share for each request, and then what is left over: nobody's texts fill a pass alone.
+    # A share for each request, and then what is left over: no request fills a pass alone.
     for share in (max(1, most // len(waiting)), most):
         for texts in waiting:
             end = bisect_left(texts.left, (longest + 1, -1))

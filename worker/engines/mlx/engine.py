@@ -375,7 +375,8 @@ class MlxEngine:
         processor = load_processor(folder)
         inner, config = load_lazily(folder, report, load_vision)
         model, text = VisionModel(inner), self._open_text(folder, config)
-        text.read_pictures(processor)
+        context = find_context_length(folder.config, self._spec.context_length)
+        text.read_pictures(processor, context.tokens)
         assert text.pictures is not None
         model.look(text.pictures.alone(probe_picture()))
         model.make_cache()

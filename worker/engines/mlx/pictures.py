@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
@@ -24,6 +24,7 @@ from mlxsup.protocol.errors import RemoteError, unfit
 from mlxsup.protocol.pictures import declares_vision
 
 from ...engine import Picture
+from ...rows import check_prompt
 from .folder import ModelFolder
 
 NO_TOWER = "send text"
@@ -86,6 +87,7 @@ class PictureReader:
         processor: the model's.
         encode: tokenises text as a rendered prompt is tokenised.
         render: renders messages with the model's template; may raise anything.
+        context: tokens of prompt and answer together, at most.
     """
 
     def __init__(
@@ -93,11 +95,34 @@ class PictureReader:
         processor: Any,
         encode: Callable[[str], list[int]],
         render: Callable[[list[dict[str, Any]]], str],
+        context: int,
     ) -> None:
         self._processor = processor
+        self._context = context
         self._in_use = threading.Lock()
         self.placeholder = _find_placeholder(processor, render)
         self._mark = tuple(encode(self.placeholder))
+
+    def read_all(self, files: Sequence[tuple[str, bytes]], *, counts: bool) -> list[ReadPicture]:
+        """Return the ids and arrays of the pictures of a prompt, as many as its context may hold:
+        files of a few bytes may have 400 MB of arrays each.
+
+        Args:
+            files: each with its place in the request.
+            counts: whether the tokens are only counted; there are no arrays then.
+
+        Raises:
+            RemoteError: `context_length_exceeded`; or see `read`.
+        """
+        pictures: list[ReadPicture] = []
+        length = 0
+        for at, data in files:
+            one = self.read(at, data)
+            length += len(one.tokens)
+            if not counts:
+                check_prompt(length, self._context, self._context)
+            pictures.append(replace(one, arrays={}) if counts else one)
+        return pictures
 
     def read(self, at: str, data: bytes) -> ReadPicture:
         """Return the ids and arrays of a picture.
@@ -207,7 +232,7 @@ def open_picture(at: str, data: bytes) -> Any:
     if not width or not height:
         raise unfit(at, f"{at}: the picture is {width} x {height} pixels; send one that shows some")
     if width * height > MAX_PIXELS:
-        raise _too_large(at, f"{width} x {height}")
+        raise _too_large(at)
     try:
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # 16 bits of grey, of which PIL keeps the lower ones
@@ -235,10 +260,8 @@ def probe_picture() -> bytes:
     return file.getvalue()
 
 
-def _too_large(at: str, size: str = "more") -> RemoteError:
-    return unfit(
-        at, f"{at}: a picture has at most {MAX_PIXELS:,} pixels, not {size}; send a smaller one"
-    )
+def _too_large(at: str) -> RemoteError:
+    return unfit(at, f"{at}: a picture has at most {MAX_PIXELS:,} pixels; send a smaller one")
 
 
 def _as_numpy(value: Any) -> Any:

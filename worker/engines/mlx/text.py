@@ -415,7 +415,7 @@ class MlxText:
                 special_tokens=list(self.tokenizer.get_added_vocab()),
             )
         if files and self.pictures is not None:
-            read = [self.pictures.read(at, data) for at, data in files]
+            read = self.pictures.read_all(files, counts=body.tokenize is not None)
             tokens, pictures, moved = self.pictures.place(tokens, read)
             checkpoints = tuple(map(moved, checkpoints))
         return Prompt(
@@ -510,12 +510,13 @@ class MlxText:
                 logger.warning(log_line("chat changed for the model's template", change=change))
         return tuple(CHANGED + change for change in changes)
 
-    def read_pictures(self, processor: Any) -> None:
-        """Take pictures from now on, with the model's processor."""
+    def read_pictures(self, processor: Any, context: int) -> None:
+        """Take pictures from now on, with the model's processor, as many as the context holds."""
         self.pictures = PictureReader(
             processor,
             self._encode_rendered,
             lambda messages: self._render(messages, {}, opens=False),
+            context,
         )
 
     def _encode_rendered(self, text: str) -> list[int]:
