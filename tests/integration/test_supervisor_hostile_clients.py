@@ -302,33 +302,36 @@ def test_a_storm_ends_what_is_over_the_limit_and_no_stream_P24(
     at_door(body)
 
 
-def test_a_connection_over_the_limit_is_refused_and_ended_P24(
+def test_connections_over_the_limit_are_refused_and_ended_P24(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One after the other: one that is refused holds its place until it is ended."""
     monkeypatch.setattr(limits_module, "MAX_OF_ONE_PROCESS", 3)
+    monkeypatch.setattr(clients_module, "MAX_REFUSED", 1)
 
     async def body(bench: Bench) -> None:
         peers = [bench.peer() for _ in range(3)]
         for number, peer in enumerate(peers):
             peer.say(generate("a"))
             await bench.said(number + 1)
-        beyond = bench.peer()
-        for id in ("x", "y"):
-            beyond.say(generate(id))
-            answer = await beyond.hear()
-            assert isinstance(answer, Failed)
-            assert (answer.id, answer.error.code) == (id, "overloaded")
-            assert f"process {os.getpid()} has 3 connections" in answer.error.message
-        assert len(bench.events) == 3
-        monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        bench.moment += clients_module.REFUSAL_S
-        bench.clients.pulse()
-        await eventually_async(lambda: monitor.poll(0))
-        beyond.socket.disable_monitor()
-        monitor.close(0)
+        for _ in range(2):
+            beyond = bench.peer()
+            for id in ("x", "y"):
+                beyond.say(generate(id))
+                answer = await beyond.hear()
+                assert isinstance(answer, Failed)
+                assert (answer.id, answer.error.code) == (id, "overloaded")
+                assert f"process {os.getpid()} has 3 connections" in answer.error.message
+            assert len(bench.events) == 3
+            monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            bench.moment += clients_module.REFUSAL_S
+            bench.clients.pulse()
+            await eventually_async(lambda m=monitor: m.poll(0))  # type: ignore[misc]
+            beyond.socket.disable_monitor()
+            monitor.close(0)
+            bench.peers.remove(beyond)
+            beyond.close()
         peers.pop().close()
-        bench.peers.remove(beyond)
-        beyond.close()
         await bench.gone(1)
         bench.peer().say(generate("b"))
         await bench.said(4)

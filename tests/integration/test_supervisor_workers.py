@@ -606,7 +606,9 @@ def test_one_that_cannot_be_ended_is_counted_and_named(
     collect_unwaited()
 
 
-@pytest.mark.parametrize("change", ["installed again", "removed", "unreadable", "none"])
+@pytest.mark.parametrize(
+    "change", ["installed again", "removed", "unreadable", "never readable", "none"]
+)
 def test_one_that_has_imported_other_packages_is_ended(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,6 +620,8 @@ def test_one_that_has_imported_other_packages_is_ended(
 
         async def scene(around: Pool) -> None:
             units = around.units
+            if change == "never readable":
+                monkeypatch.setattr(sys, "executable", "/nowhere/python")
             async with asyncio.TaskGroup() as tasks:
                 units.start(7, tasks)
                 await around.until_ready()
