@@ -28,9 +28,10 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
     Resume,
     RowDelta,
+    RowDrafts,
     Step,
 )
-from mlxsup.worker.engine import RowPrefill, StepResult, WorkerFaultError
+from mlxsup.worker.engine import Guessed, RowPrefill, StepResult, WorkerFaultError
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.text.grammar import Grammar
@@ -101,6 +102,19 @@ def test_a_step_says_what_it_cost_and_which_rows_left_before_it(bench: Bench) ->
     [step] = bench.turn()
     assert isinstance(step, Step)
     assert step.between_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "accepted"), [([], 3, 2), ([], 4, 3), (["xx"], 4, 1), ([], 0, 0)], ids=str
+)
+def test_guesses_that_were_right_are_tokens_of_the_answer_behind_the_first(
+    bench: Bench, stop: list[str], tokens: int, accepted: int
+) -> None:
+    bench.start(A, stop=stop)
+    bench.give(*[x(A)] * tokens, guessed={A: Guessed(read=4, accepted=3)})
+    [step] = bench.turn()
+    assert isinstance(step, Step)
+    assert step.drafts == [RowDrafts(key=A, read=4, accepted=accepted)]
 
 
 def test_beats_say_what_prompts_cost_the_rows_beside_them_and_what_new_shapes_took(
