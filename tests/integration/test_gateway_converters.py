@@ -280,6 +280,7 @@ def test_bodies_that_wait_are_limited_until_their_clients_leave(
             monkeypatch.setattr(limits, "MAX_HELD_BYTES", 150_000)
             leaves.set()
             assert (await held.asked).status == 0
+            monkeypatch.setattr(limits, "MAX_WAITING_BODIES", 1)
             assert (await held.ask()).status == 200, "there is room at once"
 
     asyncio.run(run())

@@ -509,3 +509,19 @@ def test_action_under_way_is_not_asked_for_twice_and_another_one_is(place: KeyPl
 
     assert asyncio.run(ask()) == [200, 200, 200]
     assert daemon.commands == [("load", "m"), ("unload", "m")]
+
+
+def test_action_that_is_over_is_asked_for_again(place: KeyPlace) -> None:
+    headers = {"x-api-key": new_key(place, "boss", is_operator=True)}
+    daemon = OperatedDaemon(UNKNOWN)
+    site = Site(daemon, keys=Keys(place))
+
+    async def ask() -> None:
+        async with site.life():
+            for _ in range(2):
+                await site.ask(
+                    "POST", "/models/load", {"model": "m"}, headers=headers, has_life=False
+                )
+
+    asyncio.run(ask())
+    assert daemon.commands == [("load", "m")] * 2
