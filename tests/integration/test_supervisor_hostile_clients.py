@@ -27,6 +27,7 @@ from mlxsup.supervisor.sockets.clients import (
     HANDSHAKE_LIMIT_S,
     LARGE_LIMIT_S,
     MAX_LARGE_BYTES,
+    Client,
 )
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
@@ -244,6 +245,31 @@ def test_a_large_message_whose_sender_is_gone_takes_no_place_P15() -> None:
         large = type(large)(id=large.id, model=large.model, body=bytes(8 * 2**20))
         door.peer.say(large)
         await door.bench.said(2)
+
+    at_door(body)
+
+
+def test_a_client_that_is_ended_while_its_large_message_waits_takes_no_place_P15() -> None:
+    async def body(door: Door) -> None:
+        await door.serves()
+        begun = HELLO + b"\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big") + bytes(2**20)
+
+        def feed(count: int) -> dict[socket.socket, asyncio.Task[None]]:
+            knocked = [door.knock() for _ in range(count)]
+            return {raw: asyncio.create_task(give(raw, begun)) for raw in knocked}
+
+        def paused() -> list[Client]:
+            return [one for one in door.bench.connections.values() if not one.is_reading]
+
+        first = feed(AT_ONCE + 1)
+        [waiting] = await eventually_async(paused)
+        waiting.end()  # as one is that does not read what it is owed
+        await asyncio.wait(first.values())
+        for raw in first:
+            raw.close()
+        await eventually_async(lambda: door.bench.clients.admitted == 1)
+        second = feed(AT_ONCE)
+        await eventually_async(lambda: all(fed.done() for fed in second.values()))
 
     at_door(body)
 
