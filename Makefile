@@ -1,4 +1,4 @@
-.PHONY: help setup release demo test unit slow check bench simulate campaign models mutants reference page clean
+.PHONY: help setup release demo test unit slow check bench simulate campaign mutants reference page clean
 
 help: ## list targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -55,9 +55,6 @@ mutants: setup ## small bugs that no unit test notices, with mutmut; PACKAGES="s
 
 campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29", LIST=1; hours without
 	@PYTHONPATH=tests .venv/bin/python -m campaign $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
-
-models: setup ## every model type of mlx-lm as a tiny model, tried in batches: build/models.md; ten minutes
-	@PYTHONPATH=tests .venv/bin/python -m support.model_types
 
 reference: setup ## from the code: config.example.toml, its schema, and build/reference.md (commands, fields, errors, limits, metrics)
 	@.venv/bin/python tools/reference.py

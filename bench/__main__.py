@@ -1,4 +1,4 @@
-"""`python -m bench [NAME …] [--repeats N] [--base COMMIT]`, or `python -m bench traffic -h`.
+"""`python -m bench [NAME …] [--repeats N]`, or `python -m bench traffic -h`.
 
 Each benchmark measures its sides in one run, interleaved, and prints a table.
 """
@@ -14,19 +14,15 @@ from pathlib import Path
 from . import ROOT
 
 SMOLLM2 = ROOT / "models" / "smollm2"
-ONLY_BY_NAME = ("against",)
-"""It needs `--base`."""
 
 
 def main() -> None:
-    """Run the named benchmarks one after the other; by default, all that need no option."""
+    """Run the named benchmarks one after the other; by default, all of them."""
     from . import (
         adapters,
-        against,
         commands,
         drafts,
         embeddings,
-        engine_seconds,
         gateway,
         router,
         sharing,
@@ -48,25 +44,20 @@ def main() -> None:
             "gateway": gateway.run,
             "two_models": lambda repeats: two_models.run(tiny, SMOLLM2, repeats),
             "warm_pool": lambda repeats: warm_pool.run(SMOLLM2, repeats),
-            "engine_seconds": lambda repeats: engine_seconds.run(SMOLLM2, repeats),
             "drafts": drafts.run,
             "embeddings": embeddings.run,
             "adapters": adapters.run,
             "commands": lambda repeats: commands.run(),
             "sharing": lambda repeats: sharing.run(20 * repeats),
-            "against": lambda repeats: against.run(given.base, repeats),
         }
         parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
         parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(runs))
         parser.add_argument("--repeats", type=int, default=5)
-        parser.add_argument("--base", help="for `against`: a commit, or the folder of a tree")
         given = parser.parse_args()
         if unknown := sorted(set(given.names) - set(runs)):
             parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(runs)}")
-        if "against" in given.names and not given.base:
-            parser.error("`against` needs --base")
         print("\n".join(machine_lines()) + "\n", flush=True)
-        for name in given.names or [name for name in runs if name not in ONLY_BY_NAME]:
+        for name in given.names or runs:
             runs[name](given.repeats)
 
 

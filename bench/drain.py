@@ -1,6 +1,6 @@
 """A client that does nothing but receive: asks for streams, and reads frames without decoding them.
 
-Run as a child process: `drain ENDPOINT MODEL CONNECTIONS STREAMS TOP_LOGPROBS`. It prints a line
+Run as a child process: `drain ENDPOINT MODEL CONNECTIONS STREAMS`. It prints a line
 once something has come for every connection, and what it has received so far for each line of
 standard input; signs of life do not count.
 """
@@ -21,19 +21,14 @@ PROMPT_TOKENS = 16
 SIGN_OF_LIFE = encode(Alive())
 
 
-def question(model: str, number: int, top_logprobs: int) -> list[bytes]:
+def question(model: str, number: int) -> list[bytes]:
     """Return the frames of a request for an answer that fills the context."""
     tokens = [1 + (number * 31 + place) % 100 for place in range(PROMPT_TOKENS)]
-    body = RequestBody(
-        prompt_tokens=tokens,
-        logprobs=True if top_logprobs else None,
-        top_logprobs=top_logprobs or None,
-    )
-    id = RequestId(f"stream-{number}")
-    return encode(Generate(id=id, model=ModelName(model), body=encode_body(body)))
+    body = encode_body(RequestBody(prompt_tokens=tokens))
+    return encode(Generate(id=RequestId(f"stream-{number}"), model=ModelName(model), body=body))
 
 
-def main(endpoint: str, model: str, connections: int, streams: int, top_logprobs: int) -> None:
+def main(endpoint: str, model: str, connections: int, streams: int) -> None:
     """Receives until standard input ends."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     poller = zmq.Poller()
@@ -47,21 +42,20 @@ def main(endpoint: str, model: str, connections: int, streams: int, top_logprobs
         poller.register(socket, zmq.POLLIN)
         sockets.append(socket)
     for number in range(streams):
-        sockets[number % connections].send_multipart(question(model, number, top_logprobs))
-    messages = size_bytes = 0
+        sockets[number % connections].send_multipart(question(model, number))
+    messages = 0
     silent = set(sockets)
     while True:
         ready = dict(poller.poll())
         if ready.pop(sys.stdin.fileno(), None):
             if not sys.stdin.readline():
                 break
-            print(json.dumps({"messages": messages, "bytes": size_bytes}), flush=True)
+            print(json.dumps({"messages": messages}), flush=True)
         for socket in ready:
             frames = socket.recv_multipart()
             if frames == SIGN_OF_LIFE:
                 continue
             messages += 1
-            size_bytes += sum(map(len, frames))
             if silent:
                 silent.discard(socket)
                 if not silent:

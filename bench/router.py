@@ -25,11 +25,10 @@ from support.eventually import eventually
 MODEL = "fake"
 STREAMS = 16
 KINDS = {
-    "a token of 16 streams over one connection": (1, 0),
-    "a token of 16 streams over 16 connections": (STREAMS, 0),
-    "the same over one connection, with 20 log-probabilities": (1, 20),
+    "a token of 16 streams over one connection": 1,
+    "a token of 16 streams over 16 connections": STREAMS,
 }
-"""Connections, and `top_logprobs`, of each row about an unpaced router."""
+"""Connections of each row about an unpaced router."""
 
 PACED = {"a step of one stream, paced": 1, "a step of 16 streams, paced": STREAMS}
 
@@ -60,24 +59,16 @@ def until_still(pid: int, since: int = -1) -> None:
     eventually(is_still, what=f"process {pid} being still")
 
 
-def child_of(module: str, *arguments: object) -> Child:
-    """Start a module of this folder as a process."""
-    return Child("-m", f"bench.{module}", *arguments)
-
-
 @contextmanager
-def drained(
-    endpoint: str, connections: int, streams: int, top_logprobs: int = 0
-) -> Iterator[Child]:
+def drained(endpoint: str, connections: int, streams: int) -> Iterator[Child]:
     """Streams for somebody who only receives, and has received something on each connection.
 
     Args:
         endpoint: to connect to.
         connections: over which they come.
         streams: how many.
-        top_logprobs: that they ask for; 0 for none.
     """
-    with child_of("drain", endpoint, MODEL, connections, streams, top_logprobs) as child:
+    with Child("-m", "bench.drain", endpoint, MODEL, connections, streams) as child:
         child.line()
         yield child
 
@@ -113,10 +104,10 @@ class Router:
         self.worker = int(row(client, MODEL)["pid"])
 
     @contextmanager
-    def streams(self, connections: int, streams: int, top_logprobs: int = 0) -> Iterator[Child]:
+    def streams(self, connections: int, streams: int) -> Iterator[Child]:
         """See `drained`; every stream decodes, and nothing of earlier ones is left."""
         eventually(lambda: not row(self._client, MODEL)["running"])
-        with drained(self.endpoint, connections, streams, top_logprobs) as child:
+        with drained(self.endpoint, connections, streams) as child:
             eventually(lambda: len(row(self._client, MODEL)["running"]) == streams)
             steps = self.steps()
             eventually(lambda: self.steps() > steps + 2 * streams)  # all prompts are read
@@ -214,8 +205,8 @@ def run(repeats: int) -> None:
     values: dict[str, list[float]] = {kind: [] for kind in (*KINDS, *PACED)}
     with routing() as router:
         for _ in range(repeats):
-            for kind, (connections, top_logprobs) in KINDS.items():
-                with router.streams(connections, STREAMS, top_logprobs) as child:
+            for kind, connections in KINDS.items():
+                with router.streams(connections, STREAMS) as child:
                     router.backlog(child, LONG)  # the first one warms up
                     found = [
                         (router.backlog(child, LONG), router.backlog(child, SHORT))

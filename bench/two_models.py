@@ -1,4 +1,4 @@
-"""One model's stream and new requests while another prefills or loads (B7, C9, H8).
+"""One model's stream and new requests while another prefills (C9, H8).
 
 In mlxsup each model has a process. `mlx_lm.server` takes both names too, but holds one model at a
 time: a request for another one waits until the running batch has ended, and everybody after it
@@ -133,11 +133,10 @@ class Figures:
         ]
 
 
-def print_figures(figures: list[tuple[str, Figures]], what: str) -> None:
-    """Print one table."""
-    first = ["new request TTFT ms", f"… while {what}", "ratio"]
-    head = ["who", "largest gap ms", f"… while {what}", *first, "that took s"]
-    print_table(head, [one.row(name) for name, one in figures])
+HEAD = (
+    "who", "largest gap ms", "… while A prefills", "new request TTFT ms", "… while A prefills",
+    "ratio", "that took s",
+)  # fmt: skip
 
 
 def run(tiny: Path, smollm2: Path, repeats: int) -> None:
@@ -146,11 +145,10 @@ def run(tiny: Path, smollm2: Path, repeats: int) -> None:
 
 
 async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
-    print("## Two models: the tiny one while SmolLM2 prefills or loads (CPU)\n")
+    print("## Two models: the tiny one while SmolLM2 prefills (CPU)\n")
     folders = {"a": smollm2, "b": tiny}
     entries = {name: {"path": str(folder)} for name, folder in folders.items()}
-    prefill = {name: Figures() for name in ("mlxsup", "mlx_lm.server")}
-    load = Figures()
+    figures = {name: Figures() for name in ("mlxsup", "mlx_lm.server")}
     with Daemon(entries) as daemon, mlx_lm_server() as process:
         async with AsyncClient(daemon.endpoint) as client:
             servers: list[Server] = [Mlxsup(client), peer(process, folders)]
@@ -160,17 +158,12 @@ async def _run(tiny: Path, smollm2: Path, repeats: int) -> None:
             long = int(PREFILL_S * speed)
             for repeat in range(repeats):
                 for server in servers:
-                    await _two(server, prefill[server.name], words(long, 10 + repeat))
-                await client.unload("a")
-                load.alone.append(await watch(servers[0], "b", quiet))
-                load.disturbed.append(await watch(servers[0], "b", lambda: client.load("a")))
+                    await _two(server, figures[server.name], words(long, 10 + repeat))
             [row] = [row for row in (await client.status())["models"] if row["name"] == "b"]
             assert row["restarts"] == 0
     print(f"{repeats} repeats; median (range); TTFT: median of a window's new requests\n")
     print(f"B streams; A (SmolLM2) reads {long} words; targets: gap ≤100 ms, TTFT ≤2×:\n")
-    print_figures(list(prefill.items()), "A prefills")
-    print("B streams; A loads:\n")
-    print_figures([("mlxsup", load)], "A loads")
+    print_table(HEAD, [one.row(name) for name, one in figures.items()])
 
 
 async def _two(server: Server, figures: Figures, prompt: str) -> None:

@@ -5,7 +5,6 @@ Real: daemons with fake engines, hostile clients and workers that are killed.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from functools import partial
@@ -67,13 +66,6 @@ def test_a_small_round_measures_every_figure(scenario: Scenario, tmp_path: Path)
         assert result.samples.get(figure.key), figure.what
         if figure.bound is not None and figure.bound.is_exact:
             assert result.verdict(figure) is Verdict.KEPT, (figure.what, result.samples)
-
-
-def test_every_promise_of_a_daemon_has_a_scenario_or_a_fault() -> None:
-    faults = "".join(file.read_text() for file in (TESTS / "faults").glob("test_*.py"))
-    named = {"P" + number for number in re.findall(r"_P(\d+)(?=[_(])", faults)}
-    promises = named.union(*(one.promises.split() for one in SCENARIOS))
-    assert {f"P{n}" for n in range(1, 34)} - promises == {"P22", "P27", "P28", "P30", "P31", "P33"}
 
 
 @pytest.mark.slow

@@ -98,6 +98,36 @@ def test_prompt_and_options_become_a_body(
     assert sent == ({"messages_as_text": True} if "messages" in body else {}) | body
 
 
+@pytest.mark.parametrize("command", ["generate", "embed"])
+def test_options_of_a_request_reach_the_daemon(path: Path, command: str) -> None:
+    options = {"--priority": "batch", "--client": "me", "--timeout": "90s", "--keep-alive": "10m"}
+    given = [word for option in options.items() for word in option]
+    can = ["embeddings" if command == "embed" else "text"]
+    with scripted_supervisor(path, script_of("m", capabilities=can)) as supervisor:
+        run_cli(command, "m", PROMPT, *given, "--endpoint", supervisor.endpoint)
+        [asked] = supervisor.got(Generate)
+    sent = (asked.priority, asked.client, asked.timeout_s, asked.keep_alive)
+    assert sent == ("batch", "me", 90.0, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (["--dimensions", "64"], {"dimensions": 64}),
+        (["--input-type", "query"], {"input_type": "query"}),
+        (["--truncate"], {"truncate": True}),
+    ],
+    ids=str,
+)
+def test_options_of_embeddings_are_in_the_body(
+    path: Path, options: list[str], fields: dict[str, Any]
+) -> None:
+    with scripted_supervisor(path, script_of("m", capabilities=["embeddings"])) as supervisor:
+        run_cli("embed", "m", "a", "b", *options, "--endpoint", supervisor.endpoint)
+        [asked] = supervisor.got(Generate)
+    assert decode_body(asked.body).to_wire().items() >= ({"texts": ["a", "b"]} | fields).items()
+
+
 def test_pictures_are_sent_before_the_prompt(path: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(PNG)
     (tmp_path / "note.png").write_text("hello")

@@ -38,6 +38,7 @@ ERRORS = b"mlxsup_request_errors_total"
 COUNT = "/v1/messages/count_tokens"
 
 LONG = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
+SHORTER = {"model": "m", "messages": [{"role": "user", "content": "x" * 30_000}]}
 
 TOOLS = [
     {"type": "namespace", "name": space, "description": "d",
@@ -264,6 +265,8 @@ def test_bodies_that_wait_are_limited_until_their_clients_leave(
     async def run() -> None:
         async with Held(asks) as held:
             leaves = asyncio.Event()
+            for _ in range(5):  # short bodies neither take room nor leave any
+                assert (await held.ask(body=SHORTER)).status == 200
             await held.hold(until=leaves.wait())
             for name, most in (("MAX_WAITING_BODIES", 0), ("MAX_HELD_BYTES", 150_000)):
                 with monkeypatch.context() as patch:
@@ -277,6 +280,7 @@ def test_bodies_that_wait_are_limited_until_their_clients_leave(
             monkeypatch.setattr(limits, "MAX_HELD_BYTES", 150_000)
             leaves.set()
             assert (await held.asked).status == 0
+            monkeypatch.setattr(limits, "MAX_WAITING_BODIES", 1)
             assert (await held.ask()).status == 200, "there is room at once"
 
     asyncio.run(run())

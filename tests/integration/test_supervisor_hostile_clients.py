@@ -27,6 +27,7 @@ from mlxsup.supervisor.sockets.clients import (
     HANDSHAKE_LIMIT_S,
     LARGE_LIMIT_S,
     MAX_LARGE_BYTES,
+    Client,
 )
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 
@@ -248,6 +249,31 @@ def test_a_large_message_whose_sender_is_gone_takes_no_place_P15() -> None:
     at_door(body)
 
 
+def test_a_client_that_is_ended_while_its_large_message_waits_takes_no_place_P15() -> None:
+    async def body(door: Door) -> None:
+        await door.serves()
+        begun = HELLO + b"\x02" + (MAX_FRAME_BYTES - 1).to_bytes(8, "big") + bytes(2**20)
+
+        def feed(count: int) -> dict[socket.socket, asyncio.Task[None]]:
+            knocked = [door.knock() for _ in range(count)]
+            return {raw: asyncio.create_task(give(raw, begun)) for raw in knocked}
+
+        def paused() -> list[Client]:
+            return [one for one in door.bench.connections.values() if not one.is_reading]
+
+        first = feed(AT_ONCE + 1)
+        [waiting] = await eventually_async(paused)
+        waiting.end()  # as one is that does not read what it is owed
+        await asyncio.wait(first.values())
+        for raw in first:
+            raw.close()
+        await eventually_async(lambda: door.bench.clients.admitted == 1)
+        second = feed(AT_ONCE)
+        await eventually_async(lambda: all(fed.done() for fed in second.values()))
+
+    at_door(body)
+
+
 def test_what_large_messages_take_until_they_are_whole_is_bounded_in_all_P15() -> None:
     """A frame that others follow may grow into a message of the largest size, whatever it says."""
     growing = HELLO + (b"\x03" + (1000).to_bytes(8, "big") + bytes(1000)) * 1000
@@ -302,33 +328,36 @@ def test_a_storm_ends_what_is_over_the_limit_and_no_stream_P24(
     at_door(body)
 
 
-def test_a_connection_over_the_limit_is_refused_and_ended_P24(
+def test_connections_over_the_limit_are_refused_and_ended_P24(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One after the other: one that is refused holds its place until it is ended."""
     monkeypatch.setattr(limits_module, "MAX_OF_ONE_PROCESS", 3)
+    monkeypatch.setattr(clients_module, "MAX_REFUSED", 1)
 
     async def body(bench: Bench) -> None:
         peers = [bench.peer() for _ in range(3)]
         for number, peer in enumerate(peers):
             peer.say(generate("a"))
             await bench.said(number + 1)
-        beyond = bench.peer()
-        for id in ("x", "y"):
-            beyond.say(generate(id))
-            answer = await beyond.hear()
-            assert isinstance(answer, Failed)
-            assert (answer.id, answer.error.code) == (id, "overloaded")
-            assert f"process {os.getpid()} has 3 connections" in answer.error.message
-        assert len(bench.events) == 3
-        monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        bench.moment += clients_module.REFUSAL_S
-        bench.clients.pulse()
-        await eventually_async(lambda: monitor.poll(0))
-        beyond.socket.disable_monitor()
-        monitor.close(0)
+        for _ in range(2):
+            beyond = bench.peer()
+            for id in ("x", "y"):
+                beyond.say(generate(id))
+                answer = await beyond.hear()
+                assert isinstance(answer, Failed)
+                assert (answer.id, answer.error.code) == (id, "overloaded")
+                assert f"process {os.getpid()} has 3 connections" in answer.error.message
+            assert len(bench.events) == 3
+            monitor = beyond.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            bench.moment += clients_module.REFUSAL_S
+            bench.clients.pulse()
+            await eventually_async(lambda m=monitor: m.poll(0))  # type: ignore[misc]
+            beyond.socket.disable_monitor()
+            monitor.close(0)
+            bench.peers.remove(beyond)
+            beyond.close()
         peers.pop().close()
-        bench.peers.remove(beyond)
-        beyond.close()
         await bench.gone(1)
         bench.peer().say(generate("b"))
         await bench.said(4)

@@ -123,7 +123,7 @@ def ignore(*_: object) -> None:
 def live_of(
     *argv: str, faults: frozenset[str] = frozenset(), is_killed: bool = False
 ) -> list[tuple[Any, ...]]:
-    """Return all that is reported of one life, in order."""
+    """Return all that is reported of one life, in order; what its READY teaches, too."""
 
     async def one_life(around: Around) -> None:
         async def ended(limit_s: float) -> None:
@@ -136,7 +136,8 @@ def live_of(
             last_lines=("l",),
             ended=ended,
         )
-        unit = WorkerUnit(around, spawn, 1, log, ignore)  # type: ignore[arg-type]  # stand-ins
+        learn = around.noted("learn")
+        unit = WorkerUnit(around, spawn, 1, log, learn)  # type: ignore[arg-type]  # stand-ins
         assert (unit.model, unit.generation, unit.pid) == (M, FOURTH, None)
         assert unit.loaded_files is None, "it has read nothing yet"
         if is_killed:
@@ -221,17 +222,18 @@ def test_an_exit_is_reported_though_its_socket_cannot_be_removed(
 HASTY = """\
 import json, os, socket, sys
 from mlxsup.protocol.codec import encode
-from mlxsup.protocol.worker_messages import Dying, Hello
+from mlxsup.protocol.worker_messages import Dying, Hello, Ready
 from mlxsup.supervisor.sockets.zmtp import GREETING, to_wire
 spec = json.loads(sys.stdin.readline())
 hello = Hello(model="m", generation=4, token=spec["token"], pid=os.getpid(), version="1")
 link = socket.socket(socket.AF_UNIX)
 link.connect(spec["endpoint"].removeprefix("ipc://"))
 link.sendall(GREETING + bytes.fromhex(sys.argv[1]))
-for message in (hello, Dying(code=70, message="why")):
+ready = Ready(context_length=9, fingerprint="f", backend="fake")
+for message in (hello, ready, Dying(code=70, message="why")):
     link.sendall(to_wire(encode(message)))
 """
-"""A worker that says why it dies, waits for no answer and exits."""
+"""A worker that is READY, says why it dies, waits for no answer and exits."""
 
 
 def test_last_words_are_heard_although_nothing_was_read_before_the_exit(
@@ -240,9 +242,10 @@ def test_last_words_are_heard_although_nothing_was_read_before_the_exit(
     monkeypatch.setattr(instance, "LAST_WORDS_S", 0.0)
     monkeypatch.setattr(Turns, "read_soon", ignore)  # a loop that is too busy
     calls = live_of(sys.executable, "-c", HASTY, READY_OF_DEALER.hex())
-    events = [call[1] for call in calls if call[0] == "post"]
-    said = [one.message.TYPE if isinstance(one, WorkerSaid) else type(one) for one in events]
-    assert said == [Spawned, "hello", "dying", WorkerUnlinked, Exited]
+    told = [(name, one) for name, one, *_ in calls if name in ("post", "learn")]
+    said = [one.message.TYPE if isinstance(one, WorkerSaid) else type(one) for _, one in told]
+    assert said == [Spawned, "hello", Ready, "ready", "dying", WorkerUnlinked, Exited]
+    assert [name for name, _ in told].index("learn") == 2, "before the core hears of it"
 
 
 # ---------------------------------------------------------------- all lives
@@ -306,6 +309,14 @@ def test_workers_are_known_by_model_and_generation_until_they_are_gone() -> None
         await workers.end()
         assert (workers.models, workers.pids, workers.leave()) == (set(), [], 0)
         assert not any(map(psutil.pid_exists, pids))
+
+    live(scene)
+
+
+def test_prewarmed_workers_that_are_left_behind_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(everyone: All) -> None:
+        monkeypatch.setattr(everyone.workers.prewarmed, "leave", lambda: 2)
+        assert everyone.workers.leave() == 2
 
     live(scene)
 
@@ -606,7 +617,9 @@ def test_one_that_cannot_be_ended_is_counted_and_named(
     collect_unwaited()
 
 
-@pytest.mark.parametrize("change", ["installed again", "removed", "unreadable", "none"])
+@pytest.mark.parametrize(
+    "change", ["installed again", "removed", "unreadable", "never readable", "none"]
+)
 def test_one_that_has_imported_other_packages_is_ended(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,6 +631,8 @@ def test_one_that_has_imported_other_packages_is_ended(
 
         async def scene(around: Pool) -> None:
             units = around.units
+            if change == "never readable":
+                monkeypatch.setattr(sys, "executable", "/nowhere/python")
             async with asyncio.TaskGroup() as tasks:
                 units.start(7, tasks)
                 await around.until_ready()

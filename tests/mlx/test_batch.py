@@ -59,8 +59,12 @@ def test_a_key_is_used_by_one_row_and_again_at_once_D7(engine: MlxEngine) -> Non
 
 def test_nothing_is_left_of_many_cancelled_rows_D9(engine: MlxEngine) -> None:
     numbers = random.Random(0)
+    kinds: tuple[dict[str, Any], ...] = (
+        {}, {"prompt_logprobs": 1}, {"top_logprobs": 2}, {"max_tokens": 0}
+    )  # fmt: skip
     for key in range(20):
-        engine.insert(make_row(key, make_prompt(key, numbers.randrange(1, 40))))
+        prompt = make_prompt(key, numbers.randrange(1, 40))
+        engine.insert(make_row(key, prompt, **kinds[key % len(kinds)]))
         for _ in range(numbers.randrange(4)):
             engine.step()
         engine.remove(RequestKey(key))

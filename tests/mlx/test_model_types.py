@@ -24,7 +24,6 @@ from mlxsup.worker.engines.mlx.quirks import KNOWN_FAULTS
 
 from support.model_types.build import make_model
 from support.model_types.configs import WINDOW
-from support.model_types.faults import BATCH_FAULTS, LOAD_FAULTS, BatchFault
 from support.model_types.listed import (
     MODEL_TYPES,
     NO_MODEL,
@@ -241,24 +240,15 @@ def test_a_model_file_that_ends_the_process_is_a_bad_model(tmp_path: Path) -> No
         load_lazily(folder)
 
 
-# ---------------------------------------------------------------- the table
-
-PACKAGE = Path(mlx_lm.__file__).parent
+# ---------------------------------------------------------------- what is tried
 
 
 def test_every_model_file_of_mlx_lm_has_a_row_or_a_reason() -> None:
-    files = {path.stem for path in (PACKAGE / "models").glob("*.py")} - {"__init__"}
+    folder = Path(mlx_lm.__file__).parent / "models"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     tried = {model_file(model_type.config) for model_type in MODEL_TYPES}
     assert files - tried == NO_MODEL | NOT_TRIED
     assert tried <= files
-
-
-@pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LOAD_FAULTS], ids=lambda fault: fault.place)
-def test_a_fault_is_at_its_line(fault: BatchFault) -> None:
-    """A release that fixes or moves a fault fails here, so that the list stays true."""
-    file, line = fault.place.split(":")
-    assert fault.symbol in (PACKAGE / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
-    assert set(fault.rows) <= set(NAMES)
 
 
 def test_served_types_are_those_of_mlx_lm() -> None:

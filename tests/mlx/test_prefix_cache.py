@@ -392,6 +392,23 @@ def test_an_entry_is_cut_back_to_fit(kind: str) -> None:
     assert content(found.cache) == content(filled(kind, sequence[:20]))
 
 
+@pytest.mark.parametrize("kind", ["KVCache", "ArraysCache"])
+def test_a_sequence_is_kept_once(kind: str) -> None:
+    sequence, cache = numbered(1, 20), PrefixCache(PrefixRoom(max_bytes=2**30))
+    held = []
+    for _ in range(2):
+        cache.keep(sequence, filled(kind, sequence))
+        held.append((len(cache), cache.held_bytes))
+    assert held[0] == held[1]
+
+
+def test_a_short_entry_hides_no_longer_one() -> None:
+    cache, long = PrefixCache(PrefixRoom(max_bytes=2**30)), numbered(1, 100)
+    for sequence in (long, numbered(2, 20)):
+        cache.keep(sequence, filled("KVCache", sequence))
+    assert cache.find(long[:50]).count == 49
+
+
 def test_entries_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlx_prefix_cache, "MAX_ENTRIES", 5)
     cache = PrefixCache(PrefixRoom(max_bytes=2**30))

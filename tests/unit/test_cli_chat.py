@@ -155,7 +155,7 @@ def test_history_is_kept_for_its_owner_alone_and_bounded(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     for number in range(20):
-        History(path).store_string(f"{number} {'x' * (HISTORY_BYTES // 16)}")
+        History(path).store_string(f"{number} {'x' * (HISTORY_BYTES // 16)}\nand its end")
     entries = list(History(path).load_history_strings())
     assert [entry.split()[0] for entry in entries] == [str(number) for number in range(19, 12, -1)]
     assert path.stat().st_size < HISTORY_BYTES

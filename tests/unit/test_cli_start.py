@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -457,3 +458,18 @@ def test_long_output_of_earlier_daemons_is_moved_aside(
         start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
     is_moved = size > MAX_OUTPUT_BYTES
     assert (old.exists(), output.stat().st_size) == (is_moved, 0 if is_moved else size)
+
+
+def test_another_daemon_that_answers_is_not_the_one_that_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the new one finds out that it is not needed."""
+    process = Mock(pid=7, returncode=ExitStatus.ALREADY_RUNNING)
+    process.wait.side_effect = [subprocess.TimeoutExpired("start", 0), ExitStatus.ALREADY_RUNNING]
+    monkeypatch.setattr("mlxsup.cli.detach.subprocess.Popen", Mock(return_value=process))
+    answer = {"pid": 8, "gateway": None}
+    monkeypatch.setattr("mlxsup.cli.detach.status_of_daemon", lambda target, limit_s: answer)
+    (tmp_path / "client.sock").touch()
+    with pytest.raises(CliError) as caught:
+        start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+    assert caught.value.status is ExitStatus.ALREADY_RUNNING

@@ -387,8 +387,9 @@ def test_listed_host_and_own_ones_are_let_in(host: str) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "ai.example.evil.example", "x.ai.example", ""])
 def test_host_that_is_not_listed_is_refused(host: str) -> None:
     site = site_of(LOCAL, hosts=("ai.example",))
-    response = asyncio.run(site.ask("GET", "/v1/models", headers={"host": host}))
-    assert (response.status, response.error["code"]) == (403, "forbidden_host")
+    for hosts in (host, ("ai.example", host or "evil.example")):
+        response = asyncio.run(site.ask("GET", "/v1/models", headers={"host": hosts}))
+        assert (response.status, response.error["code"]) == (403, "forbidden_host")
     assert response.error["message"] == (
         "the header `host` must be one of 127.0.0.1, [::1], ai.example, localhost; `hosts` of"
         " [gateway] adds others"
@@ -508,3 +509,19 @@ def test_action_under_way_is_not_asked_for_twice_and_another_one_is(place: KeyPl
 
     assert asyncio.run(ask()) == [200, 200, 200]
     assert daemon.commands == [("load", "m"), ("unload", "m")]
+
+
+def test_action_that_is_over_is_asked_for_again(place: KeyPlace) -> None:
+    headers = {"x-api-key": new_key(place, "boss", is_operator=True)}
+    daemon = OperatedDaemon(UNKNOWN)
+    site = Site(daemon, keys=Keys(place))
+
+    async def ask() -> None:
+        async with site.life():
+            for _ in range(2):
+                await site.ask(
+                    "POST", "/models/load", {"model": "m"}, headers=headers, has_life=False
+                )
+
+    asyncio.run(ask())
+    assert daemon.commands == [("load", "m")] * 2

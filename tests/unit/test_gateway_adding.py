@@ -30,7 +30,7 @@ class AddingDaemon(PlayedDaemon):
     """
 
     def __init__(self, fails: RequestError | None = None) -> None:
-        super().__init__([refused("unknown_model", close=[])])
+        super().__init__(*[[refused("unknown_model", close=[])]] * 2)
         self._fails = fails
         self.rows: list[dict[str, Any]] = []
 
@@ -114,6 +114,20 @@ def test_model_that_cannot_be_downloaded_is_removed_again(
     daemon = AddingDaemon(fails)
     asked(daemon, "org/model")
     assert daemon.commands == [("add", "org/model"), *(("remove", one) for one in removed)]
+
+
+def test_model_that_was_removed_again_is_tried_again() -> None:
+    daemon = AddingDaemon(ABSENT)
+
+    async def ask() -> None:
+        site = Site(daemon, adds_models=True)
+        for _ in range(2):
+            daemon.rows = []
+            await site.ask("POST", CHAT, {"model": "org/model", "messages": HI})
+            await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(ask())
+    assert daemon.commands == [("add", "org/model"), ("remove", "new")] * 2
 
 
 @pytest.mark.parametrize(("outcome", "loads"), [("downloads", [True, False]), ("fits", [True])])

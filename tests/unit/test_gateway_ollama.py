@@ -165,9 +165,11 @@ def test_refusal_is_a_text(path: str, fields: dict[str, Any], error: str) -> Non
 
 # ---------------------------------------------------------------- what comes back
 
-TIMINGS = Timings(queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=1.75, total_s=4.0)
+TIMINGS = Timings(
+    queued_s=1.0, tokenize_s=0.25, prefill_s=0.5, first_token_s=1.75, paused_s=3.0, total_s=7.0
+)
 FIGURES = {
-    "total_duration": 4_000_000_000, "load_duration": 1_000_000_000, "prompt_eval_count": 5,
+    "total_duration": 7_000_000_000, "load_duration": 1_000_000_000, "prompt_eval_count": 5,
     "prompt_eval_duration": 750_000_000, "eval_count": 2, "eval_duration": 2_250_000_000,
 }  # fmt: skip
 

@@ -114,9 +114,9 @@ def test_ollama_gets_its_own_forms() -> None:
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_ranking_has_the_best_first(path: str) -> None:
     body = {"model": "m", "query": "q", "documents": ["a", "b", "c"], "top_n": 2}
-    found = answered(path, body, [0.5], [0.75], [0.25])
+    found = answered(path, body, [0.5], [0.25], [0.75])
     assert found["results"] == [
-        {"index": 1, "relevance_score": 0.75}, {"index": 0, "relevance_score": 0.5},
+        {"index": 2, "relevance_score": 0.75}, {"index": 0, "relevance_score": 0.5},
     ]  # fmt: skip
 
 

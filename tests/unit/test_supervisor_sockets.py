@@ -151,9 +151,12 @@ def run(body: Callable[[Stage], Awaitable[None]]) -> None:
 @pytest.mark.parametrize(
     "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM]
 )
-def test_a_client_that_cannot_be_accepted_waits_and_nothing_spins(
-    number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("retry_s", [3600.0, 0.0], ids=["nothing spins", "it is tried again"])
+def test_a_client_that_cannot_be_accepted_waits(
+    number: int, retry_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(listener_module, "RETRY_S", retry_s)
+
     async def body(stage: Stage) -> None:
         tries = 0
 
@@ -165,14 +168,13 @@ def test_a_client_that_cannot_be_accepted_waits_and_nothing_spins(
         with monkeypatch.context() as patched:
             patched.setattr(socket.socket, "accept", accept)
             stage.knock()
-            await eventually_async(lambda: tries == 1)
-            rounds = 0
-            while tries < 2:
+            await eventually_async(lambda: tries >= (1 if retry_s else 3))
+            for _ in range(100 if retry_s else 0):
                 await asyncio.sleep(0)  # a round of the loop
-                rounds += 1
-            assert rounds > 50
+                assert tries == 1
         assert stage.warnings == [os.strerror(number)]
-        await stage.taken_in_all(1)
+        if not retry_s:
+            await stage.taken_in_all(1)
 
     run(body)
 

@@ -28,9 +28,10 @@ from mlxsup.protocol.worker_messages import (
     Rejected,
     Resume,
     RowDelta,
+    RowDrafts,
     Step,
 )
-from mlxsup.worker.engine import RowPrefill, StepResult, WorkerFaultError
+from mlxsup.worker.engine import Guessed, RowPrefill, StepResult, WorkerFaultError
 from mlxsup.worker.idle_time import FREE_AFTER_S, GIVE_BACK_AFTER_S, LOOK_AGAIN_AFTER_S
 from mlxsup.worker.link import LinkBrokenError
 from mlxsup.worker.text.grammar import Grammar
@@ -101,6 +102,19 @@ def test_a_step_says_what_it_cost_and_which_rows_left_before_it(bench: Bench) ->
     [step] = bench.turn()
     assert isinstance(step, Step)
     assert step.between_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "accepted"), [([], 3, 2), ([], 4, 3), (["xx"], 4, 1), ([], 0, 0)], ids=str
+)
+def test_guesses_that_were_right_are_tokens_of_the_answer_behind_the_first(
+    bench: Bench, stop: list[str], tokens: int, accepted: int
+) -> None:
+    bench.start(A, stop=stop)
+    bench.give(*[x(A)] * tokens, guessed={A: Guessed(read=4, accepted=3)})
+    [step] = bench.turn()
+    assert isinstance(step, Step)
+    assert step.drafts == [RowDrafts(key=A, read=4, accepted=accepted)]
 
 
 def test_beats_say_what_prompts_cost_the_rows_beside_them_and_what_new_shapes_took(
@@ -572,6 +586,16 @@ def test_a_resumed_request_is_accepted_as_it_was_and_continues_behind_it_F10(ben
     assert bench.engine.rows[A].delivered == [X, X]
 
 
+def test_a_resume_with_an_adapter_needs_that_adapter_as_it_was_F10() -> None:
+    bench = Bench(facts=replace(FACTS, adapters={"one": "f with one"}))
+    bench.dispatch(A, resume=resume_of("f with one"), adapter="one")
+    bench.dispatch(B, resume=resume_of("f"), adapter="one")
+    assert [(said.key, said.error.code) for said in bench.sent() if isinstance(said, Rejected)] == [
+        (B, "worker_crashed")
+    ]
+    assert bench.loop.open_keys == {A}
+
+
 @pytest.mark.parametrize(("delivered", "reports"), [(1, 1), (1024, 1), (1025, 2), (2049, 3)])
 def test_a_long_replay_says_again_and_again_that_it_progresses_P7(
     delivered: int, reports: int, monkeypatch: pytest.MonkeyPatch
@@ -790,13 +814,13 @@ def test_a_prompt_that_was_ready_in_time_takes_the_whole_limit_anew(bench: Bench
 
 
 def test_an_idle_engine_is_waited_with_until_it_gives_back(bench: Bench) -> None:
-    assert (LOOK_AGAIN_AFTER_S, FREE_AFTER_S, GIVE_BACK_AFTER_S) == (0.5, 3.0, 300.0)
-    assert bench.loop.wait_s() == 0.5
-    bench.now += 0.5
-    assert bench.loop.wait_s() == 2.5
-    bench.now += 2.5
-    assert (bench.loop.wait_s(), bench.engine.freed, bench.engine.returned) == (297.0, 1, 0)
-    bench.now += 296.0
+    assert bench.loop.wait_s() == LOOK_AGAIN_AFTER_S
+    bench.now += LOOK_AGAIN_AFTER_S
+    assert bench.loop.wait_s() == FREE_AFTER_S - LOOK_AGAIN_AFTER_S
+    bench.now += FREE_AFTER_S - LOOK_AGAIN_AFTER_S
+    left_s = GIVE_BACK_AFTER_S - FREE_AFTER_S
+    assert (bench.loop.wait_s(), bench.engine.freed, bench.engine.returned) == (left_s, 1, 0)
+    bench.now += left_s - 1.0
     assert bench.loop.wait_s() == 1.0
     bench.around.busy_with = (A, bench.now)
     assert bench.loop.wait_s() == 1.0, "the nearer of the two"
@@ -836,3 +860,17 @@ def test_an_engine_prepares_for_later_once_nothing_has_come_for_a_while(
     assert phases == [WorkerPhase.PREFILL] * 3
     assert bench.board.beat().phase is WorkerPhase.ROWS
     assert turns(10.0) == [False] * 4
+
+
+def test_nothing_is_prepared_for_later_while_a_request_is_held(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(bench.engine, "prepare", lambda: made.append("piece"))
+    bench.loop.wait_s()
+    bench.now += LOOK_AGAIN_AFTER_S
+    bench.dispatch(A)
+    assert (bench.loop.turn(), made) == (False, []), "its prompt is being prepared"
+    bench.turn(*cancels(1))
+    bench.loop.turn()
+    assert made == ["piece"]

@@ -415,6 +415,14 @@ def test_a_long_body_may_take_more_whichever_thread_prepares_it(process: Process
     assert [cause for _, cause in process.ended if "request 2 takes more than 3.00 GiB" in cause]
 
 
+def test_a_long_body_lets_no_prompt_after_it_take_more(process: Process) -> None:
+    with process.prompt(8 * MIB, key=1):
+        pass
+    with process.prompt(key=2):
+        process.grow(PROMPT_LIMIT_BYTES + MIB)
+    assert process.ended
+
+
 def test_short_prompts_beside_do_not_hide_one_that_grows(process: Process) -> None:
     with process.prompt():
         for _ in range(20):

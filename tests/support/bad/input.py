@@ -99,6 +99,11 @@ FRAMES = (
     _frames("a text of more than 4096 bytes", [header("ping", a="y" * 4097)], "within the limits"),
     _frames("2000 lists inside each other", [b"\x91" * 2000 + b"\xc0"], "within the limits"),
     _frames("a text that is not UTF-8", [b"\x81\xa2id\xa2\xff\xfe"], "within the limits"),
+    *(
+        _frames(f"{what} that says it is 4 GiB long", [first + b"\xff" * 4], "within the limits")
+        for what, first in (("a map", b"\xdf"), ("a list", b"\xdd"), ("a text", b"\xdb"),
+                            ("bytes", b"\xc6"), ("an extension", b"\xc9"))
+    ),
 )  # fmt: skip
 
 # ---------------------------------------------------------------- headers

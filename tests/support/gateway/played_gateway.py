@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
@@ -306,7 +306,7 @@ class Site:
         path: str,
         body: Any = None,
         *,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str | tuple[str, ...]] | None = None,
         query: str = "",
         until: Awaitable[object] | None = None,
         on_sent: Callable[[Response], None] = lambda response: None,
@@ -318,7 +318,8 @@ class Site:
         Args:
             method, path: of it; the path without its query.
             body: bytes, or what becomes JSON; None for none.
-            headers: those that differ from what a client sends; an empty one is left out.
+            headers: those that differ from what a client sends; an empty one is left out, and one
+                with several values comes as often.
             query: of the address.
             until: the client leaves when this is over; None: it stays.
             on_sent: called after each message of the application.
@@ -328,13 +329,19 @@ class Site:
         """
         self._keys.look()
         data = _bytes_of(body)
-        given = {"host": "localhost:8484", "content-type": "application/json", **(headers or {})}
+        usual = {"host": "localhost:8484", "content-type": "application/json"}
+        given = [
+            (name.encode(), value.encode("latin-1"))
+            for name, values in {**usual, **(headers or {})}.items()
+            for value in ((values,) if isinstance(values, str) else values)
+            if value
+        ]
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
             "path": path, "raw_path": path.encode(), "query_string": query.encode(),
             "root_path": "", "scheme": "http", "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8484),
-            "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v],
+            "headers": given,
         }  # fmt: skip
         pieces = [{"type": "http.request", "body": data, "more_body": not is_whole}]
         response = Response(asked=self.daemon.asked)

@@ -16,7 +16,7 @@ class ModelType:
     """A configuration that makes a tiny model.
 
     Attributes:
-        name: of the row in build/models.md; the model type, with a suffix if it has several rows.
+        name: the model type, with a suffix if it is tried in several ways.
         config: what config.json holds.
     """
 

@@ -1,4 +1,4 @@
-"""What is tried on every model type, each through the engine; one function for each column.
+"""What is tried on every model type, each through the engine; one function for each scenario.
 
 The measure is the same engine with one row at a time and nothing known beforehand; `alone` holds
 that to mlx-lm itself.
@@ -68,13 +68,11 @@ class Verdict:
         kind: of the result.
         difference: the largest one between two log-probabilities; infinite if ids differ.
         detail: the exception, or what is wrong first.
-        cached: how many tokens of each prompt came from earlier ones, if the trial is about that.
     """
 
     kind: Kind
     difference: float = 0.0
     detail: str = ""
-    cached: tuple[int, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -117,9 +115,7 @@ def compare(name: str, got: Sequence[RowToken], wanted: Sequence[RowToken]) -> V
 def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Return what matters: what is not right before what is, then the largest difference."""
     order = list(Kind)
-    worst = max(verdicts, key=lambda v: (order.index(v.kind), v.difference))
-    cached = tuple(count for verdict in verdicts for count in verdict.cached)
-    return Verdict(kind=worst.kind, difference=worst.difference, detail=worst.detail, cached=cached)
+    return max(verdicts, key=lambda v: (order.index(v.kind), v.difference))
 
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:
@@ -365,9 +361,8 @@ def second_turn(trial: Trial) -> Verdict:
     with trial.session_with_cache() as session:
         session.insert(trial.row(1, 40, checkpoints=(39,)))
         session.run()
-        cached = session.insert(make_row(2, follow_up, TOKENS, top_logprobs=TOP))
-        verdict = compare("second turn", session.run()[2], wanted)
-    return worst_of([verdict, Verdict(kind=Kind.BITS, cached=(cached,))])
+        session.insert(make_row(2, follow_up, TOKENS, top_logprobs=TOP))
+        return compare("second turn", session.run()[2], wanted)
 
 
 def shared_prefix(trial: Trial) -> Verdict:
@@ -384,7 +379,6 @@ def shared_prefix(trial: Trial) -> Verdict:
             cached = session.insert(make_row(key, tokens, TOKENS, top_logprobs=TOP))
             answer = session.run()[key]
             verdicts.append(compare(f"shares {cached}", answer, wanted[key]))
-            verdicts.append(Verdict(kind=Kind.BITS, cached=(cached,)))
     return worst_of(verdicts)
 
 
@@ -398,45 +392,38 @@ SCENARIOS: dict[str, Callable[[Trial], Verdict]] = {
     "second turn": second_turn,
     "shared prefix": shared_prefix,
 }
-"""By column; those that need their own engine come last."""
+"""Those that need their own engine come last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a row of the table shows.
+    """What was found out of a model type.
 
     Attributes:
-        name: of the model type.
         caches: kinds of cache of its layers, those within lists too.
         load: `ok`, or why it does not load.
         batching: how its rows run; None if it does not load.
         verdicts: by scenario; empty if it does not load.
     """
 
-    name: str
     caches: str
     load: str
     batching: Batching | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
-    @property
-    def is_right(self) -> bool:
-        """True if it loads, and every answer is right."""
-        return self.load == "ok" and all(v.is_right for v in self.verdicts.values())
-
 
 def try_model_type(model_type: ModelType, scenarios: Sequence[str] = ()) -> Result:
     """Build a model, load it, and run scenarios, all of them unless some are named."""
-    name, kinds, verdicts = model_type.name, "", {}
+    kinds, verdicts = "", {}
     with tempfile.TemporaryDirectory() as parent:
-        trial = Trial(Path(parent) / name)
+        trial = Trial(Path(parent) / model_type.name)
         try:
             make_model(trial.folder, model_type)
             kinds = kinds_of_cache(trial.model())
             facts = trial.load()
         except Exception as error:  # noqa: BLE001  (whatever a load raises is its row's result)
             trial.close()
-            return Result(name=name, caches=kinds, load=f"{type(error).__name__}: {shorten(error)}")
+            return Result(caches=kinds, load=f"{type(error).__name__}: {shorten(error)}")
         with chunks_of(CHUNK):
             for scenario in scenarios or SCENARIOS:
                 try:
@@ -446,7 +433,7 @@ def try_model_type(model_type: ModelType, scenarios: Sequence[str] = ()) -> Resu
                     detail = f"{type(error).__name__}: {shorten(error)}"
                     verdicts[scenario] = Verdict(kind=Kind.RAISED, detail=detail)
         trial.close()
-    return Result(name=name, caches=kinds, load="ok", batching=facts.batching, verdicts=verdicts)
+    return Result(caches=kinds, load="ok", batching=facts.batching, verdicts=verdicts)
 
 
 def kinds_of_cache(model: object) -> str:
