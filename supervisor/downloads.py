@@ -165,7 +165,7 @@ class _Unit:
         await asyncio.wait([self._arrival])
         asyncio.get_running_loop().call_soon(self._post, last)
 
-    def _post(self, report: DownloadReport) -> None:
+    def _post(self, report: DownloadProgress | DownloadDone | DownloadFailed) -> None:
         if self._is_wanted:
             around = self._around
             around.post(DownloadSaid(now=around.now(), number=self._number, report=report))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxsup.protocol.client_messages import ClientMessage
-from mlxsup.protocol.download import DownloadReport
+from mlxsup.protocol.download import DownloadDone, DownloadFailed, DownloadProgress
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.gateway import Address
 from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
@@ -188,7 +188,7 @@ class DownloadSaid(_Event):
     """
 
     number: int
-    report: DownloadReport
+    report: DownloadProgress | DownloadDone | DownloadFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

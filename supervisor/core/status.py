@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.protocol.download import DownloadProgress
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST, ModelName
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
@@ -20,7 +21,7 @@ from mlxsup.protocol.tasks import capabilities
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .gateway import Gateway
-from .life import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
+from .life import Backoff, Draining, Loading, Pending, Phase, Ready
 from .model import Model
 from .requests import URGENT, Ledger, Request, Stage
 
@@ -344,7 +345,7 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     return None
 
 
-def _download_progress(fetching: Fetching) -> dict[str, Any]:
+def _download_progress(fetching: DownloadProgress) -> dict[str, Any]:
     if fetching.is_waiting:
         return {"phase": "waiting for another download of it", "fraction": 0.0}
     return {

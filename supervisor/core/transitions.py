@@ -14,7 +14,12 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
-from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProgress,
+    Repository,
+)
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode
@@ -39,7 +44,6 @@ from .life import (
     Backoff,
     Draining,
     Failed,
-    Fetching,
     Lack,
     LastExit,
     Life,
@@ -305,7 +309,7 @@ Trigger = (
     | Turn
     | SwappedOut
     | SwapCalledOff
-    | Fetching
+    | DownloadProgress
     | DownloadDone
     | DownloadFailed
     | PROGRESS
@@ -608,7 +612,7 @@ class _Transition:
                 self._wait_for_memory(phase, lack)
             case Pending() as phase, NoMemory(reason=reason, error=error):
                 self._has_no_memory(phase, reason, error)
-            case Pending() as phase, Fetching() as fetching:  # others load meanwhile
+            case Pending() as phase, DownloadProgress() as fetching:  # others load meanwhile
                 cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
                 life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
                 self._release_memory()
