@@ -63,6 +63,7 @@ from .core.errors import bad_configuration
 from .core.events import (
     Appraised,
     Event,
+    LaunchAppraised,
     Reloaded,
     ReloadRefused,
     Sampled,
@@ -440,7 +441,14 @@ class App:
 
     async def _appraise_launch(self, action: AppraiseLaunch) -> None:
         need = await self._memory.appraise(action.model, action.launch)
-        self._loop.call_soon(lambda: self.dispatch(action.answered(need, now=self._clock.now())))
+        appraised = LaunchAppraised(
+            now=self._clock.now(),
+            model=action.model,
+            launch=action.launch,
+            caller=action.caller,
+            need=need,
+        )
+        self._loop.call_soon(self.dispatch, appraised)
 
     def _read_aside(self, reading: Coroutine[Any, Any, None]) -> None:
         """Run what waits for a model folder; the end does not wait for it."""

@@ -23,8 +23,6 @@ from mlxsup.protocol.client_messages import (
     Done,
     Failed,
     Generate,
-    Timings,
-    Usage,
 )
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import (
@@ -259,7 +257,7 @@ class Serving:
             model.batch.kept.discard(request.key)
             model.batch.running[request.key] = request
             if not request.has_begun:
-                self._outbox.record(request_started(model, request, now))
+                self._outbox.record(_started(model, request, now))
             self._outbox.tell(model, _dispatch_of(model, request, now))
         for request in end_intake(model, had_room=had_room):
             self.ask_to_leave(model, request, PauseReason.TURN, keep=False)
@@ -437,15 +435,23 @@ class Serving:
         request.run.gains_since = now
         if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
-        self._outbox.record(request_continued(model, request))
+        request.crashes.resumed += request.crashes.is_interrupted
+        after, times = "pause", request.pauses.count + 1
         if request.crashes.is_interrupted:
-            request.crashes.resumed += 1
-            detail = {"times": request.crashes.resumed, "after": "crash"}
-        else:
-            detail = {"times": request.pauses.count + 1, "after": "pause"}
+            after, times = "crash", request.crashes.resumed
+        self._outbox.record(
+            RequestContinued(
+                id=request.id,
+                number=request.key,
+                model=request.model,
+                after=after,
+                generation=model.life.generation,
+                tokens=request.tokens_sent,
+            )
+        )
         request.pauses.count += request.pauses.is_paused
         request.crashes.is_interrupted = request.pauses.is_paused = False
-        self._outbox.notify(request, NoticeKind.RESUMED, detail)
+        self._outbox.notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
@@ -592,8 +598,7 @@ class Serving:
                 place = max(model.queue.place(request) - 1, 1)
                 expects_s = expected_s(model, request, place, now)
         if request.pauses.is_paused:
-            self._notify_paused(request, now, expects_s)
-            self._announce_paused(model, request)
+            self._tell_paused(model, request, now, expects_s)
 
     def _put_aside(self, model: Model, request: Request, now: float) -> None:
         """Make a request PAUSED that is neither queued nor running any longer."""
@@ -602,8 +607,7 @@ class Serving:
             request.pauses.since = now
         self.ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
-        self._notify_paused(request, now)
-        self._announce_paused(model, request)
+        self._tell_paused(model, request, now)
 
     def _let_queue(self, model: Model, request: Request, now: float) -> None:
         """Let a PAUSED request wait for a row again."""
@@ -634,20 +638,15 @@ class Serving:
             if is_served and request.pauses.is_paused:
                 if request.stage is Stage.PAUSED:
                     self._let_queue(model, request, now)
-            elif request.has_begun:
-                begun = for_interrupted(error, model.name, request.tokens_sent)
-                self.fail(model, request, begun, now)
             else:
-                self.fail(model, request, error, now)
+                begun = for_interrupted(error, model.name, request.tokens_sent)
+                self.fail(model, request, begun if request.has_begun else error, now)
 
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answer everything that runs, while the process is still alive."""
         for request in list(model.batch.running.values()):
-            if request.acceptance is None:
-                self.fail(model, request, error, now)
-            else:
-                begun = for_interrupted(error, model.name, request.tokens_sent)
-                self.fail(model, request, begun, now)
+            begun = for_interrupted(error, model.name, request.tokens_sent)
+            self.fail(model, request, error if request.acceptance is None else begun, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
         """Queue the rows of a process that is gone again, ahead of all others.
@@ -694,15 +693,29 @@ class Serving:
             request.pauses.since = now
         request.limits.queue_deadline = None  # it limits the wait for the start, and it was started
 
-    def _notify_paused(self, request: Request, now: float, expects_s: float | None = None) -> None:
-        self._outbox.record(request_paused(request))
+    def _tell_paused(
+        self, model: Model, request: Request, now: float, expects_s: float | None = None
+    ) -> None:
+        """Record that the row of a request has left the batch, and notify its client and all who
+        watch.
+
+        Args:
+            expects_s: seconds until it should get a row again; None: not known.
+        """
+        self._outbox.record(
+            RequestPaused(
+                id=request.id,
+                number=request.key,
+                model=request.model,
+                reason=request.pauses.reason.value,
+                tokens=request.tokens_sent,
+            )
+        )
         detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
         self._outbox.notify(
             request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s
         )
-
-    def _announce_paused(self, model: Model, request: Request) -> None:
         note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
         self._outbox.announce(change_map(model, note))
 
@@ -736,10 +749,41 @@ class Serving:
             self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
+        """Close the books of a request, and record its end.
+
+        Args:
+            outcome: its finish reason, the code of its error, or `GONE`.
+        """
         self.ledger.remove(request)
-        ended = request_ended(request, outcome, request.usage(), request.timings(now))
+        usage = request.usage()
+        if outcome == FinishReason.LENGTH and not usage.completion_tokens:
+            outcome = PROMPT_ONLY
+        ended = RequestEnded(
+            id=request.id,
+            number=request.key,
+            model=request.model,
+            outcome=outcome,
+            client=request.account,
+            usage=usage,
+            timings=request.timings(now),
+            resumed=request.crashes.resumed,
+            paused=request.pauses.count,
+            warnings=list(request.sent.warnings),
+        )
         self._outbox.record(ended)
         return ended
+
+
+def _started(model: Model, request: Request, now: float) -> RequestStarted:
+    """Return that a request is handed to a worker as new."""
+    return RequestStarted(
+        id=request.id,
+        number=request.key,
+        model=request.model,
+        client=request.account,
+        generation=model.life.generation,
+        queued_s=now - request.waiting.arrived_at,
+    )
 
 
 def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
@@ -833,63 +877,3 @@ def _left_short(model: Model, request: Request) -> None:
     request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pauses.reason = PauseReason.MEMORY
-
-
-# ---------------------------------------------------------------- requests
-
-
-def request_started(model: Model, request: Request, now: float) -> RequestStarted:
-    """Return that a request is handed to a worker as new."""
-    return RequestStarted(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        client=request.account,
-        generation=model.life.generation,
-        queued_s=now - request.waiting.arrived_at,
-    )
-
-
-def request_paused(request: Request) -> RequestPaused:
-    """Return that the row of a request has left the batch."""
-    return RequestPaused(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        reason=request.pauses.reason.value,
-        tokens=request.tokens_sent,
-    )
-
-
-def request_continued(model: Model, request: Request) -> RequestContinued:
-    """Return that a request is about to say something again, after a crash or a pause."""
-    return RequestContinued(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        after="crash" if request.crashes.is_interrupted else "pause",
-        generation=model.life.generation,
-        tokens=request.tokens_sent,
-    )
-
-
-def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings) -> RequestEnded:
-    """Return that a request has its end.
-
-    Args:
-        outcome: its finish reason, the code of its error, or `gone`.
-    """
-    if outcome == FinishReason.LENGTH and not usage.completion_tokens:
-        outcome = PROMPT_ONLY
-    return RequestEnded(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        outcome=outcome,
-        client=request.account,
-        usage=usage,
-        timings=timings,
-        resumed=request.crashes.resumed,
-        paused=request.pauses.count,
-        warnings=list(request.sent.warnings),
-    )

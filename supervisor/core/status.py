@@ -359,10 +359,8 @@ def _download_progress(fetching: DownloadProgress) -> dict[str, Any]:
 def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
     """Return for how long the model has been waiting for memory, and what is in the way; None if it
     does not wait for memory."""
-    phase = model.life.phase
-    if not isinstance(phase, Pending) or phase.lack is None:
-        return None
-    return {"waits_s": now - phase.lack.since, "reason": phase.lack.wait.reason}
+    lack = model.lack
+    return {"waits_s": now - lack.since, "reason": lack.wait.reason} if lack else None
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
@@ -520,7 +518,7 @@ def wait_reason(model: Model) -> WaitReason:
     phase = model.life.phase
     if model.life.why is Why.SWAP and not isinstance(phase, Loading):
         return WaitReason.SWAP
-    if isinstance(phase, Pending) and phase.lack is not None:
+    if model.lack is not None:
         return WaitReason.MEMORY
     if model.serves_queue:
         if model.batch.held_back is not None:
