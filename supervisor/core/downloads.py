@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from mlxsup.protocol.download import DownloadProgress, Repository
 
 from .actions import EndDownload, Outbox, StartDownload
-from .events import DownloadSaid
+from .events import DownloadSaid, Report
 from .life import Pending
 from .model import Model
-from .transitions import Trigger
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,10 +45,10 @@ class Downloads:
         self._running: dict[Repository, _Running] = {}
         self._started = 0
 
-    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Report]]:
         """Start what models wait for, and end what none does; whenever any state changed. Return
         what that means for the lives of models."""
-        triggers: list[tuple[Model, Trigger]] = []
+        triggers: list[tuple[Model, Report]] = []
         waiting: list[tuple[Model, Pending, Repository]] = []
         for model in models:
             phase, repository = model.life.phase, model.life.settings.download
@@ -67,7 +66,7 @@ class Downloads:
                 triggers.append((model, progress))
         return triggers
 
-    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Report]]:
         """Return what the report of a download means for the lives of models; one that was ended
         meanwhile is not listened to."""
         found = [one for one, run in self._running.items() if run.number == event.number]

@@ -178,6 +178,10 @@ class PrewarmedEnded(_Event):
     number: int
 
 
+Report = DownloadProgress | DownloadDone | DownloadFailed
+"""What the download of a model may report."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSaid(_Event):
     """A download has come further, is complete, or has failed.
@@ -188,7 +192,7 @@ class DownloadSaid(_Event):
     """
 
     number: int
-    report: DownloadProgress | DownloadDone | DownloadFailed
+    report: Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

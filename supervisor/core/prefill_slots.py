@@ -24,7 +24,6 @@ from mlxsup.protocol.worker_messages import Lease, Leases, Step
 from .accounting import Meter
 from .actions import Outbox
 from .model import Model
-from .settings import CoreSettings
 
 LEASE_S = 4.0
 """A lease ends after this long: twice what a chunk should take at most (`IDLE_TARGET_S` in
@@ -87,7 +86,7 @@ class PrefillSlots:
         self._members: dict[ModelName, _Member] = {}
         self._asked = 0
         self.changed: dict[ModelName, None] = {}
-        self._most_readers: int | None = None  # as the settings said then
+        self._most_readers: int | None = None  # as the configuration says, since the last `settle`
 
     # ------------------------------------------------------------ what workers say
 
@@ -123,13 +122,14 @@ class PrefillSlots:
         self,
         models: Mapping[ModelName, Model],
         touched: Collection[ModelName],
-        settings: CoreSettings,
+        most_readers: int | None,
         now: float,
     ) -> list[Model]:
         """Free the leases of models that no longer take part, and grant those that are free.
 
         Args:
             touched: those that anything has happened to.
+            most_readers: the `max_parallel_prefills` of the configuration.
 
         Returns:
             The models whose deadline may have changed.
@@ -138,8 +138,8 @@ class PrefillSlots:
             return []
         changed = {name: None for name in self.changed if name in models}
         self.changed.clear()
-        is_new_limit = settings.max_parallel_prefills != self._most_readers
-        self._most_readers = settings.max_parallel_prefills
+        is_new_limit = most_readers != self._most_readers
+        self._most_readers = most_readers
         everybody = self._members.values() if is_new_limit else ()
         backends = dict.fromkeys(one.backend for one in everybody)
         for name in [*touched, *changed]:
@@ -153,14 +153,13 @@ class PrefillSlots:
             backends[member.backend] = None
         stirred = dict.fromkeys(changed)
         for backend in backends:
-            stirred |= dict.fromkeys(self.grant(backend, models, settings, now))
+            stirred |= dict.fromkeys(self.grant(backend, models, now))
         return [models[name] for name in stirred]
 
     def grant(
         self,
         backend: str,
         models: Mapping[ModelName, Model],
-        settings: CoreSettings,
         now: float,
     ) -> list[ModelName]:
         """Tell the members of a device whether leases are needed, if that has changed, and grant
@@ -171,7 +170,7 @@ class PrefillSlots:
             asking.
         """
         members = {name: one for name, one in self._members.items() if one.backend == backend}
-        limit = _limit(backend, settings)
+        limit = self._limit(backend)
         for one in members.values():
             if one.is_over(now):
                 one.stage = Stage.OUTLASTS
@@ -204,7 +203,7 @@ class PrefillSlots:
             return when
         return member.until if when is None else min(when, member.until)
 
-    def check_invariants(self, models: Iterable[Model], settings: CoreSettings) -> None:
+    def check_invariants(self, models: Iterable[Model]) -> None:
         """Raise AssertionError if a model takes part that must not, or waits without need."""
         for model in models:
             member = self._members.get(model.name)
@@ -213,9 +212,15 @@ class PrefillSlots:
         for backend in {one.backend for one in self._members.values()}:
             stages = [one.stage for one in self._members.values() if one.backend == backend]
             if Stage.WAITS in stages:
-                limit = _limit(backend, settings)
+                limit = self._limit(backend)
                 assert limit is not None, "leases are granted without a limit"
                 assert stages.count(Stage.HOLDS) >= limit, "a model waits for a lease that is free"
+
+    def _limit(self, backend: str) -> int | None:
+        """Return how many models may read long prompts at the same time; None: any number."""
+        if self._most_readers is not None:
+            return self._most_readers
+        return 1 if backend in GPUS else None
 
 
 def _backend_of(model: Model | None) -> str | None:
@@ -223,13 +228,6 @@ def _backend_of(model: Model | None) -> str | None:
     if model is None or model.process.ready is None or model.process.is_unlinked:
         return None
     return model.process.ready.backend if model.life.state in SERVES else None
-
-
-def _limit(backend: str, settings: CoreSettings) -> int | None:
-    """Return how many models may read long prompts at the same time; None: any number."""
-    if settings.max_parallel_prefills is not None:
-        return settings.max_parallel_prefills
-    return 1 if backend in GPUS else None
 
 
 def turn_rank(model: Model) -> int:

@@ -81,7 +81,6 @@ from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
-from .settings import CoreSettings
 from .status import change_map, expected_s, load_progress, wait_reason, waiting_news
 
 GONE = "gone"
@@ -149,7 +148,7 @@ class Serving:
             digest=digest,
             may_resume=message.resume,
             wants_notices=message.notices,
-            limits=_limits_of(message, self.ledger.terms.settings, now),
+            limits=self._limits_of(message, now),
             waiting=Waiting(arrived_at=now),
         )
         self.ledger.add(request)
@@ -217,6 +216,15 @@ class Serving:
         table = f"{ledger.terms.table_of(account)} max_queue"
         sentence = f"{own} requests of this client are waiting, which is the limit"
         return table if has_table else "max_queue_per_client", sentence
+
+    def _limits_of(self, message: Generate, now: float) -> Limits:
+        settings = self.ledger.terms.settings
+        first_token_s = settings.first_token_timeout_s
+        return Limits(
+            queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
+            first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
+            deadline=_after(now, message.timeout_s, 0.0),
+        )
 
     def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
         """Give a request another class; a person may go beyond its client's `max_priority`."""
@@ -803,15 +811,6 @@ def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
         priority=request.waiting.standing,
         may_leave=model.may_leave(request),
         body=request.body,
-    )
-
-
-def _limits_of(message: Generate, settings: CoreSettings, now: float) -> Limits:
-    first_token_s = settings.first_token_timeout_s
-    return Limits(
-        queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
-        first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
-        deadline=_after(now, message.timeout_s, 0.0),
     )
 
 

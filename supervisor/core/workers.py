@@ -63,7 +63,6 @@ from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .poison import Evidence
 from .requests import Request, Stage
-from .status import change_map
 from .transitions import Died, Due, Ending
 from .watchdog import Alarm, Watch
 
@@ -263,7 +262,7 @@ def _files_seen(fleet: Fleet, model: Model, change: str, now: float) -> None:
     note = "can be swapped out again, because its files are unchanged since the load"
     if change:
         note = f"cannot be swapped out while it has open answers: {change}"
-    fleet.outbox.announce(change_map(model, note))
+    fleet.announce(model, note)
 
 
 # ---------------------------------------------------------------- the cause of its end
@@ -445,7 +444,7 @@ def _handle_exit(fleet: Fleet, model: Model, seen: Ending, now: float) -> None:
     if verdict.is_tried_again:
         fleet.ran_out = model
     if verdict.story and model.name in fleet.by_name:
-        fleet.outbox.announce(change_map(model, verdict.story))
+        fleet.announce(model, verdict.story)
 
 
 MOST_ROWS = 32
