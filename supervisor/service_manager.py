@@ -56,7 +56,7 @@ class WatchdogTrouble:
 
 
 class ServiceManager:
-    """Who waits for messages at `NOTIFY_SOCKET`, if anybody does; nothing that fails here matters.
+    """The service manager at `NOTIFY_SOCKET`, if there is one; nothing that fails here matters.
 
     Everything is sent from the supervisor's one thread, between two events: a daemon whose loop is
     stuck says nothing, so the manager's watchdog ends it.

@@ -131,18 +131,9 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     model.blame.expire(now)  # nothing else may have happened since an hour was over
     model.queue.age(now)
     model.settle()
-    life, phase, beat, doing = (
-        model.life,
-        model.life.phase,
-        model.process.heartbeat,
-        model.process.doing,
-    )
-    settings, need, ready, running = (
-        life.settings,
-        life.need,
-        model.process.ready,
-        model.batch.running,
-    )
+    life, process, running = model.life, model.process, model.batch.running
+    phase, settings, need = life.phase, life.settings, life.need
+    ready, beat, doing = process.ready, process.heartbeat, process.doing
     known = ready or need  # what its worker has said counts before what its files say
     again = model.queue.again
     return {
@@ -188,8 +179,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "suspects": len(model.blame.suspects),
         "on_probation": model.blame.on_probation,
         "quarantined": model.blame.quarantined,
-        "tokens_per_s": model.process.tokens_per_s(now),
-        "steps": model.process.steps,
+        "tokens_per_s": process.tokens_per_s(now),
+        "steps": process.steps,
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
         "pinned": settings.pinned,
@@ -230,8 +221,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 
 def ranks_of(model: Model) -> list[dict[str, Any]]:
     """Return the hosts that serve the model together, each as a rank; empty without hosts."""
-    hosts, beat = model.life.launch.hosts, model.process.heartbeat
-    ready = model.process.ready
+    hosts, beat, ready = model.life.launch.hosts, model.process.heartbeat, model.process.ready
     states: dict[int, RankState] = {}
     if beat is not None and hosts:
         leader = RankState(state="loading", active_bytes=beat.active_bytes)
