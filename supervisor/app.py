@@ -622,6 +622,9 @@ class App:
             message = f"the model could not be found within {SEARCH_LIMIT_S:g} s"
             hint = "look after the disks with models on them"
             raise RefusedModelError("silent", message, hint) from None
+        except OSError as error:
+            message = f"the model could not be looked for: {error.strerror}"
+            raise RefusedModelError("output", message, "end other programs and try again") from None
 
     def _check(self, read: ConfigSnapshot) -> None:
         """Raise ConfigError unless the configuration can take effect."""
@@ -633,6 +636,11 @@ class App:
             return await self._files.run(path, function, limit_s=limit_s)
         except TimeoutError:
             problem = f"{path}: could not be read within {limit_s:g} s; check its disk"
+            raise ConfigError([problem]) from None
+        except OSError as error:
+            problem = (
+                f"{path}: could not be read ({error.strerror}); end other programs, and reload"
+            )
             raise ConfigError([problem]) from None
 
     def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:

@@ -144,10 +144,12 @@ class ServiceManager:
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with (
+            contextlib.suppress(OSError),  # such as when no file is free
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
             sender.setblocking(False)  # a manager that does not read must not hold up streams
-            with contextlib.suppress(OSError):
-                sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+            sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
 
 
 def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:

@@ -426,6 +426,24 @@ def test_a_file_whose_disk_does_not_answer_is_refused_and_read_once_it_does(
     assert play(body) == 0
 
 
+def test_without_a_thread_to_read_with_a_reload_is_refused_and_the_daemon_serves_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            problem = await refused_reload(peer)
+        assert "could not be read (can't start new thread)" in problem
+        assert (await ask_reload(peer))["changed"] == []
+
+    assert play(body) == 0
+
+
 def test_the_end_does_not_wait_for_a_file_and_answers_the_reload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
