@@ -255,18 +255,7 @@ class Serving:
             if is_held_back(model, request):
                 model.batch.held_back = request.key  # others of its class would keep it waiting
                 break
-            request.run.left_short_at = None
-            model.queue.leave(request)
-            model.queue.counters.dispatched(request.account)
-            self.ledger.move(request, Stage.RUNNING)
-            request.waiting.end(now)
-            request.run.dispatched_at, request.run.gains_since = now, None
-            request.pauses.end(now)
-            model.batch.kept.discard(request.key)
-            model.batch.running[request.key] = request
-            if not request.has_begun:
-                self._outbox.record(_started(model, request, now))
-            self._outbox.tell(model, _dispatch_of(model, request, now))
+            self._start(model, request, now)
         for request in end_intake(model, had_room=had_room):
             self.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.batch.freed = 0
@@ -276,6 +265,45 @@ class Serving:
             request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
         model.batch.yields_at = yields.at
         model.has_settled_in(now)
+
+    def _start(self, model: Model, request: Request, now: float) -> None:
+        """Hand a waiting request to the worker, as new or to be continued."""
+        model.queue.leave(request)
+        model.queue.counters.dispatched(request.account)
+        self.ledger.move(request, Stage.RUNNING)
+        request.waiting.end(now)
+        request.pauses.end(now)
+        run, resume = request.run, None
+        run.dispatched_at, run.gains_since, run.left_short_at = now, None, None
+        model.batch.kept.discard(request.key)
+        model.batch.running[request.key] = request
+        if not request.has_begun:
+            run.started_at = now
+            self._outbox.record(
+                RequestStarted(
+                    id=request.id,
+                    number=request.key,
+                    model=request.model,
+                    client=request.account,
+                    generation=model.life.generation,
+                    queued_s=now - request.waiting.arrived_at,
+                )
+            )
+        if request.acceptance is not None:
+            resume = Resume(
+                acceptance=request.acceptance,
+                delivered=bytes(request.sent.tokens),
+                shown=request.sent.shown,
+            )
+        dispatch = Dispatch(
+            key=request.key,
+            resume=resume,
+            adapter=request.adapter,
+            priority=request.waiting.standing,
+            may_leave=model.may_leave(request),
+            body=request.body,
+        )
+        self._outbox.tell(model, dispatch)
 
     def ask_rows_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
@@ -780,38 +808,6 @@ class Serving:
         )
         self._outbox.record(ended)
         return ended
-
-
-def _started(model: Model, request: Request, now: float) -> RequestStarted:
-    """Return that a request is handed to a worker as new."""
-    return RequestStarted(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        client=request.account,
-        generation=model.life.generation,
-        queued_s=now - request.waiting.arrived_at,
-    )
-
-
-def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
-    resume = None
-    if not request.has_begun:
-        request.run.started_at = now
-    if request.acceptance is not None:
-        resume = Resume(
-            acceptance=request.acceptance,
-            delivered=bytes(request.sent.tokens),
-            shown=request.sent.shown,
-        )
-    return Dispatch(
-        key=request.key,
-        resume=resume,
-        adapter=request.adapter,
-        priority=request.waiting.standing,
-        may_leave=model.may_leave(request),
-        body=request.body,
-    )
 
 
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:
