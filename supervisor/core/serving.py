@@ -41,7 +41,6 @@ from mlxsup.protocol.states import (
     Priority,
     RowState,
     State,
-    WaitReason,
     Wanted,
     Why,
 )
@@ -81,7 +80,7 @@ from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
-from .status import change_map, expected_s, load_progress, wait_reason, waiting_news
+from .status import change_map, expected_s, load_progress, wait_of, waiting_news
 
 GONE = "gone"
 """The outcome of a request whose client is gone."""
@@ -324,15 +323,13 @@ class Serving:
         news = waiting_news(model)
         is_for_all, model.told_waiting = news != model.told_waiting, news
         places = model.queue.take_news()
-        reason, progress = wait_reason(model), load_progress(model)
+        progress = load_progress(model)
         for key, position in (model.queue.places() if is_for_all else places).items():
             request = self.ledger.get(key)
             assert request is not None
-            is_limited = model.serves_queue and not self.ledger.may_run(request.account)
-            own = WaitReason.LIMIT if is_limited else reason
-            detail: dict[str, Any] = {"position": position, "reason": own.value}
+            reason, wait_s = wait_of(model, self.ledger, request, position, now)
+            detail: dict[str, Any] = {"position": position, "reason": reason.value}
             since_s = now - request.waiting.queued_at
-            wait_s = None if is_limited else expected_s(model, request, position, now)
             self._outbox.notify(
                 request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
             )

@@ -546,6 +546,20 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
     return place * model.next_free_s() if is_known else None
 
 
+def wait_of(
+    model: Model, ledger: Ledger, request: Request, place: int, now: float
+) -> tuple[WaitReason, float | None]:
+    """Return what a waiting request waits for, and the seconds until it should get a row; None if
+    they are not known.
+
+    Args:
+        place: in the line, from 1.
+    """
+    if model.serves_queue and not ledger.may_run(request.account):
+        return WaitReason.LIMIT, None
+    return wait_reason(model), expected_s(model, request, place, now)
+
+
 # ---------------------------------------------------------------- all open requests
 
 MOST_ASKED_FOR = 256
@@ -597,18 +611,17 @@ def _is_of(account: str, client: str) -> bool:
 def _map(
     model: Model, ledger: Ledger, request: Request, place: int | None, now: float
 ) -> dict[str, Any]:
-    prefill = _read_share(request)
-    is_limited = model.serves_queue and not ledger.may_run(request.account)
-    reason = WaitReason.LIMIT if is_limited else wait_reason(model)
-    wait_s = _reading_s(request, prefill, now)
-    if place is not None and not is_limited:
-        wait_s = expected_s(model, request, place, now)
+    reason, prefill = None, _read_share(request)
+    if place is None:
+        wait_s = _reading_s(request, prefill, now)
+    else:
+        reason, wait_s = wait_of(model, ledger, request, place, now)
     return {
         **request_map(request, now),
         "model": request.model,
         "state": _state(request),
         "place": place,
-        "reason": reason.value if place is not None else None,
+        "reason": None if reason is None else reason.value,
         "prefill": prefill,
         "expected_s": wait_s,
         "tokens_per_s": _tokens_per_s(request, now),
