@@ -206,9 +206,8 @@ class PrefillSlots:
     def check_invariants(self, models: Iterable[Model]) -> None:
         """Raise AssertionError if a model takes part that must not, or waits without need."""
         for model in models:
-            member = self._members.get(model.name)
-            backend = None if member is None else member.backend
-            assert backend == _backend_of(model), f"{model.name} takes part wrongly"
+            is_member = model.name in self._members
+            assert is_member is (_backend_of(model) is not None), f"{model.name} takes part wrongly"
         for backend in {one.backend for one in self._members.values()}:
             stages = [one.stage for one in self._members.values() if one.backend == backend]
             if Stage.WAITS in stages:
