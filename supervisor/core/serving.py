@@ -337,13 +337,6 @@ class Serving:
                 detail = {"state": model.life.state.value, **progress}
                 self._outbox.notify(request, NoticeKind.LOADING, detail)
 
-    def _tell_prefill(self, model: Model, message: Step) -> None:
-        for row in message.prefill:
-            request = model.batch.running.get(row.key)
-            if request is not None:
-                detail = {"done": row.done, "total": row.total}
-                self._outbox.notify(request, NoticeKind.PREFILLING, detail)
-
     # ------------------------------------------------------------ what the worker says
 
     def accepted(self, model: Model, message: Accepted, now: float) -> None:
@@ -429,8 +422,11 @@ class Serving:
             self.end(request, finish=reason, now=now)
         for request, row in left:
             self.row_left(model, request, row, now)
-        if message.prefill and self.ledger.has_listeners:
-            self._tell_prefill(model, message)
+        for read in message.prefill:
+            request = model.batch.running.get(read.key)
+            if request is not None and request.wants_notices:
+                detail = {"done": read.done, "total": read.total}
+                self._outbox.notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
         is_awaited = has_begun and bool(model.queue.urgent)
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
