@@ -112,6 +112,11 @@ class DownloadProgress:
     total_bytes: int = 0
     is_waiting: bool = False
 
+    @property
+    def fraction(self) -> float:
+        """Return how much has come, from 0 to 1."""
+        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadDone:

@@ -70,6 +70,7 @@ from .core.errors import bad_configuration
 from .core.events import (
     Appraised,
     Event,
+    LaunchAppraised,
     Reloaded,
     ReloadRefused,
     Sampled,
@@ -447,7 +448,14 @@ class App:
 
     async def _appraise_launch(self, action: AppraiseLaunch) -> None:
         need = await self._memory.appraise(action.model, action.launch)
-        self._loop.call_soon(lambda: self.dispatch(action.answered(need, now=self._clock.now())))
+        appraised = LaunchAppraised(
+            now=self._clock.now(),
+            model=action.model,
+            launch=action.launch,
+            caller=action.caller,
+            need=need,
+        )
+        self._loop.call_soon(self.dispatch, appraised)
 
     def _read_aside(self, reading: Coroutine[Any, Any, None]) -> None:
         """Run what waits for a model folder; the end does not wait for it."""
@@ -623,6 +631,9 @@ class App:
             message = f"the model could not be found within {SEARCH_LIMIT_S:g} s"
             hint = "look after the disks with models on them"
             raise RefusedModelError("silent", message, hint) from None
+        except OSError as error:
+            message = f"the model could not be looked for: {error.strerror}"
+            raise RefusedModelError("output", message, "end other programs and try again") from None
 
     def _check(self, read: ConfigSnapshot) -> None:
         """Raise ConfigError unless the configuration can take effect."""
@@ -634,6 +645,11 @@ class App:
             return await self._files.run(path, function, limit_s=limit_s)
         except TimeoutError:
             problem = f"{path}: could not be read within {limit_s:g} s; check its disk"
+            raise ConfigError([problem]) from None
+        except OSError as error:
+            problem = (
+                f"{path}: could not be read ({error.strerror}); end other programs, and reload"
+            )
             raise ConfigError([problem]) from None
 
     def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:

@@ -22,7 +22,7 @@ from mlxsup.protocol.download import (
 )
 
 from .core.actions import EndDownload, StartDownload
-from .core.events import DownloadSaid
+from .core.events import DownloadSaid, Report
 from .workers.instance import Surroundings
 from .workers.process import WorkerProcess
 
@@ -165,7 +165,7 @@ class _Unit:
         await asyncio.wait([self._arrival])
         asyncio.get_running_loop().call_soon(self._post, last)
 
-    def _post(self, report: DownloadReport) -> None:
+    def _post(self, report: Report) -> None:
         if self._is_wanted:
             around = self._around
             around.post(DownloadSaid(now=around.now(), number=self._number, report=report))

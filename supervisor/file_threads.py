@@ -6,6 +6,7 @@ So it learns, too, whether the files of a model still are those that its worker 
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,6 +50,7 @@ class FileThreads:
 
         Raises:
             TimeoutError: it has not ended in time; its thread is left to itself.
+            OSError: no thread can be started.
         """
         async with asyncio.timeout(limit_s):
             while (earlier := self._running.get(path)) is not None:
@@ -59,7 +61,11 @@ class FileThreads:
             thread = threading.Thread(
                 target=self._run, args=(path, function, future), name="mlxsup-files", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                del self._running[path]
+                raise OSError(errno.EAGAIN, str(error)) from None
             return await asyncio.wrap_future(future)
 
     def _run(self, path: Path, function: Callable[[], Value], future: Future[Value]) -> None:

@@ -153,14 +153,16 @@ class GatewayKeeper:
     async def _live(self, number: int, listener: socket.socket, output: ModelLog) -> None:
         if self._is_ending:  # before it began: its socket is closed
             return
-        beats, theirs = os.pipe()
+        try:
+            beats, theirs = os.pipe()
+        except OSError as error:
+            self._cannot_start(number, error)
+            return
         try:
             try:
                 process = self._spawn(listener, theirs, output)
             except OSError as error:
-                cause = f"it could not be started: {error.strerror}"
-                self._around.log.write("error", "gateway not started", error=error.strerror)
-                self._post_end(number, cause, is_crash=True)
+                self._cannot_start(number, error)
                 return
             finally:
                 os.close(theirs)
@@ -230,6 +232,10 @@ class GatewayKeeper:
         if not self._is_ending:
             cause = f"signal {end.signal_name}" if end.signal_name else f"exit code {end.code}"
             self._post_end(number, f"it ended with {cause}", is_crash=True)
+
+    def _cannot_start(self, number: int, error: OSError) -> None:
+        self._around.log.write("error", "gateway not started", error=error.strerror)
+        self._post_end(number, f"it could not be started: {error.strerror}", is_crash=True)
 
     def _post_end(self, number: int, cause: str, *, is_crash: bool) -> None:
         around = self._around

@@ -117,7 +117,7 @@ class RuntimeFolder:
         os.utime(self._lock)
 
     def hold_again(self) -> None:
-        """Make the folder and its lock again, which somebody has removed.
+        """Make the folder and its lock again, which were removed.
 
         A daemon that was started in the meantime keeps what it has taken (P19).
 

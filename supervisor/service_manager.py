@@ -56,7 +56,7 @@ class WatchdogTrouble:
 
 
 class ServiceManager:
-    """Who waits for messages at `NOTIFY_SOCKET`, if anybody does; nothing that fails here matters.
+    """The service manager at `NOTIFY_SOCKET`, if there is one; nothing that fails here matters.
 
     Everything is sent from the supervisor's one thread, between two events: a daemon whose loop is
     stuck says nothing, so the manager's watchdog ends it.
@@ -144,10 +144,12 @@ class ServiceManager:
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with (
+            contextlib.suppress(OSError),  # such as when no file is free
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
             sender.setblocking(False)  # a manager that does not read must not hold up streams
-            with contextlib.suppress(OSError):
-                sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+            sender.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
 
 
 def _trouble(address: str, interval: str, pid: str) -> WatchdogTrouble | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -66,9 +67,10 @@ class Signals:
 
 
 def has_terminal() -> bool:
-    """Return whether this process has a controlling terminal that still exists."""
+    """Return whether this process has a controlling terminal that still exists; without a free file
+    that cannot be seen, and is no reason to end."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     return True

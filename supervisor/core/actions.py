@@ -42,7 +42,6 @@ from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .events import LaunchAppraised
 from .memory import Budget, Need
 
 if TYPE_CHECKING:
@@ -240,12 +239,6 @@ class AppraiseLaunch:
     model: ModelName
     launch: LaunchSettings
     caller: Caller
-
-    def answered(self, need: Need | None, *, now: float) -> LaunchAppraised:
-        """Return the event that says what it needs; None if its files cannot be read."""
-        return LaunchAppraised(
-            now=now, model=self.model, launch=self.launch, caller=self.caller, need=need
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,7 +244,10 @@ class ClientEvents:
     def _on_load(self, caller: Caller, message: Load, now: float) -> None:
         model = self._model(message.model)
         if message.dry_run:
-            _refuse_dry(message)
+            for name in ("context_length", "keep_alive"):
+                if getattr(message, name) is not None:
+                    sentence = f"a dry run uses the configured settings; remove {name}"
+                    raise unfit(name, sentence)
             value = forecast(model, self._fleet, self._fleet.settings, now)
             self._outbox.reply(caller, value)
             return
@@ -393,15 +396,3 @@ def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> Lau
         limits = f"an integer from 0 to {MAX_CONTEXT_LENGTH}"
         raise unfit("context_length", f"context_length must be {limits}, not {context_length}")
     return replace(launch, context_length=context_length)
-
-
-def _refuse_dry(load: Load) -> None:
-    """Refuse a dry run of a load that differs from what is configured.
-
-    Raises:
-        RemoteError: `invalid_request`.
-    """
-    if load.context_length is None and load.keep_alive is None:
-        return
-    name = "keep_alive" if load.context_length is None else "context_length"
-    raise unfit(name, f"a dry run uses the configured settings; remove {name}")

@@ -8,20 +8,14 @@ long as it takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mlxsup.protocol.download import (
-    DownloadDone,
-    DownloadFailed,
-    DownloadProgress,
-    Repository,
-)
+from mlxsup.protocol.download import DownloadProgress, Repository
 
 from .actions import EndDownload, Outbox, StartDownload
-from .events import DownloadSaid
-from .life import Fetching, Pending
+from .events import DownloadSaid, Report
+from .life import Pending
 from .model import Model
-from .transitions import Trigger
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,11 +24,11 @@ class _Running:
 
     Attributes:
         number: counts downloads; what is reported of an earlier one is dropped.
-        fetching: how far it has come.
+        progress: how far it has come, as the models that wait were told.
     """
 
     number: int
-    fetching: Fetching
+    progress: DownloadProgress = field(default_factory=DownloadProgress)
 
 
 class Downloads:
@@ -51,10 +45,10 @@ class Downloads:
         self._running: dict[Repository, _Running] = {}
         self._started = 0
 
-    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+    def settle(self, models: Iterable[Model]) -> list[tuple[Model, Report]]:
         """Start what models wait for, and end what none does; whenever any state changed. Return
         what that means for the lives of models."""
-        triggers: list[tuple[Model, Trigger]] = []
+        triggers: list[tuple[Model, Report]] = []
         waiting: list[tuple[Model, Pending, Repository]] = []
         for model in models:
             phase, repository = model.life.phase, model.life.settings.download
@@ -67,31 +61,26 @@ class Downloads:
             if repository not in self._running:
                 self._start(repository)
         for model, phase, repository in waiting:
-            fetching = self._running[repository].fetching
-            if phase.fetching != fetching:
-                triggers.append((model, fetching))
+            progress = self._running[repository].progress
+            if phase.fetching != progress:
+                triggers.append((model, progress))
         return triggers
 
-    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Trigger]]:
+    def said(self, event: DownloadSaid, models: Iterable[Model]) -> list[tuple[Model, Report]]:
         """Return what the report of a download means for the lives of models; one that was ended
         meanwhile is not listened to."""
         found = [one for one, run in self._running.items() if run.number == event.number]
         if not found:
             return []
         (repository,) = found
-        trigger: Trigger
-        match event.report:
-            case DownloadProgress(done_bytes=done, total_bytes=total, is_waiting=is_waiting):
-                fetching = Fetching(done_bytes=done, total_bytes=total, is_waiting=is_waiting)
-                if not fetching.is_news_after(self._running[repository].fetching):
-                    return []
-                self._running[repository].fetching = fetching
-                trigger = fetching
-            case DownloadDone() | DownloadFailed() as ended:
-                del self._running[repository]
-                trigger = ended
+        if not isinstance(event.report, DownloadProgress):
+            del self._running[repository]
+        elif _news(event.report) == _news(self._running[repository].progress):
+            return []
+        else:
+            self._running[repository].progress = event.report
         return [
-            (model, trigger)
+            (model, event.report)
             for model in models
             if isinstance(model.life.phase, Pending) and model.life.settings.download == repository
         ]
@@ -109,5 +98,10 @@ class Downloads:
 
     def _start(self, repository: Repository) -> None:
         self._started += 1
-        self._running[repository] = _Running(number=self._started, fetching=Fetching())
+        self._running[repository] = _Running(number=self._started)
         self._outbox.add(StartDownload(number=self._started, repository=repository))
+
+
+def _news(progress: DownloadProgress) -> tuple[int, int, bool]:
+    """Return what is worth a report: a whole percent, or another state."""
+    return int(progress.fraction * 100), progress.total_bytes, progress.is_waiting

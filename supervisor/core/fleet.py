@@ -298,6 +298,11 @@ class Fleet:
         """End the process of a model for what it did, or did not do."""
         self.trigger(model, Faulted(cause=cause, detail=detail), now)
 
+    def announce(self, model: Model, note: str, before: State | None = None) -> None:
+        """Notify all who watch of a change of a model; `before` is its state if that was another
+        one."""
+        self.outbox.announce(change_map(model, note, before))
+
     def look_at_files(self, model: Model) -> None:
         """Have the shell compare the files of a model with those that its process has loaded; until
         it answers, the model stays."""
@@ -348,7 +353,7 @@ class Fleet:
             f"which is {size_text(higher.raise_for(0))} more than estimated"
         )
         model.life.story.append(f"{now:.3f} {note}")
-        self.outbox.announce(change_map(model, note))
+        self.announce(model, note)
 
     def appraise(self) -> None:
         """Plan anew, because the needs, the budget, or who is pinned has changed."""
@@ -388,9 +393,8 @@ class Fleet:
                 self.touch(any_model)
         if self._touched or self._is_division_due or self.prefill_slots.changed:
             self._plan_memory(now)
-            for reader in self.prefill_slots.settle(
-                self.by_name, self._touched, self.settings, now
-            ):
+            most = self.settings.max_parallel_prefills
+            for reader in self.prefill_slots.settle(self.by_name, self._touched, most, now):
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}
@@ -451,7 +455,7 @@ class Fleet:
             model.process.asked_back_at = now
             self.outbox.tell(model, GiveBack())
             if note:
-                self.outbox.announce(change_map(model, note))
+                self.announce(model, note)
         if found.ended:
             self.warm_pool.end(found.ended, now)
         for name, trigger in found.steps:
@@ -465,7 +469,7 @@ class Fleet:
             self.touch(model)
             self.memory_changed()
             self.serving.ask_rows_to_leave(model, PauseReason.MEMORY, keys)
-            self.outbox.announce(change_map(model, note))
+            self.announce(model, note)
         for part in found.parts:
             model = self.by_name[part.name]
             message = adopt(model, part)
@@ -494,7 +498,7 @@ class Fleet:
             assert all(model.life.wanted is not Wanted.UP for model in self)
             assert self.ledger.waiting == 0
         self.downloads.check_invariants(self)
-        self.prefill_slots.check_invariants(self, self.settings)
+        self.prefill_slots.check_invariants(self)
 
     # ------------------------------------------------------------ inside
 
@@ -532,7 +536,7 @@ class Fleet:
                             note=note,
                         )
                     )
-                self.outbox.announce(change_map(model, note, before))
+                self.announce(model, note, before)
             case Answer(waiters=waiters, error=error):
                 self._answer(model, waiters, error, now)
             case RowsLeave():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from typing import ClassVar
 
+from mlxsup.protocol.download import DownloadProgress
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
@@ -130,48 +131,21 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetching:
-    """Files of a model are being downloaded.
-
-    Attributes:
-        done_bytes: what is on the disk.
-        total_bytes: of the model; 0 while that is not known.
-        is_waiting: whether another process downloads it, and this download waits for that one.
-    """
-
-    done_bytes: int = 0
-    total_bytes: int = 0
-    is_waiting: bool = False
-
-    @property
-    def fraction(self) -> float:
-        """Return how much has come, from 0 to 1."""
-        return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
-
-    def is_news_after(self, before: Fetching) -> bool:
-        """True if it has come a percent further, or is not what it was."""
-        return (int(self.fraction * 100), self.total_bytes, self.is_waiting) != (
-            int(before.fraction * 100),
-            before.total_bytes,
-            before.is_waiting,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pending(_Phase):
     """Wanted, and waiting to be spawned.
 
     Attributes:
         is_after_crash: whether it only waits for other loads that follow a crash.
         lack: the memory that it waits for; None if it waits for something else.
-        fetching: the download that it waits for; None if it waits for its turn, or for memory.
+        fetching: how far the download has come that it waits for; None if it waits for its turn, or
+            for memory.
         download_cause: why the download before that failed; empty if it is the first, or has begun.
     """
 
     STATE: ClassVar[State] = State.PENDING
     is_after_crash: bool = False
     lack: Lack | None = None
-    fetching: Fetching | None = None
+    fetching: DownloadProgress | None = None
     download_cause: str = ""
 
     @property

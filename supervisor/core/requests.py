@@ -376,11 +376,6 @@ class Ledger:
         return iter(self._by_key.values())
 
     @property
-    def connections(self) -> set[ConnectionId]:
-        """Return the connections with an open request."""
-        return set(self._by_connection)
-
-    @property
     def held_bytes(self) -> int:
         """Return the bytes of bodies and resume data of all open requests."""
         return self._held_bytes
@@ -487,6 +482,7 @@ class Ledger:
         assert self._listening == sum(r.wants_notices for r in requests)
         assert all(self._deadlines.of(r.key) == r.next_deadline for r in requests)
         assert len(requests) == sum(map(len, self._by_connection.values()))
+        assert all(self._by_connection.values())
 
     def _count_waiting(self, request: Request, change: int) -> None:
         self.waiting += change

@@ -23,8 +23,6 @@ from mlxsup.protocol.client_messages import (
     Done,
     Failed,
     Generate,
-    Timings,
-    Usage,
 )
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.flight import (
@@ -43,7 +41,6 @@ from mlxsup.protocol.states import (
     Priority,
     RowState,
     State,
-    WaitReason,
     Wanted,
     Why,
 )
@@ -83,8 +80,7 @@ from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
 from .requests import MAX_DEATHS_WITHOUT_PROGRESS, Ledger, Limits, Request, Stage, Waiting
-from .settings import CoreSettings
-from .status import change_map, expected_s, load_progress, wait_reason, waiting_news
+from .status import change_map, expected_s, load_progress, wait_of, waiting_news
 
 GONE = "gone"
 """The outcome of a request whose client is gone."""
@@ -151,7 +147,7 @@ class Serving:
             digest=digest,
             may_resume=message.resume,
             wants_notices=message.notices,
-            limits=_limits_of(message, self.ledger.terms.settings, now),
+            limits=self._limits_of(message, now),
             waiting=Waiting(arrived_at=now),
         )
         self.ledger.add(request)
@@ -220,6 +216,15 @@ class Serving:
         sentence = f"{own} requests of this client are waiting, which is the limit"
         return table if has_table else "max_queue_per_client", sentence
 
+    def _limits_of(self, message: Generate, now: float) -> Limits:
+        settings = self.ledger.terms.settings
+        first_token_s = settings.first_token_timeout_s
+        return Limits(
+            queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
+            first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
+            deadline=_after(now, message.timeout_s, 0.0),
+        )
+
     def prioritize(self, model: Model, request: Request, priority: Priority, now: float) -> None:
         """Give a request another class; a person may go beyond its client's `max_priority`."""
         if request.stage is Stage.QUEUED:
@@ -249,18 +254,7 @@ class Serving:
             if is_held_back(model, request):
                 model.batch.held_back = request.key  # others of its class would keep it waiting
                 break
-            request.run.left_short_at = None
-            model.queue.leave(request)
-            model.queue.counters.dispatched(request.account)
-            self.ledger.move(request, Stage.RUNNING)
-            request.waiting.end(now)
-            request.run.dispatched_at, request.run.gains_since = now, None
-            request.pauses.end(now)
-            model.batch.kept.discard(request.key)
-            model.batch.running[request.key] = request
-            if not request.has_begun:
-                self._outbox.record(request_started(model, request, now))
-            self._outbox.tell(model, _dispatch_of(model, request, now))
+            self._start(model, request, now)
         for request in end_intake(model, had_room=had_room):
             self.ask_to_leave(model, request, PauseReason.TURN, keep=False)
         model.batch.freed = 0
@@ -270,6 +264,45 @@ class Serving:
             request.run.left_short_at = model.batch.ended if yields.is_for_memory else None
         model.batch.yields_at = yields.at
         model.has_settled_in(now)
+
+    def _start(self, model: Model, request: Request, now: float) -> None:
+        """Hand a waiting request to the worker, as new or to be continued."""
+        model.queue.leave(request)
+        model.queue.counters.dispatched(request.account)
+        self.ledger.move(request, Stage.RUNNING)
+        request.waiting.end(now)
+        request.pauses.end(now)
+        run, resume = request.run, None
+        run.dispatched_at, run.gains_since, run.left_short_at = now, None, None
+        model.batch.kept.discard(request.key)
+        model.batch.running[request.key] = request
+        if not request.has_begun:
+            run.started_at = now
+            self._outbox.record(
+                RequestStarted(
+                    id=request.id,
+                    number=request.key,
+                    model=request.model,
+                    client=request.account,
+                    generation=model.life.generation,
+                    queued_s=now - request.waiting.arrived_at,
+                )
+            )
+        if request.acceptance is not None:
+            resume = Resume(
+                acceptance=request.acceptance,
+                delivered=bytes(request.sent.tokens),
+                shown=request.sent.shown,
+            )
+        dispatch = Dispatch(
+            key=request.key,
+            resume=resume,
+            adapter=request.adapter,
+            priority=request.waiting.standing,
+            may_leave=model.may_leave(request),
+            body=request.body,
+        )
+        self._outbox.tell(model, dispatch)
 
     def ask_rows_to_leave(
         self, model: Model, reason: PauseReason, keys: Collection[RequestKey] | None = None
@@ -290,28 +323,19 @@ class Serving:
         news = waiting_news(model)
         is_for_all, model.told_waiting = news != model.told_waiting, news
         places = model.queue.take_news()
-        reason, progress = wait_reason(model), load_progress(model)
+        progress = load_progress(model)
         for key, position in (model.queue.places() if is_for_all else places).items():
             request = self.ledger.get(key)
             assert request is not None
-            is_limited = model.serves_queue and not self.ledger.may_run(request.account)
-            own = WaitReason.LIMIT if is_limited else reason
-            detail: dict[str, Any] = {"position": position, "reason": own.value}
+            reason, wait_s = wait_of(model, self.ledger, request, position, now)
+            detail: dict[str, Any] = {"position": position, "reason": reason.value}
             since_s = now - request.waiting.queued_at
-            wait_s = None if is_limited else expected_s(model, request, position, now)
             self._outbox.notify(
                 request, NoticeKind.QUEUED, detail, since_s=since_s, expected_s=wait_s
             )
             if progress is not None:
                 detail = {"state": model.life.state.value, **progress}
                 self._outbox.notify(request, NoticeKind.LOADING, detail)
-
-    def _tell_prefill(self, model: Model, message: Step) -> None:
-        for row in message.prefill:
-            request = model.batch.running.get(row.key)
-            if request is not None:
-                detail = {"done": row.done, "total": row.total}
-                self._outbox.notify(request, NoticeKind.PREFILLING, detail)
 
     # ------------------------------------------------------------ what the worker says
 
@@ -398,8 +422,11 @@ class Serving:
             self.end(request, finish=reason, now=now)
         for request, row in left:
             self.row_left(model, request, row, now)
-        if message.prefill and self.ledger.has_listeners:
-            self._tell_prefill(model, message)
+        for read in message.prefill:
+            request = model.batch.running.get(read.key)
+            if request is not None and request.wants_notices:
+                detail = {"done": read.done, "total": read.total}
+                self._outbox.notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
         is_awaited = has_begun and bool(model.queue.urgent)
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
@@ -437,15 +464,23 @@ class Serving:
         request.run.gains_since = now
         if not (request.crashes.is_interrupted or request.pauses.is_paused):
             return
-        self._outbox.record(request_continued(model, request))
+        request.crashes.resumed += request.crashes.is_interrupted
+        after, times = "pause", request.pauses.count + 1
         if request.crashes.is_interrupted:
-            request.crashes.resumed += 1
-            detail = {"times": request.crashes.resumed, "after": "crash"}
-        else:
-            detail = {"times": request.pauses.count + 1, "after": "pause"}
+            after, times = "crash", request.crashes.resumed
+        self._outbox.record(
+            RequestContinued(
+                id=request.id,
+                number=request.key,
+                model=request.model,
+                after=after,
+                generation=model.life.generation,
+                tokens=request.tokens_sent,
+            )
+        )
         request.pauses.count += request.pauses.is_paused
         request.crashes.is_interrupted = request.pauses.is_paused = False
-        self._outbox.notify(request, NoticeKind.RESUMED, detail)
+        self._outbox.notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
@@ -592,8 +627,7 @@ class Serving:
                 place = max(model.queue.place(request) - 1, 1)
                 expects_s = expected_s(model, request, place, now)
         if request.pauses.is_paused:
-            self._notify_paused(request, now, expects_s)
-            self._announce_paused(model, request)
+            self._tell_paused(model, request, now, expects_s)
 
     def _put_aside(self, model: Model, request: Request, now: float) -> None:
         """Make a request PAUSED that is neither queued nor running any longer."""
@@ -602,8 +636,7 @@ class Serving:
             request.pauses.since = now
         self.ledger.move(request, Stage.PAUSED)
         model.paused[request.key] = request
-        self._notify_paused(request, now)
-        self._announce_paused(model, request)
+        self._tell_paused(model, request, now)
 
     def _let_queue(self, model: Model, request: Request, now: float) -> None:
         """Let a PAUSED request wait for a row again."""
@@ -634,20 +667,15 @@ class Serving:
             if is_served and request.pauses.is_paused:
                 if request.stage is Stage.PAUSED:
                     self._let_queue(model, request, now)
-            elif request.has_begun:
-                begun = for_interrupted(error, model.name, request.tokens_sent)
-                self.fail(model, request, begun, now)
             else:
-                self.fail(model, request, error, now)
+                begun = for_interrupted(error, model.name, request.tokens_sent)
+                self.fail(model, request, begun if request.has_begun else error, now)
 
     def fail_running(self, model: Model, error: RemoteError, now: float) -> None:
         """Answer everything that runs, while the process is still alive."""
         for request in list(model.batch.running.values()):
-            if request.acceptance is None:
-                self.fail(model, request, error, now)
-            else:
-                begun = for_interrupted(error, model.name, request.tokens_sent)
-                self.fail(model, request, begun, now)
+            begun = for_interrupted(error, model.name, request.tokens_sent)
+            self.fail(model, request, error if request.acceptance is None else begun, now)
 
     def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
         """Queue the rows of a process that is gone again, ahead of all others.
@@ -694,15 +722,29 @@ class Serving:
             request.pauses.since = now
         request.limits.queue_deadline = None  # it limits the wait for the start, and it was started
 
-    def _notify_paused(self, request: Request, now: float, expects_s: float | None = None) -> None:
-        self._outbox.record(request_paused(request))
+    def _tell_paused(
+        self, model: Model, request: Request, now: float, expects_s: float | None = None
+    ) -> None:
+        """Record that the row of a request has left the batch, and notify its client and all who
+        watch.
+
+        Args:
+            expects_s: seconds until it should get a row again; None: not known.
+        """
+        self._outbox.record(
+            RequestPaused(
+                id=request.id,
+                number=request.key,
+                model=request.model,
+                reason=request.pauses.reason.value,
+                tokens=request.tokens_sent,
+            )
+        )
         detail = {"reason": request.pauses.reason.value, "tokens_sent": request.tokens_sent}
         since_s = 0.0 if request.pauses.since is None else now - request.pauses.since
         self._outbox.notify(
             request, NoticeKind.PAUSED, detail, since_s=since_s, expected_s=expects_s
         )
-
-    def _announce_paused(self, model: Model, request: Request) -> None:
         note = f"request {request.id} is paused: {WHY[request.pauses.reason]}"
         self._outbox.announce(change_map(model, note))
 
@@ -736,39 +778,29 @@ class Serving:
             self._outbox.tell(model, CancelRow(key=request.key))
 
     def _forget(self, request: Request, outcome: str, now: float) -> RequestEnded:
+        """Close the books of a request, and record its end.
+
+        Args:
+            outcome: its finish reason, the code of its error, or `GONE`.
+        """
         self.ledger.remove(request)
-        ended = request_ended(request, outcome, request.usage(), request.timings(now))
+        usage = request.usage()
+        if outcome == FinishReason.LENGTH and not usage.completion_tokens:
+            outcome = PROMPT_ONLY
+        ended = RequestEnded(
+            id=request.id,
+            number=request.key,
+            model=request.model,
+            outcome=outcome,
+            client=request.account,
+            usage=usage,
+            timings=request.timings(now),
+            resumed=request.crashes.resumed,
+            paused=request.pauses.count,
+            warnings=list(request.sent.warnings),
+        )
         self._outbox.record(ended)
         return ended
-
-
-def _dispatch_of(model: Model, request: Request, now: float) -> Dispatch:
-    resume = None
-    if not request.has_begun:
-        request.run.started_at = now
-    if request.acceptance is not None:
-        resume = Resume(
-            acceptance=request.acceptance,
-            delivered=bytes(request.sent.tokens),
-            shown=request.sent.shown,
-        )
-    return Dispatch(
-        key=request.key,
-        resume=resume,
-        adapter=request.adapter,
-        priority=request.waiting.standing,
-        may_leave=model.may_leave(request),
-        body=request.body,
-    )
-
-
-def _limits_of(message: Generate, settings: CoreSettings, now: float) -> Limits:
-    first_token_s = settings.first_token_timeout_s
-    return Limits(
-        queue_deadline=_after(now, message.queue_timeout_s, settings.queue_timeout_s),
-        first_token_deadline=_after(now, message.first_token_timeout_s, first_token_s),
-        deadline=_after(now, message.timeout_s, 0.0),
-    )
 
 
 def _after(now: float, asked_s: float | None, default_s: float) -> float | None:
@@ -833,63 +865,3 @@ def _left_short(model: Model, request: Request) -> None:
     request.run.left_short_at = model.batch.ended
     if request.stage is Stage.RUNNING:
         request.pauses.reason = PauseReason.MEMORY
-
-
-# ---------------------------------------------------------------- requests
-
-
-def request_started(model: Model, request: Request, now: float) -> RequestStarted:
-    """Return that a request is handed to a worker as new."""
-    return RequestStarted(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        client=request.account,
-        generation=model.life.generation,
-        queued_s=now - request.waiting.arrived_at,
-    )
-
-
-def request_paused(request: Request) -> RequestPaused:
-    """Return that the row of a request has left the batch."""
-    return RequestPaused(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        reason=request.pauses.reason.value,
-        tokens=request.tokens_sent,
-    )
-
-
-def request_continued(model: Model, request: Request) -> RequestContinued:
-    """Return that a request is about to say something again, after a crash or a pause."""
-    return RequestContinued(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        after="crash" if request.crashes.is_interrupted else "pause",
-        generation=model.life.generation,
-        tokens=request.tokens_sent,
-    )
-
-
-def request_ended(request: Request, outcome: str, usage: Usage, timings: Timings) -> RequestEnded:
-    """Return that a request has its end.
-
-    Args:
-        outcome: its finish reason, the code of its error, or `gone`.
-    """
-    if outcome == FinishReason.LENGTH and not usage.completion_tokens:
-        outcome = PROMPT_ONLY
-    return RequestEnded(
-        id=request.id,
-        number=request.key,
-        model=request.model,
-        outcome=outcome,
-        client=request.account,
-        usage=usage,
-        timings=timings,
-        resumed=request.crashes.resumed,
-        paused=request.pauses.count,
-        warnings=list(request.sent.warnings),
-    )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from mlxsup.protocol.download import DownloadProgress
 from mlxsup.protocol.errors import ErrorCode, RemoteError
 from mlxsup.protocol.ids import LAST_REQUEST, ModelName
 from mlxsup.protocol.states import PauseReason, PendingReason, State, WaitReason, Why
@@ -20,7 +21,7 @@ from mlxsup.protocol.tasks import capabilities
 from mlxsup.protocol.worker_messages import Heartbeat, RankState
 
 from .gateway import Gateway
-from .life import Backoff, Draining, Fetching, Loading, Pending, Phase, Ready
+from .life import Backoff, Draining, Loading, Pending, Phase, Ready
 from .model import Model
 from .requests import URGENT, Ledger, Request, Stage
 
@@ -130,18 +131,9 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
     model.blame.expire(now)  # nothing else may have happened since an hour was over
     model.queue.age(now)
     model.settle()
-    life, phase, beat, doing = (
-        model.life,
-        model.life.phase,
-        model.process.heartbeat,
-        model.process.doing,
-    )
-    settings, need, ready, running = (
-        life.settings,
-        life.need,
-        model.process.ready,
-        model.batch.running,
-    )
+    life, process, running = model.life, model.process, model.batch.running
+    phase, settings, need = life.phase, life.settings, life.need
+    ready, beat, doing = process.ready, process.heartbeat, process.doing
     known = ready or need  # what its worker has said counts before what its files say
     again = model.queue.again
     return {
@@ -187,8 +179,8 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
         "suspects": len(model.blame.suspects),
         "on_probation": model.blame.on_probation,
         "quarantined": model.blame.quarantined,
-        "tokens_per_s": model.process.tokens_per_s(now),
-        "steps": model.process.steps,
+        "tokens_per_s": process.tokens_per_s(now),
+        "steps": process.steps,
         "engine_s": model.totals.engine_s,
         "repeated_s": model.totals.repeated_s,
         "pinned": settings.pinned,
@@ -229,8 +221,7 @@ def model_row(model: Model, now: float) -> dict[str, Any]:
 
 def ranks_of(model: Model) -> list[dict[str, Any]]:
     """Return the hosts that serve the model together, each as a rank; empty without hosts."""
-    hosts, beat = model.life.launch.hosts, model.process.heartbeat
-    ready = model.process.ready
+    hosts, beat, ready = model.life.launch.hosts, model.process.heartbeat, model.process.ready
     states: dict[int, RankState] = {}
     if beat is not None and hosts:
         leader = RankState(state="loading", active_bytes=beat.active_bytes)
@@ -344,7 +335,7 @@ def load_progress(model: Model) -> dict[str, Any] | None:
     return None
 
 
-def _download_progress(fetching: Fetching) -> dict[str, Any]:
+def _download_progress(fetching: DownloadProgress) -> dict[str, Any]:
     if fetching.is_waiting:
         return {"phase": "waiting for another download of it", "fraction": 0.0}
     return {
@@ -358,10 +349,8 @@ def _download_progress(fetching: Fetching) -> dict[str, Any]:
 def memory_wait(model: Model, now: float) -> dict[str, Any] | None:
     """Return for how long the model has been waiting for memory, and what is in the way; None if it
     does not wait for memory."""
-    phase = model.life.phase
-    if not isinstance(phase, Pending) or phase.lack is None:
-        return None
-    return {"waits_s": now - phase.lack.since, "reason": phase.lack.wait.reason}
+    lack = model.lack
+    return {"waits_s": now - lack.since, "reason": lack.wait.reason} if lack else None
 
 
 def waiting_news(model: Model) -> tuple[WaitReason, str, int]:
@@ -519,7 +508,7 @@ def wait_reason(model: Model) -> WaitReason:
     phase = model.life.phase
     if model.life.why is Why.SWAP and not isinstance(phase, Loading):
         return WaitReason.SWAP
-    if isinstance(phase, Pending) and phase.lack is not None:
+    if model.lack is not None:
         return WaitReason.MEMORY
     if model.serves_queue:
         if model.batch.held_back is not None:
@@ -555,6 +544,20 @@ def expected_s(model: Model, request: Request, place: int, now: float) -> float 
             return max(model.batch.yields_at - now, 0.0)
     is_known = model.queue.counters.cost_s is not None
     return place * model.next_free_s() if is_known else None
+
+
+def wait_of(
+    model: Model, ledger: Ledger, request: Request, place: int, now: float
+) -> tuple[WaitReason, float | None]:
+    """Return what a waiting request waits for, and the seconds until it should get a row; None if
+    they are not known.
+
+    Args:
+        place: in the line, from 1.
+    """
+    if model.serves_queue and not ledger.may_run(request.account):
+        return WaitReason.LIMIT, None
+    return wait_reason(model), expected_s(model, request, place, now)
 
 
 # ---------------------------------------------------------------- all open requests
@@ -608,18 +611,17 @@ def _is_of(account: str, client: str) -> bool:
 def _map(
     model: Model, ledger: Ledger, request: Request, place: int | None, now: float
 ) -> dict[str, Any]:
-    prefill = _read_share(request)
-    is_limited = model.serves_queue and not ledger.may_run(request.account)
-    reason = WaitReason.LIMIT if is_limited else wait_reason(model)
-    wait_s = _reading_s(request, prefill, now)
-    if place is not None and not is_limited:
-        wait_s = expected_s(model, request, place, now)
+    reason, prefill = None, _read_share(request)
+    if place is None:
+        wait_s = _reading_s(request, prefill, now)
+    else:
+        reason, wait_s = wait_of(model, ledger, request, place, now)
     return {
         **request_map(request, now),
         "model": request.model,
         "state": _state(request),
         "place": place,
-        "reason": reason.value if place is not None else None,
+        "reason": None if reason is None else reason.value,
         "prefill": prefill,
         "expected_s": wait_s,
         "tokens_per_s": _tokens_per_s(request, now),

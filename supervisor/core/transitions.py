@@ -14,25 +14,36 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
-from mlxsup.protocol.download import DownloadDone, DownloadFailed, Repository
+from mlxsup.protocol.download import (
+    DownloadDone,
+    DownloadFailed,
+    DownloadProgress,
+    Repository,
+)
 from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import ExitReason, LoadPhase, Priority, State, Wanted, Why
+from mlxsup.protocol.states import (
+    DeathCause,
+    ExitReason,
+    LoadPhase,
+    Priority,
+    State,
+    Wanted,
+    Why,
+)
 from mlxsup.protocol.worker_messages import Exit, Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .actions import Abandon, ForgetModel, SendToWorker, SignalWorker, Spawn, WorkerSignal
 from .errors import cut_off, load_failed, model_failed, superseded, unknown_model
 from .events import Spawned
-from .exits import Died, GivenUp, ending_of, exit_reason, load_error
 from .life import (
     UNSEEN,
     Abandoned,
     Backoff,
     Draining,
     Failed,
-    Fetching,
     Lack,
     LastExit,
     Life,
@@ -49,7 +60,7 @@ from .life import (
     Swapping,
     Wait,
 )
-from .poison import Verdict
+from .poison import NO_VERDICT, Evidence, Verdict
 from .settings import ModelSettings
 
 LEAVES_TO: dict[State, frozenset[State]] = {
@@ -236,6 +247,58 @@ class Due:
     """The state's own deadline has come, or a shutdown does not wait for it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What was seen of the end of a process.
+
+    Attributes:
+        text: how it ended, one phrase for people.
+        said: its last words; empty if it had none.
+        announced: what it said about its end over the link; empty if it said nothing.
+        exit_code: None if a signal ended it or nothing was started.
+        signal_name: empty if it exited.
+        cause: the class of its cause.
+        is_spawn_error: whether nothing was started.
+        is_given_up: whether there was none: SIGKILL has not ended the process within its limit, and
+            it is no longer waited for (P26).
+        is_over_memory: whether SIGKILL ended it while it held more memory than its limit.
+        at: wall-clock seconds since the epoch; None if nothing was started.
+    """
+
+    text: str
+    said: str
+    announced: str = ""
+    exit_code: int | None = None
+    signal_name: str = ""
+    cause: DeathCause = DeathCause.UNKNOWN
+    is_spawn_error: bool = False
+    is_given_up: bool = False
+    is_over_memory: bool = False
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """The exit was seen, or the spawn failed, or the process is given up.
+
+    Attributes:
+        seen: how it ended.
+        reason: why it ended.
+        stopping: how it was being ended; None if it ended by itself.
+        evidence: what its end says about the requests that it held.
+        load_error: what its load, which crashed by itself, has in common with another that failed
+            the same way; None: it had become READY, did not say why, or others contribute to it.
+        verdict: what its end means for those requests.
+    """
+
+    seen: Ending
+    reason: ExitReason
+    stopping: Stopping | None = None
+    evidence: Evidence = Evidence.NONE
+    load_error: str | None = None
+    verdict: Verdict = NO_VERDICT
+
+
 PROGRESS = Spawned | Hello | LoadProgress
 """Triggers that change nothing of what the memory plan depends on."""
 
@@ -246,7 +309,7 @@ Trigger = (
     | Turn
     | SwappedOut
     | SwapCalledOff
-    | Fetching
+    | DownloadProgress
     | DownloadDone
     | DownloadFailed
     | PROGRESS
@@ -267,7 +330,7 @@ def words_of(trigger: Trigger) -> str:
     """Return a trigger for the log of a bug: `want down (shutdown, 30.0)`."""
     name = _CAPITAL.sub(" ", type(trigger).__name__).lower()
     match trigger:
-        case Died(text=text):
+        case Died(seen=Ending(text=text)):
             return f"{name} ({text})"
         case Hello():  # with the token of a process, which no log shows
             return name
@@ -549,7 +612,7 @@ class _Transition:
                 self._wait_for_memory(phase, lack)
             case Pending() as phase, NoMemory(reason=reason, error=error):
                 self._has_no_memory(phase, reason, error)
-            case Pending() as phase, Fetching() as fetching:  # others load meanwhile
+            case Pending() as phase, DownloadProgress() as fetching:  # others load meanwhile
                 cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
                 life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
                 self._release_memory()
@@ -625,14 +688,14 @@ class _Transition:
                 self._tell_to_end(stage)
             case Stopping() as phase, Faulted(cause=StopCause.INTERNAL, detail=detail):
                 life.phase = replace(phase, cause=StopCause.INTERNAL, detail=detail)
-            case Stopping(), GivenUp() as given_up:
-                self._given_up(given_up)
+            case Stopping(), Died(seen=Ending(is_given_up=True)) as died:
+                self._given_up(died)
             case Stopping(), Hello() | LoadProgress() | ReadyMessage() | Faulted():
                 pass
 
             case Loading() | Ready() | Draining() | Swapping(), Faulted(cause=fault, detail=detail):
                 self._stop(fault, stage=FIRST_STAGE[fault], detail=detail)
-            case _, Died() as died if life.has_process and not isinstance(died, GivenUp):
+            case _, Died(seen=Ending(is_given_up=False)) as died if life.has_process:
                 self._ended(died)
             case _:
                 name = type(trigger).__name__
@@ -643,28 +706,28 @@ class _Transition:
     def _ended(self, died: Died) -> None:
         """Note the end of a process, and decide what follows; nothing else does."""
         life, now = self.life, self.now
-        stopping, reason = ending_of(life, died), exit_reason(life, died)
-        text, detail = died.text, died.said
+        seen, stopping, reason = died.seen, died.stopping, died.reason
+        text, detail = seen.text, seen.said
         if stopping is not None and stopping.detail:
             text = detail = stopping.detail
         if isinstance(life.phase, Abandoned):
             text = f"process {life.pid} has finally ended"
-        if life.restarts.fails_alike(load_error(life, died)) and reason is ExitReason.CRASH:
+        if life.restarts.fails_alike(died.load_error) and reason is ExitReason.CRASH:
             reason = ExitReason.LOAD_ERROR
             text += ", as the time before"
-        is_lost = reason is ExitReason.LOAD_ERROR and self._has_lost_files(died)
+        is_lost = reason is ExitReason.LOAD_ERROR and self._has_lost_files(seen)
         ready_s = life.ready_for_s(now)
         if ready_s is not None and ready_s >= life.settings.restart.stable_s:
             life.restarts.was_stable()
         life.last_exit = LastExit(
             reason=reason,
-            code=died.exit_code,
-            signal=died.signal_name or None,
+            code=seen.exit_code,
+            signal=seen.signal_name or None,
             detail=detail,
-            at=died.at,
-            cause=died.cause,
+            at=seen.at,
+            cause=seen.cause,
         )
-        life.exits[reason, died.cause] += 1
+        life.exits[reason, seen.cause] += 1
         self._do(RunningLost(text, died.verdict))
         is_restart = stopping.is_restart if stopping else isinstance(life.phase, Draining)
         if life.wanted is not Wanted.UP:
@@ -732,13 +795,12 @@ class _Transition:
     def _fail(self, cause: str) -> None:
         self._enter(Failed(since=self.now, cause=cause), cause)
 
-    def _given_up(self, trigger: GivenUp) -> None:
+    def _given_up(self, died: Died) -> None:
         """Continue without the exit of a process that SIGKILL has not ended (P26)."""
-        life = self.life
-        cause = trigger.text
+        life, cause = self.life, died.seen.text
         failed = load_failed(life.name, cause, is_retryable=False)
         error = failed if life.wanted is Wanted.UP else life.waiting_error
-        self._do(RunningLost(cause, trigger.verdict))
+        self._do(RunningLost(cause, died.verdict))
         self._answer(Waiters.QUEUE, error)
         self._enter(Abandoned(since=self.now, cause=cause), cause)
         self._answer(Waiters.CALLERS_UP, failed)
@@ -841,13 +903,13 @@ class _Transition:
         self.life.phase = Draining(since=self.now, due_at=self.now + drain_s)
         self._do(Changed(str(self.life.why)))
 
-    def _has_lost_files(self, died: Died) -> bool:
+    def _has_lost_files(self, seen: Ending) -> bool:
         """True if files of a repository have been removed since the configuration was read.
 
         Not if the load before ended for the same reason: a download has not helped.
         """
         missing = ExitCode.MODEL_MISSING
-        if died.exit_code != missing or not self.life.settings.repo:
+        if seen.exit_code != missing or not self.life.settings.repo:
             return False
         return self.life.last_exit is None or self.life.last_exit.code != missing
 

@@ -1,11 +1,18 @@
 """The processes of models: what they say, which signs of life they give, and how they end.
 
 It decides what that means: a trigger for the life of a model, or something about its requests.
+
+An exit, its last lines and the state of the model show the cause of a death: a class to count and
+to act on, and what the death says about the requests that the worker held. The same error in two
+loads in a row is permanent, because most of what a load raises follows from the files; lack of
+memory, faults of the GPU and signals depend on the neighbours and are tried again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import signal
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -17,8 +24,9 @@ from mlxsup.protocol.flight import (
     RequestEnded,
     WorkerDied,
 )
-from mlxsup.protocol.launch import ExitCode
-from mlxsup.protocol.states import HAS_PROCESS, SERVES, ExitReason, State
+from mlxsup.protocol.launch import PERMANENT_EXITS, ExitCode
+from mlxsup.protocol.states import HAS_PROCESS, SERVES, DeathCause, ExitReason, State
+from mlxsup.protocol.text import last_words
 from mlxsup.protocol.version import VERSION
 from mlxsup.protocol.worker_messages import (
     Accepted,
@@ -47,16 +55,15 @@ from .events import (
     WorkerSeen,
     WorkerUnlinked,
 )
-from .exits import Died, GivenUp, ending_of, evidence_of, seen_exit
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
-from .life import Abandoned, Backoff, Files, Loading, StopCause, Stopping, StopStage
+from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
 from .memory import loaded_problem
 from .memory_view import may_have_been_restored
 from .model import WATCHED, Model, Residency
+from .poison import Evidence
 from .requests import Request, Stage
-from .status import change_map
-from .transitions import Due
+from .transitions import Died, Due, Ending
 from .watchdog import Alarm, Watch
 
 
@@ -80,9 +87,8 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
             fleet.trigger(model, event, now)
             look_after(fleet, model, now)
         case SpawnFailed(detail=detail):
-            said = f"could not be started: {detail}"
-            died = Died(exit_code=None, signal_name="", said=said, is_spawn_error=True)
-            _handle_exit(fleet, model, died, now)
+            text = f"could not be started: {detail}"
+            _handle_exit(fleet, model, Ending(text=text, said=text, is_spawn_error=True), now)
         case WorkerSeen(is_stopped=is_stopped):
             if watch is not None:
                 watch.looked(is_stopped=is_stopped, now=now)
@@ -100,8 +106,8 @@ def take(fleet: Fleet, event: WorkerEvent) -> None:
                 look_after(fleet, model, now)
         case Exited():
             is_over_memory = model.is_over_memory(fleet.machine_bytes)
-            died = seen_exit(event, model.process.dying, is_over_memory=is_over_memory)
-            _handle_exit(fleet, model, died, now)
+            seen = _seen_exit(event, model.process.dying, is_over_memory=is_over_memory)
+            _handle_exit(fleet, model, seen, now)
         case _:
             assert_never(event)
 
@@ -197,7 +203,8 @@ def due(fleet: Fleet, model: Model, now: float) -> None:
     phase = model.life.phase
     is_killed = isinstance(phase, Stopping) and phase.stage is StopStage.KILL
     if is_killed and model.life.pid is not None:  # SIGKILL has not ended it within the limit
-        _handle_exit(fleet, model, GivenUp(pid=model.life.pid), now)
+        text = f"process {model.life.pid} cannot be ended"
+        _handle_exit(fleet, model, Ending(text=text, said=text, is_given_up=True), now)
     else:
         fleet.trigger(model, Due(), now)
 
@@ -255,24 +262,180 @@ def _files_seen(fleet: Fleet, model: Model, change: str, now: float) -> None:
     note = "can be swapped out again, because its files are unchanged since the load"
     if change:
         note = f"cannot be swapped out while it has open answers: {change}"
-    fleet.outbox.announce(change_map(model, note))
+    fleet.announce(model, note)
 
 
-# ---------------------------------------------------------------- its end
+# ---------------------------------------------------------------- the cause of its end
+
+_BY_EXIT = {
+    ExitCode.BAD_LAUNCH: DeathCause.UNKNOWN,  # its sentence says all; lines before it mislead
+    ExitCode.OUT_OF_MEMORY: DeathCause.OUT_OF_MEMORY,
+    ExitCode.GPU_FAULT_ELSEWHERE: DeathCause.GPU_FAULT_ELSEWHERE,
+    ExitCode.NO_DEVICE: DeathCause.NO_DEVICE,
+    ExitCode.MODEL_MISSING: DeathCause.MODEL_MISSING,
+    ExitCode.BAD_MODEL: DeathCause.BAD_MODEL,
+    ExitCode.RANK_LOST: DeathCause.RANK_LOST,
+}
+
+_BY_LINE: tuple[tuple[DeathCause, re.Pattern[str]], ...] = tuple(
+    (cause, re.compile(pattern, re.IGNORECASE))
+    for cause, pattern in (
+        (DeathCause.STREAM_ERROR, r"there is no stream\("),
+        (DeathCause.GPU_TIMEOUT, r"gpu (timeout|time-out|hang)|CallbackErrorTimeout|LaunchTimeout"),
+        (DeathCause.GPU_FAULT_ELSEWHERE, r"innocent ?victim"),
+        (
+            DeathCause.OUT_OF_MEMORY,
+            r"out ?of ?memory|insufficient memory|memoryerror|bad_alloc|cannot allocate memory"
+            r"|unable to allocate|attempting to allocate|MemoryAllocation",
+        ),
+        (DeathCause.MODEL_MISSING, r"FileNotFoundError|no such file or directory"),
+    )
+)
+"""Patterns of the causes: Metal, CUDA, the C++ library and Python each use their own words."""
 
 
-def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
+def classify(
+    exit_code: int | None, lines: Sequence[str], *, is_over_memory: bool = False
+) -> DeathCause:
+    """Return the cause of a death.
+
+    Args:
+        exit_code: None if a signal ended it.
+        is_over_memory: whether it was killed while it held more memory than its limit.
+    """
+    for code, cause in _BY_EXIT.items():
+        if exit_code == code:
+            return cause
+    for line in reversed(lines):
+        for cause, pattern in _BY_LINE:
+            if pattern.search(line):
+                return cause
+    return DeathCause.OUT_OF_MEMORY if is_over_memory else DeathCause.UNKNOWN
+
+
+def _seen_exit(event: Exited, dying: str, *, is_over_memory: bool) -> Ending:
+    """Return the exit of a process as the shell has seen it.
+
+    Args:
+        dying: what it said about its end over the link; empty if it said nothing.
+        is_over_memory: whether it last held more memory than its limit.
+    """
+    is_over_memory = is_over_memory and event.signal_name == "SIGKILL"
+    lines = [*event.last_lines, dying]
+    cause = classify(event.exit_code, lines, is_over_memory=is_over_memory)
+    text = event.signal_name or f"exit code {event.exit_code}"
+    if cause is not DeathCause.UNKNOWN:
+        text += f", {cause}"
+    said = dying or last_words(event.last_lines)
+    return Ending(
+        text=f"{text}: {said}" if said else text,
+        said=said,
+        announced=dying,
+        exit_code=event.exit_code,
+        signal_name=event.signal_name,
+        cause=cause,
+        is_over_memory=is_over_memory,
+        at=event.at,
+    )
+
+
+# ---------------------------------------------------------------- what its end means
+
+ACCUSING_SIGNALS = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP"})
+"""Signals that a process causes itself; SIGKILL, SIGTERM and SIGSTOP come from outside."""
+
+ACCUSING_EXITS = frozenset({ExitCode.STEP_ERROR, ExitCode.STUCK_PROMPT, ExitCode.LINK_BROKEN})
+"""Exits that a request may have brought about."""
+
+CAUSED_ELSEWHERE = frozenset(
+    {DeathCause.OUT_OF_MEMORY, DeathCause.GPU_FAULT_ELSEWHERE, DeathCause.GPU_TIMEOUT}
+)
+"""Causes that other processes contribute to: the next attempt may well succeed."""
+
+OF_STOPPED = {
+    StopCause.ASKED: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.SWAP: (ExitReason.ASKED, Evidence.ASKED),
+    StopCause.VERSION: (ExitReason.VERSION, Evidence.ASKED),
+    StopCause.TOO_LARGE: (ExitReason.LOAD_ERROR, Evidence.ASKED),
+    StopCause.INTERNAL: (ExitReason.INTERNAL, Evidence.ASKED),
+    StopCause.STALL: (ExitReason.STALL, Evidence.ACCUSES),
+    StopCause.SUSPENDED: (ExitReason.STALL, Evidence.NONE),
+    StopCause.BROKEN: (ExitReason.CRASH, Evidence.NONE),
+}
+"""The verdict on a process that was being ended, and on its requests; a stalled load says nothing
+about them."""
+
+TERMINATED_EXIT = 128 + signal.SIGTERM
+
+NUMBER = re.compile(r"0x[0-9a-f]+|\b(?=[a-f]*[0-9])[0-9a-f]{6,}\b|[0-9]+", re.IGNORECASE)
+"""Addresses, sizes and times, which differ between two reports of the same error."""
+
+
+def judge(life: Life, seen: Ending) -> Died:
+    """Return what the end of a process means, before it is applied to its life; the requests that
+    it held are judged by `Blame`."""
+    if isinstance(life.phase, Abandoned):
+        return Died(seen=seen, reason=ExitReason.ASKED, evidence=Evidence.ASKED)
+    stopping = _ending_of(life, seen)
+    if stopping is not None:
+        reason, evidence = OF_STOPPED[stopping.cause]
+        if stopping.cause is StopCause.TOO_LARGE and stopping.is_restart:
+            reason = ExitReason.ASKED  # another entry may have come since then
+        if life.ready_at is None and evidence is Evidence.ACCUSES:
+            evidence = Evidence.NONE
+        return Died(seen=seen, reason=reason, stopping=stopping, evidence=evidence)
+    if seen.is_spawn_error:
+        return Died(seen=seen, reason=ExitReason.SPAWN_ERROR)
+    if life.ready_at is None:
+        is_permanent = seen.exit_code in PERMANENT_EXITS
+        reason = ExitReason.LOAD_ERROR if is_permanent else ExitReason.CRASH
+        return Died(seen=seen, reason=reason, load_error=_load_error(seen))
+    evidence = Evidence.NONE
+    if seen.exit_code == ExitCode.OUT_OF_MEMORY or seen.is_over_memory:
+        evidence = Evidence.OUT_OF_MEMORY
+    elif seen.exit_code in ACCUSING_EXITS or seen.signal_name in ACCUSING_SIGNALS:
+        evidence = Evidence.ACCUSES
+    return Died(seen=seen, reason=ExitReason.CRASH, evidence=evidence)
+
+
+def _ending_of(life: Life, seen: Ending) -> Stopping | None:
+    """Return how the process was being ended; None if it ended by itself.
+
+    A broken or suspended process is killed at once. If that signal did not end it, it had been
+    about to die: its connection ends before its exit can be seen, and the kernel may take long to
+    free its memory. So its own exit says what happened, unless its end was asked for, too.
+    """
+    phase = life.phase
+    if not isinstance(phase, Stopping):
+        return None
+    is_killed_at_once = phase.cause in (StopCause.BROKEN, StopCause.SUSPENDED)
+    is_by_itself = is_killed_at_once and seen.signal_name != "SIGKILL"
+    return None if is_by_itself and not phase.is_restart else phase
+
+
+def _load_error(seen: Ending) -> str | None:
+    """Return what a load that crashed by itself has in common with another that failed the same
+    way; None: it did not say why, or others contribute to the cause."""
+    if not seen.announced or seen.cause in CAUSED_ELSEWHERE or seen.exit_code == TERMINATED_EXIT:
+        return None
+    return f"{seen.exit_code}: {NUMBER.sub('#', seen.announced)}"
+
+
+# ---------------------------------------------------------------- what follows from its end
+
+
+def _handle_exit(fleet: Fleet, model: Model, seen: Ending, now: float) -> None:
     """Judge what the end of a process says about its requests, and apply it; the story, the
     journal and the watchers get what was decided and why (F10)."""
     model.life.stream_tokens = model.longest_stream
-    if died.exit_code == ExitCode.OUT_OF_MEMORY:
+    if seen.exit_code == ExitCode.OUT_OF_MEMORY:
         fleet.raise_need(model, now)
-    evidence = evidence_of(model.life, died)
+    died = judge(model.life, seen)
     moments = _last_moments(model, died, fleet.machine_bytes, now)
     running = list(model.batch.running.values())
-    verdict = model.blame.judge(evidence, model.batch.held, now)
+    verdict = model.blame.judge(died.evidence, model.batch.held, now)
     if verdict.story:
-        model.life.story.append(f"{now:.3f} {died.text}: {verdict.story}")
+        model.life.story.append(f"{now:.3f} {seen.text}: {verdict.story}")
     died = replace(died, verdict=verdict)
     fleet.trigger(model, died, now)
     entry = _worker_died(model, died, moments, running, fleet.outbox, now)
@@ -281,7 +444,7 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     if verdict.is_tried_again:
         fleet.ran_out = model
     if verdict.story and model.name in fleet.by_name:
-        fleet.outbox.announce(change_map(model, verdict.story))
+        fleet.announce(model, verdict.story)
 
 
 MOST_ROWS = 32
@@ -291,7 +454,6 @@ MOST_ROWS = 32
 def _last_moments(model: Model, died: Died, machine_bytes: int, now: float) -> dict[str, Any]:
     """Return the fields of `WorkerDied` that are forgotten once the end of a process is handled."""
     life, beat = model.life, model.process.heartbeat
-    stopping = ending_of(life, died)
     if isinstance(life.phase, Loading):
         doing = f"{life.phase.load_phase} {life.phase.progress:.0%}"
     else:
@@ -300,7 +462,7 @@ def _last_moments(model: Model, died: Died, machine_bytes: int, now: float) -> d
         "model": life.name,
         "generation": life.generation,
         "pid": life.pid,
-        "ended_by": stopping.cause.value if stopping else "",
+        "ended_by": died.stopping.cause.value if died.stopping else "",
         "doing": doing,
         "steps": model.process.steps,
         "footprint_bytes": life.footprint_bytes,
@@ -329,10 +491,10 @@ def _worker_died(
     Returns:
         None if its end was asked for and hit no request.
     """
-    life, last = model.life, model.life.last_exit
+    life, seen = model.life, died.seen
     phase, restarts = life.phase, life.settings.restart
-    is_given_up = last is None or isinstance(died, GivenUp)
-    reason = GIVEN_UP if is_given_up or last is None else last.reason.value
+    last = None if seen.is_given_up else life.last_exit
+    reason = GIVEN_UP if last is None else last.reason.value
     if reason == ExitReason.ASKED and not running:
         return None
     outcomes = {one.number: one.outcome for one in actions if isinstance(one, RequestEnded)}
@@ -349,10 +511,10 @@ def _worker_died(
     return WorkerDied(
         **moments,
         reason=reason,
-        code=died.exit_code,
-        signal=died.signal_name,
-        cause=died.cause.value,
-        detail=died.text if is_given_up or last is None else last.detail,
+        code=seen.exit_code,
+        signal=seen.signal_name,
+        cause=seen.cause.value,
+        detail=seen.text if last is None else last.detail,
         evidence=died.verdict.evidence.value,
         verdict=died.verdict.story,
         rows=rows,

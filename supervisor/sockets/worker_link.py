@@ -1,7 +1,7 @@
 """The sockets of one worker's life: private to it, so that a dead one's late frames get lost.
 
-Whoever connects is read, but only the connection whose HELLO carried the token is the worker's: so
-a stray frame of another process ends no healthy worker.
+Every connection is read, but only the one whose HELLO carried the token is the worker's: so a stray
+frame of another process ends no healthy worker.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ MAX_STRANGE_BYTES = 64 * 1024
 class WorkerLink(Owner[Connection]):
     """Messages from and to one incarnation of a worker.
 
-    Anybody else who finds the socket is ignored: only the peer whose HELLO had the token counts.
-
     Attributes:
         endpoint: what the worker connects to.
         pid: its process's pid, once it is known.
         disconnected: set once its connection has ended and nothing more can arrive; before HELLO,
-            while nobody is connected.
+            while there is no connection.
 
     Args:
         path: path of the socket; the one for heartbeats is next to it.
@@ -117,7 +115,7 @@ class WorkerLink(Owner[Connection]):
         if self._peer is not None:
             if not self._peer.is_ended:
                 self._peer.send(message)
-        else:  # before HELLO there is nobody to send anything to
+        else:  # before HELLO there is no peer
             self._early.append(message)
             self._check_unsent(len(self._early))
 

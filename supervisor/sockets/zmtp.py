@@ -62,7 +62,7 @@ class Inbound:
         peer: the type that its socket must have.
 
     Attributes:
-        answers: bytes that must go out; whoever sends them clears them.
+        answers: bytes that must go out; the code that sends them clears them.
         routing_id: the id that the peer has given itself; empty if it has not.
         announced_bytes: the size of the message under way, as far as its frames have begun.
         most_bytes: the size that it may reach: more than that if another frame is to follow.

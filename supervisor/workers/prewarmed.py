@@ -48,6 +48,9 @@ class PrewarmedUnit:
     Args:
         around: what all workers share.
         number: as the core counts them.
+
+    Attributes:
+        installation: what was installed when it was started; None: not known.
     """
 
     def __init__(self, around: Surroundings, number: int) -> None:
@@ -58,6 +61,7 @@ class PrewarmedUnit:
         self._output = b""
         self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_killed = False
+        self.installation: Installation | None = None
 
     @property
     def pid(self) -> int | None:
@@ -180,7 +184,6 @@ class PrewarmedUnits:
         self._around = around
         # Bounded by the core, which counts them: one entry for each that lives and no model has.
         self._units: dict[int, PrewarmedUnit] = {}
-        self._installations: dict[int, Installation | None] = {}
         self._threads = FileThreads()
         self._lives: set[asyncio.Task[None]] = set()
 
@@ -191,8 +194,8 @@ class PrewarmedUnits:
 
     def start(self, number: int, tasks: asyncio.TaskGroup) -> None:
         """Begin the life of one."""
-        self._units[number] = PrewarmedUnit(self._around, number)
-        life = tasks.create_task(self._live(number))
+        unit = self._units[number] = PrewarmedUnit(self._around, number)
+        life = tasks.create_task(self._live(number, unit))
         self._lives.add(life)
         life.add_done_callback(self._lives.discard)
 
@@ -204,9 +207,9 @@ class PrewarmedUnits:
         """End the one with this number if packages were installed or removed since it began: it
         would serve with those that it has imported."""
         unit = self.get(number)
-        if unit is None or number is None:
+        if unit is None:
             return
-        before, now = self._installations.get(number), await self._look()
+        before, now = unit.installation, await self._look()
         if before is None or before != now:
             self._around.log.write("info", "prewarmed worker outdated", pid=unit.pid)
             unit.kill()
@@ -233,13 +236,12 @@ class PrewarmedUnits:
             life.cancel()
         return len(left)
 
-    async def _live(self, number: int) -> None:
+    async def _live(self, number: int, unit: PrewarmedUnit) -> None:
         try:
-            self._installations[number] = await self._look()
-            await self._units[number].live()
+            unit.installation = await self._look()
+            await unit.live()
         finally:
             del self._units[number]
-            self._installations.pop(number, None)
 
     async def _look(self) -> Installation | None:
         """Return what is installed; None if that cannot be read."""

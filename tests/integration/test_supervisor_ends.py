@@ -418,6 +418,21 @@ def test_a_process_that_cannot_be_ended_is_left_and_named_P26(
     assert f"ERROR worker left behind model=a pid={pids[0]}\n" in log
 
 
+@pytest.mark.parametrize(
+    ("number", "is_there"), [(errno.ENXIO, False), (errno.EMFILE, True), (errno.ENFILE, True)]
+)
+def test_a_terminal_that_cannot_be_seen_without_a_free_file_is_not_gone(
+    number: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        found = signals_module.has_terminal()
+    assert found is is_there
+
+
 def test_a_signal_while_the_last_lines_are_written_changes_nothing_P12(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,7 @@ from mlxsup.protocol.client_messages import (
     Failed,
     Load,
     Reload,
+    RemoveModel,
     Reply,
     StatusQuery,
 )
@@ -422,6 +423,49 @@ def test_a_file_whose_disk_does_not_answer_is_refused_and_read_once_it_does(
         monkeypatch.setattr(app_module, "READ_LIMIT_S", 60.0)
         stage.write_config(entries(stage.folder) | {"b": fake(preload=False)})
         assert (await ask_reload(peer))["added"] == ["b"]
+
+    assert play(body) == 0
+
+
+def test_without_a_thread_to_read_with_a_reload_is_refused_and_the_daemon_serves_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            problem = await refused_reload(peer)
+        assert "could not be read (can't start new thread)" in problem
+        assert (await ask_reload(peer))["changed"] == []
+
+    assert play(body) == 0
+
+
+def test_without_a_thread_to_search_with_a_change_is_refused_and_the_daemon_serves_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse_the_search(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:  # the first reads the file
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        remove = RemoveModel(id=RequestId("remove"), model=ModelName("a"))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse_the_search)
+            failed = await peer.ask(remove, Failed)
+        assert "can't start new thread" in failed.error.message
+        assert (await ask_reload(peer))["removed"] == []
 
     assert play(body) == 0
 

@@ -157,6 +157,19 @@ def test_an_unexpected_end_is_a_crash_and_leaves_nothing_open(
     assert psutil.Process().num_fds() == open_files
 
 
+def test_without_a_free_file_it_is_not_started_and_posts_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe", refuse)
+    events, logged = live(until_it_ended)
+    cause = f"it could not be started: {os.strerror(errno.EMFILE)}"
+    assert events == [GatewayEnded(now=5.0, number=1, cause=cause, is_crash=True)]
+    assert logged == [("error", "gateway not started")]
+
+
 def test_one_that_does_not_end_when_it_is_asked_to_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -172,6 +173,18 @@ def test_an_absent_or_unread_socket_is_harmless(tmp_path: Path) -> None:
         manager = ServiceManager(str(tmp_path / "s"))
         for _ in range(5000):  # more than any system keeps; a sender that waits would stay here
             manager.ready()
+
+
+def test_without_a_free_file_nothing_is_sent_and_nothing_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    manager = ServiceManager(str(tmp_path / "s"), watchdog_s=10.0)
+    monkeypatch.setattr(socket, "socket", refuse)
+    manager.pulse(BUSY)
+    manager.stopping()
 
 
 BUSY = Outline(states=(), is_busy=True, is_ending=False)

@@ -14,9 +14,10 @@ from mlxsup.protocol.states import DeathCause, State
 from mlxsup.protocol.text import last_words
 from mlxsup.protocol.worker_messages import Dying
 from mlxsup.supervisor.core.actions import WorkerSignal
-from mlxsup.supervisor.core.exits import Died, classify, evidence_of
 from mlxsup.supervisor.core.life import RestartPolicy
 from mlxsup.supervisor.core.poison import Evidence
+from mlxsup.supervisor.core.transitions import Ending
+from mlxsup.supervisor.core.workers import classify, judge
 
 from support.core.driver import RESTART, Driver, entry
 from support.core.scripts import play
@@ -175,8 +176,8 @@ def test_exit_reason_evidence_and_next_state(end: tuple[State, int | None, str])
     after, reason, evidence = EXITS[end]
     driver = in_state(state)
     generation = driver.generation()
-    died = Died(exit_code=code, signal_name=signal, said="")
-    assert evidence_of(driver.model().life, died) is Evidence(evidence)
+    seen = Ending(text="", said="", exit_code=code, signal_name=signal)
+    assert judge(driver.model().life, seen).evidence is Evidence(evidence)
     driver.exit(code=code, signal=signal, last_lines=("why",), at=5.0)
     last = driver.row()["last_exit"]
     assert (driver.state(), last["reason"]) == (after, reason)
@@ -189,8 +190,8 @@ def test_exit_reason_evidence_and_next_state(end: tuple[State, int | None, str])
 def stalls(driver: Driver) -> None:
     driver.pass_time(20.0)
     assert driver.signals() == [WorkerSignal.DUMP]
-    killed = Died(exit_code=None, signal_name="SIGKILL", said="")
-    evidence = evidence_of(driver.model().life, killed)
+    killed = Ending(text="", said="", signal_name="SIGKILL")
+    evidence = judge(driver.model().life, killed).evidence
     assert evidence is Evidence.NONE, "a stall during a load accuses no request"
 
 

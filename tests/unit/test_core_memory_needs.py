@@ -16,7 +16,7 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, Ready
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
-from mlxsup.supervisor.core.events import Appraised, Reloaded
+from mlxsup.supervisor.core.events import Appraised, LaunchAppraised, Reloaded
 from mlxsup.supervisor.core.memory import (
     Figure,
     Need,
@@ -318,9 +318,18 @@ def load(driver: Driver, tokens: int = 4096) -> AppraiseLaunch:
     return asked
 
 
+def appraise(driver: Driver, asked: AppraiseLaunch, need: Need | None) -> None:
+    """The shell answers what it was asked."""
+    driver.do(
+        LaunchAppraised(
+            now=driver.now, model=asked.model, launch=asked.launch, caller=asked.caller, need=need
+        )
+    )
+
+
 def load_longer(driver: Driver, gib: float) -> None:
     """Loads `a` with a context with which it needs so much."""
-    driver.do(load(driver).answered(need_gib(gib), now=driver.now))
+    appraise(driver, load(driver), need_gib(gib))
 
 
 def context(driver: Driver) -> int:
@@ -332,7 +341,7 @@ def test_a_stopped_model_is_planned_and_started_with_the_context_that_was_asked_
     asked = load(driver)
     assert (asked.model, asked.launch.context_length) == ("a", 4096)
     assert driver.state("a") is State.STOPPED, "nothing begins before its need is known"
-    driver.do(asked.answered(need_gib(12), now=driver.now))
+    appraise(driver, asked, need_gib(12))
     [adopted], [spawn] = driver.of(AdoptLaunch), driver.of(Spawn)
     assert adopted.launch.context_length == spawn.launch.context_length == 4096
     assert (adopted.model, adopted.need) == ("a", need_gib(12))
@@ -365,7 +374,7 @@ def test_another_need_of_a_model_leaves_the_order_of_the_configuration() -> None
     load_longer(driver, 8)
     assert driver.core.fleet.needs[A] == need_gib(8)
     assert "".join(driver.core.fleet.needs) == "abc"
-    driver.do(load(driver, 8192).answered(None, now=driver.now))
+    appraise(driver, load(driver, 8192), None)
     assert "".join(driver.core.fleet.needs) == "bc", "its files cannot be read"
 
 
@@ -381,7 +390,7 @@ def test_a_load_whose_need_comes_too_late_starts_nothing(event: str) -> None:
         elsewhere = entry("a", launch=replace(LAUNCH, path="/elsewhere"))
         models_then = (elsewhere,) if event == "another folder" else (entry("b"),)
         driver.do(Reloaded(now=driver.now, settings=CoreSettings(), models=models_then))
-    driver.do(asked.answered(need_gib(8), now=driver.now))
+    appraise(driver, asked, need_gib(8))
     code = {"removal": "unknown_model", "another folder": "superseded"}.get(event)
     assert driver.errors() == ({LOAD: code} if code else {}), "once"
     assert driver.of(Spawn) == []
@@ -404,7 +413,7 @@ def test_a_context_that_the_model_does_not_have_is_refused_before_its_process_en
     driver = models()
     driver.load("a")
     driver.come_up("a")
-    driver.do(load(driver, 8193).answered(need_gib(4), now=driver.now))
+    appraise(driver, load(driver, 8193), need_gib(4))
     [failed] = driver.sent(Failed)
     assert failed.error.message == "a has a context of 8192 tokens, not of 8193"
     assert driver.state("a") is State.READY

@@ -88,6 +88,10 @@ RULES = {
         "pause; row_left 1; ask r2; accept 2; unload -> dispatched=[];"
         " wait 5 -> STOPPING & errors={r1: unloaded, r2: unloaded}"
     ),
+    "a request without an answer whose row leaves in a drain is not run again": (
+        "token 1 finish=stop; ask new; pause new; unload -> DRAINING & errors={};"
+        " row_left 2 -> errors={new: unloaded} & dispatched=[]"
+    ),
     "an unload ends paused requests without an answer": (
         "token 1 finish=stop; ask new; pause new; row_left 2; unload -> errors={new: unloaded}"
     ),

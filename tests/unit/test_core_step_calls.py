@@ -19,7 +19,7 @@ from mlxsup.supervisor.core.deadlines import Deadlines
 from mlxsup.supervisor.core.events import Reloaded, WorkerSaid
 from mlxsup.supervisor.core.memory_plan import Plan, plan
 from mlxsup.supervisor.core.memory_view import MemoryView
-from mlxsup.supervisor.core.prefill_slots import Device
+from mlxsup.supervisor.core.prefill_slots import PrefillSlots
 from mlxsup.supervisor.core.settings import ClientSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -185,13 +185,13 @@ def test_an_end_next_to_twelve_models_costs_not_one_call_for_each() -> None:
 def test_nothing_is_granted_when_requests_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = serving(4, others=3)
     granted: list[object] = []
-    grant = Device.grant
+    grant = PrefillSlots.grant
 
-    def noted(self: Device, *arguments: Any) -> list[ModelName]:
+    def noted(self: PrefillSlots, *arguments: Any) -> list[ModelName]:
         granted.append(arguments)
         return grant(self, *arguments)
 
-    monkeypatch.setattr(Device, "grant", noted)
+    monkeypatch.setattr(PrefillSlots, "grant", noted)
     driver.ask("more")
     driver.core.handle(step(driver, ends=True))
     assert granted == []

@@ -516,6 +516,21 @@ def test_file_threads_raise_where_they_are_awaited() -> None:
     asyncio.run(run())
 
 
+def test_a_thread_that_cannot_be_started_keeps_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> str:
+        threads = FileThreads()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(BlockingIOError, match="can't start new thread"):
+                await threads.run(Path("/x"), str, limit_s=60.0)
+        return await threads.run(Path("/x"), lambda: "read", limit_s=60.0)
+
+    assert asyncio.run(run()) == "read"
+
+
 def test_children_inherit_settings_of_libraries_and_no_secret() -> None:
     kept = dict.fromkeys(("HF_HOME", "LC_ALL", "TOKENIZERS_PARALLELISM", "CUDA_HOME"), "x")
     secrets = {"HF_TOKEN": "x", "OPENAI_API_KEY": "x", "HF_ENDPOINT": "https://u:pw@mirror.example"}
