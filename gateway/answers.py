@@ -289,6 +289,7 @@ class _Streamed(Response):
                 # With the head of the response, for which there may be a wait.
                 await self._is_accepted.wait()
                 await out.write(first + piece)
+                self._progress.begun()
                 first = b""
                 break
 
@@ -332,9 +333,9 @@ def changed(warnings: Iterable[str]) -> dict[str, str]:
 class Progress:
     """Turns the notices of a streamed answer into comments, and what was changed into a header.
 
-    Nothing is sent at first, so that a refusal can still be a status. A request that stands still
-    gets no comment: its reader's own time limit is right about it. A pause gets one when it begins
-    and one when it ends.
+    Nothing is sent at first, so that a refusal can still be a status. After that a comment follows
+    each change, and repeats the last one while nothing changes, because proxies and clients cut
+    what is silent for a minute. A pause gets one when it begins and one when it ends.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -343,6 +344,8 @@ class Progress:
         self._next_at = clock() + limits.HOLD_S
         self._out: EventStream | None = None
         self._shape: Shape | None = None
+        self._waits_for = ""  # as the reader is told; empty if pieces come
+        self._repeating: asyncio.TimerHandle | None = None
         # At most one: the next is a second later, and none is begun while it waits for a reader.
         self._comment: asyncio.Task[None] | None = None
 
@@ -350,11 +353,18 @@ class Progress:
         """Send comments there from now on, in the form of this API."""
         self._out, self._shape = out, shape
         out.add_headers(changed(self._changes))
+        self._repeat_in(self._next_at - self._clock())
+
+    def begun(self) -> None:
+        """Repeat no comment from now on: pieces come."""
+        self._waits_for = ""
 
     def close(self) -> None:
         """Begin no further comment, as the answer has ended. One that waits for its turn is sent,
         because the head of the response may go with it."""
         self._out = None
+        if self._repeating is not None:
+            self._repeating.cancel()
 
     def __call__(self, notice: Notice) -> None:
         """Tell the reader what a request waits for, or that it was changed."""
@@ -362,13 +372,25 @@ class Progress:
             self._changes += notice.detail["warnings"]
             if self._out is not None:
                 self._out.add_headers(changed(self._changes))
-        text, now = progress_text(notice), self._clock()
-        is_busy = self._comment is not None and not self._comment.done()
-        if not text or self._out is None or self._shape is None or is_busy:
-            return
+        text, is_over = progress_text(notice), notice.kind is NoticeKind.RESUMED
+        if text or is_over:
+            self._waits_for = "" if is_over else text
         # Nothing else may come for as long as a pause lasts.
-        is_pause = notice.kind in (NoticeKind.PAUSED, NoticeKind.RESUMED)
-        if now < self._next_at and not is_pause:
+        is_due = is_over or notice.kind is NoticeKind.PAUSED or self._clock() >= self._next_at
+        if text and is_due:
+            self._tell(text)
+
+    def _repeat(self) -> None:
+        if self._waits_for and self._clock() >= self._next_at:
+            self._tell(self._waits_for)
+        self._repeat_in(limits.REPEAT_COMMENT_S)
+
+    def _repeat_in(self, delay_s: float) -> None:
+        self._repeating = asyncio.get_running_loop().call_later(delay_s, self._repeat)
+
+    def _tell(self, text: str) -> None:
+        is_busy = self._comment is not None and not self._comment.done()
+        if self._out is None or self._shape is None or is_busy:
             return
-        self._next_at = now + limits.COMMENT_INTERVAL_S
+        self._next_at = self._clock() + limits.COMMENT_INTERVAL_S
         self._comment = asyncio.create_task(self._out.write(self._shape.waits(text)))
