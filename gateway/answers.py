@@ -108,6 +108,7 @@ class Answer:
     ) -> None:
         self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
+        self._names = ask.names
         self._open_answers = open_answers
         self._meter = meter or open_answers.daemon.meter
         streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
@@ -147,7 +148,7 @@ class Answer:
             results = await unless_gone(receive, self._read(take, on_accepted))
         except (RequestError, ConnectionLost) as error:
             self._meter.failed(self._model, error)
-            raise self._named(failure_of(error)) from None
+            raise self._named(failure_of(error, self._names)) from None
         except Disconnected:
             self._meter.left(self._model)
             raise

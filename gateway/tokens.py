@@ -14,8 +14,6 @@ from starlette.responses import JSONResponse, Response
 from .answers import Answer, Stream, read_whole
 from .ask import Ask
 from .daemon import Daemon
-from .errors import renamed
-from .failure import Failure
 from .names import row_of
 from .shape import encode
 
@@ -52,12 +50,7 @@ async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
 
     vLLM calls it `prompt`, and llama-server calls that of ids `content`.
     """
-    try:
-        (result,), headers = await read_whole(request, ask, whole, _drop)
-    except Failure as failure:
-        if failure.param in ("prompt", "echo"):
-            failure.param, failure.message = "tokens", renamed(failure.message, "prompt", "tokens")
-        raise
+    (result,), headers = await read_whole(request, ask, whole, _drop)
     text = {"prompt": result.prompt, "content": result.prompt}
     return Response(encode(text), headers=headers, media_type="application/json")
 

@@ -22,7 +22,6 @@ from mlxsup.protocol.pooling import unpack_vector
 from ..answers import Answer, OpenAnswers, Stream, ignored
 from ..converter import Sent
 from ..errors import failure_of
-from ..failure import Failure
 from ..headers import REQUEST_ID
 from ..shape import encode
 from .requests import Form, VectorAsk
@@ -48,12 +47,7 @@ async def answer_vectors(
                 await asyncio.sleep(0)  # others get their turn between two vectors
 
     began = time.monotonic()
-    try:
-        [result] = await asked.read(take, request.receive)
-    except Failure as failure:
-        if failure.param == "input" and ask.form == Form.RANKING:
-            failure.param = "documents"
-        raise
+    [result] = await asked.read(take, request.receive)
     try:
         # The scores of a ranking are one number each.
         found = ranked(result, ask.top_n) if ask.form == Form.RANKING else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,13 @@ def schema_of(api: Api) -> dict[str, Any]:
 
 def refused(api: Api, body: dict[str, Any]) -> str | None:
     """Return the field that the refusal of a body names; None if it is taken."""
+    names: Mapping[str, str] = {}
     try:
-        sent(read_ask(api, json.dumps(body).encode()))
+        ask = read_ask(api, json.dumps(body).encode())
+        names = ask.names
+        sent(ask)
     except (Failure, RequestError) as error:
-        failure = error if isinstance(error, Failure) else failure_of(error)
+        failure = error if isinstance(error, Failure) else failure_of(error, names)
         return re.split(r"[.[]", failure.param)[0]
     return None
 

@@ -432,7 +432,7 @@ def test_comments_come_once_all_requests_are_taken(monkeypatch: pytest.MonkeyPat
     ("told", "shown"), [((QUEUED,), "queued, place 3"), ((delta("a"), PAUSED), "paused, swap")]
 )
 def test_comment_is_repeated_while_a_stream_stands_still(
-    told: Sequence[Item], shown: str, monkeypatch: pytest.MonkeyPatch
+    told: Sequence[Delta | Notice], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The place in the queue has come before comments may, and does not change."""
     monkeypatch.setattr(limits, "HOLD_S", 0.01)
@@ -451,7 +451,7 @@ def test_comment_is_repeated_while_a_stream_stands_still(
 
 @pytest.mark.parametrize("goes_on", [delta("a"), CRASHED])
 def test_comment_is_not_repeated_once_a_stream_goes_on(
-    goes_on: Item, monkeypatch: pytest.MonkeyPatch
+    goes_on: Delta | Notice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HOLD_S", "REPEAT_COMMENT_S", "COMMENT_INTERVAL_S"):
         monkeypatch.setattr(limits, name, 0.0)
