@@ -36,10 +36,10 @@ from .failure import Failure
 from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS, header_text
 from .metrics import Meter
 from .one_call import UpToOneCall
-from .shape import Shape, warned
+from .shape import Shape, WholeShape, warned
 from .sse import EventStream, Send
 
-MakeShape = Callable[[Any, str, int], Shape]
+MakeShape = Callable[[Any, str, int], WholeShape]
 """Makes the shape of an answer from what was asked for, the name of the request, and the time in
 seconds since the epoch."""
 
@@ -199,32 +199,43 @@ async def answer(
     ask: Ask,
     sent: Sequence[Sent],
     shape: MakeShape,
+    meter: Meter | None = None,
 ) -> Response:
     """Return the response to a request whose body was read.
+
+    Args:
+        request: its request.
+        open_answers: where it is listed while it runs.
+        ask: what was asked for.
+        sent: the requests of the daemon.
+        shape: of the response; a `Shape` if the response may be streamed.
+        meter: see `Answer`.
 
     Raises:
         Failure: the daemon has refused; not if the response is streamed.
         Disconnected: the reader has left.
     """
-    if ask.is_streamed:
-        progress = Progress(time.monotonic)
-        streamed = Answer(open_answers, ask, sent, progress=progress)
-        return _Streamed(streamed, _shaped(ask, shape, streamed), progress, ignored(ask))
-    whole = Answer(open_answers, ask, sent)
-    shaped = _shaped(ask, shape, whole)
-
-    async def take(index: int, stream: Stream) -> None:
-        async for delta in stream:
-            shaped.take(index, delta)
-
-    results, headers = await read_whole(request, ask, whole, take)
+    progress = Progress(time.monotonic) if ask.is_streamed else None
+    asked = Answer(open_answers, ask, sent, progress=progress, meter=meter)
+    shaped = shape(ask, asked.request_id, int(time.time()))
+    if progress is not None:
+        assert isinstance(shaped, Shape)
+        return _Streamed(asked, shaped, progress, ignored(ask))
+    results, headers = await read_whole(request, ask, asked, shaped)
     return Response(shaped.body(results), headers=headers, media_type="application/json")
 
 
 async def read_whole(
-    request: Request, ask: Ask, whole: Answer, take: Take
+    request: Request, ask: Ask, whole: Answer, shape: WholeShape
 ) -> tuple[list[Result], dict[str, str]]:
     """Return the results of an answer that is sent as a whole, and the headers of its response."""
+
+    async def take(index: int, stream: Stream) -> None:
+        async for delta in stream:
+            shape.take(index, delta)
+            if shape.IS_LONG:
+                await asyncio.sleep(0)
+
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
@@ -235,10 +246,6 @@ async def read_whole(
 def ignored(ask: Ask) -> dict[str, str]:
     """Return the header that names what is not read of a request; none if all of it is."""
     return {IGNORED: header_text(", ".join(ask.unread))} if ask.unread else {}
-
-
-def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
-    return shape(ask, answer.request_id, int(time.time()))
 
 
 class _Streamed(Response):
