@@ -50,6 +50,7 @@ _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
 )
 _ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
+_NOT_OVER_HTTP = "this is not available over HTTP: {}"
 _NO_SCORES = "texts are not scored in pairs: POST /v1/rerank ranks documents for a query"
 
 MISSING = {
@@ -63,6 +64,16 @@ MISSING = {
     ),
     "/v1/conversations": _NO_CONVERSATIONS,
     "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
+    "/api/push": _NOT_OVER_HTTP.format("nothing is published from here"),
+    "/api/create": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE` makes a model of a GGUF file or of another model"
+    ),
+    "/api/blobs/{digest}": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE` makes a model of a GGUF file"
+    ),
+    "/api/copy": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE TARGET` writes a model to a new folder"
+    ),
 }
 """Parts of the APIs that are not there, and what is said instead."""
 
