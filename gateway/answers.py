@@ -36,10 +36,10 @@ from .failure import Failure
 from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS, header_text
 from .metrics import Meter
 from .one_call import UpToOneCall
-from .shape import Shape, warned
+from .shape import Shape, WholeShape, warned
 from .sse import EventStream, Send
 
-MakeShape = Callable[[Any, str, int], Shape]
+MakeShape = Callable[[Any, str, int], WholeShape]
 """Makes the shape of an answer from what was asked for, the name of the request, and the time in
 seconds since the epoch."""
 
@@ -108,6 +108,7 @@ class Answer:
     ) -> None:
         self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
+        self._names = ask.names
         self._open_answers = open_answers
         self._meter = meter or open_answers.daemon.meter
         streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
@@ -147,7 +148,7 @@ class Answer:
             results = await unless_gone(receive, self._read(take, on_accepted))
         except (RequestError, ConnectionLost) as error:
             self._meter.failed(self._model, error)
-            raise self._named(failure_of(error)) from None
+            raise self._named(failure_of(error, self._names)) from None
         except Disconnected:
             self._meter.left(self._model)
             raise
@@ -198,32 +199,43 @@ async def answer(
     ask: Ask,
     sent: Sequence[Sent],
     shape: MakeShape,
+    meter: Meter | None = None,
 ) -> Response:
     """Return the response to a request whose body was read.
+
+    Args:
+        request: its request.
+        open_answers: where it is listed while it runs.
+        ask: what was asked for.
+        sent: the requests of the daemon.
+        shape: of the response; a `Shape` if the response may be streamed.
+        meter: see `Answer`.
 
     Raises:
         Failure: the daemon has refused; not if the response is streamed.
         Disconnected: the reader has left.
     """
-    if ask.is_streamed:
-        progress = Progress(time.monotonic)
-        streamed = Answer(open_answers, ask, sent, progress=progress)
-        return _Streamed(streamed, _shaped(ask, shape, streamed), progress, ignored(ask))
-    whole = Answer(open_answers, ask, sent)
-    shaped = _shaped(ask, shape, whole)
-
-    async def take(index: int, stream: Stream) -> None:
-        async for delta in stream:
-            shaped.take(index, delta)
-
-    results, headers = await read_whole(request, ask, whole, take)
+    progress = Progress(time.monotonic) if ask.is_streamed else None
+    asked = Answer(open_answers, ask, sent, progress=progress, meter=meter)
+    shaped = shape(ask, asked.request_id, int(time.time()))
+    if progress is not None:
+        assert isinstance(shaped, Shape)
+        return _Streamed(asked, shaped, progress, ignored(ask))
+    results, headers = await read_whole(request, ask, asked, shaped)
     return Response(shaped.body(results), headers=headers, media_type="application/json")
 
 
 async def read_whole(
-    request: Request, ask: Ask, whole: Answer, take: Take
+    request: Request, ask: Ask, whole: Answer, shape: WholeShape
 ) -> tuple[list[Result], dict[str, str]]:
     """Return the results of an answer that is sent as a whole, and the headers of its response."""
+
+    async def take(index: int, stream: Stream) -> None:
+        async for delta in stream:
+            shape.take(index, delta)
+            if shape.IS_LONG:
+                await asyncio.sleep(0)
+
     results = await whole.read(take, request.receive)
     headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
     if warnings := warned(results).get("warnings"):
@@ -234,10 +246,6 @@ async def read_whole(
 def ignored(ask: Ask) -> dict[str, str]:
     """Return the header that names what is not read of a request; none if all of it is."""
     return {IGNORED: header_text(", ".join(ask.unread))} if ask.unread else {}
-
-
-def _shaped(ask: Ask, shape: MakeShape, answer: Answer) -> Shape:
-    return shape(ask, answer.request_id, int(time.time()))
 
 
 class _Streamed(Response):
@@ -289,6 +297,7 @@ class _Streamed(Response):
                 # With the head of the response, for which there may be a wait.
                 await self._is_accepted.wait()
                 await out.write(first + piece)
+                self._progress.begun()
                 first = b""
                 break
 
@@ -332,9 +341,9 @@ def changed(warnings: Iterable[str]) -> dict[str, str]:
 class Progress:
     """Turns the notices of a streamed answer into comments, and what was changed into a header.
 
-    Nothing is sent at first, so that a refusal can still be a status. A request that stands still
-    gets no comment: its reader's own time limit is right about it. A pause gets one when it begins
-    and one when it ends.
+    Nothing is sent at first, so that a refusal can still be a status. After that a comment follows
+    each change, and repeats the last one while nothing changes, because proxies and clients cut
+    what is silent for a minute. A pause gets one when it begins and one when it ends.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -343,6 +352,8 @@ class Progress:
         self._next_at = clock() + limits.HOLD_S
         self._out: EventStream | None = None
         self._shape: Shape | None = None
+        self._waits_for = ""  # as the reader is told; empty if pieces come
+        self._repeating: asyncio.TimerHandle | None = None
         # At most one: the next is a second later, and none is begun while it waits for a reader.
         self._comment: asyncio.Task[None] | None = None
 
@@ -350,11 +361,18 @@ class Progress:
         """Send comments there from now on, in the form of this API."""
         self._out, self._shape = out, shape
         out.add_headers(changed(self._changes))
+        self._repeat_in(self._next_at - self._clock())
+
+    def begun(self) -> None:
+        """Repeat no comment from now on: pieces come."""
+        self._waits_for = ""
 
     def close(self) -> None:
         """Begin no further comment, as the answer has ended. One that waits for its turn is sent,
         because the head of the response may go with it."""
         self._out = None
+        if self._repeating is not None:
+            self._repeating.cancel()
 
     def __call__(self, notice: Notice) -> None:
         """Tell the reader what a request waits for, or that it was changed."""
@@ -362,13 +380,25 @@ class Progress:
             self._changes += notice.detail["warnings"]
             if self._out is not None:
                 self._out.add_headers(changed(self._changes))
-        text, now = progress_text(notice), self._clock()
-        is_busy = self._comment is not None and not self._comment.done()
-        if not text or self._out is None or self._shape is None or is_busy:
-            return
+        text, is_over = progress_text(notice), notice.kind is NoticeKind.RESUMED
+        if text or is_over:
+            self._waits_for = "" if is_over else text
         # Nothing else may come for as long as a pause lasts.
-        is_pause = notice.kind in (NoticeKind.PAUSED, NoticeKind.RESUMED)
-        if now < self._next_at and not is_pause:
+        is_due = is_over or notice.kind is NoticeKind.PAUSED or self._clock() >= self._next_at
+        if text and is_due:
+            self._tell(text)
+
+    def _repeat(self) -> None:
+        if self._waits_for and self._clock() >= self._next_at:
+            self._tell(self._waits_for)
+        self._repeat_in(limits.REPEAT_COMMENT_S)
+
+    def _repeat_in(self, delay_s: float) -> None:
+        self._repeating = asyncio.get_running_loop().call_later(delay_s, self._repeat)
+
+    def _tell(self, text: str) -> None:
+        is_busy = self._comment is not None and not self._comment.done()
+        if self._out is None or self._shape is None or is_busy:
             return
-        self._next_at = now + limits.COMMENT_INTERVAL_S
+        self._next_at = self._clock() + limits.COMMENT_INTERVAL_S
         self._comment = asyncio.create_task(self._out.write(self._shape.waits(text)))

@@ -22,9 +22,8 @@ from mlxsup.protocol.version import VERSION
 
 from . import lm_studio, openapi
 from .adding import Adding
-from .answers import Answer, MakeShape, OpenAnswers, answer
+from .answers import Answer, MakeShape, OpenAnswers, answer, read_whole
 from .anthropic import events as anthropic
-from .ask import Ask
 from .body import Bodies, Disconnected
 from .changes import Changes
 from .converter import Api
@@ -36,6 +35,7 @@ from .guard import Guard
 from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
 from .metrics import CONTENT_TYPE, Meter
+from .names import row_of
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
 from .openai.models import check_ready, model_list, one_model, readiness
@@ -43,14 +43,14 @@ from .operator import Operator
 from .page.page import Page
 from .responses.events import ResponseShape
 from .responses.kept import KeptResponses, list_items
-from .tokens import counted, listed, shown
-from .vectors.answers import answer_vectors
-from .vectors.requests import VectorAsk
+from .tokens import CountShape, PromptShape, TokensShape
+from .vectors.answers import VectorShape
 
 _NO_CONVERSATIONS = (
     "conversations are not kept here: continue a response with `previous_response_id`"
 )
 _ONLY_TEXT = "mlxsup serves language models only: {} not there yet"
+_NOT_OVER_HTTP = "this is not available over HTTP: {}"
 _NO_SCORES = "texts are not scored in pairs: POST /v1/rerank ranks documents for a query"
 
 MISSING = {
@@ -64,6 +64,16 @@ MISSING = {
     ),
     "/v1/conversations": _NO_CONVERSATIONS,
     "/v1/conversations/{rest:path}": _NO_CONVERSATIONS,
+    "/api/push": _NOT_OVER_HTTP.format("nothing is published from here"),
+    "/api/create": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE` makes a model of a GGUF file or of another model"
+    ),
+    "/api/blobs/{digest}": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE` makes a model of a GGUF file"
+    ),
+    "/api/copy": _NOT_OVER_HTTP.format(
+        "`mlxsup convert SOURCE TARGET` writes a model to a new folder"
+    ),
 }
 """Parts of the APIs that are not there, and what is said instead."""
 
@@ -125,25 +135,21 @@ class Gateway:
         self, host: str, keys: Keys, hosts: Sequence[str] = (), origins: Sequence[str] = ()
     ) -> Guard:
         """Return the whole application."""
-        count = partial(self.count, api=Api.COUNT)
-        count_input = partial(self.count, api=Api.RESPONSE_COUNT, object="response.input_tokens")
+        input_count = partial(CountShape, object="response.input_tokens")
         routes = [
             self._answered("/v1/chat/completions", Api.CHAT, ChatShape),
             self._answered("/v1/completions", Api.COMPLETION, CompletionShape),
             Route("/v1/responses", self.response, methods=["POST"]),
-            Route("/v1/responses/input_tokens", count_input, methods=["POST"]),
+            self._of_tokens("/v1/responses/input_tokens", Api.RESPONSE_COUNT, input_count),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             self._answered("/v1/messages", Api.MESSAGE, anthropic.MessageShape),
-            Route("/v1/messages/count_tokens", count, methods=["POST"]),
+            self._of_tokens("/v1/messages/count_tokens", Api.COUNT, CountShape),
             Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", partial(self.text_of, api=Api.DETOKENIZE), methods=["POST"]),
-            Route("/apply-template", partial(self.text_of, api=Api.TEMPLATE), methods=["POST"]),
-            *(
-                Route(path, partial(self.vectors, api=api), methods=["POST"])
-                for path, api in VECTOR_PATHS.items()
-            ),
+            self._of_tokens("/detokenize", Api.DETOKENIZE, PromptShape),
+            self._of_tokens("/apply-template", Api.TEMPLATE, PromptShape),
+            *(self._answered(path, api, VectorShape) for path, api in VECTOR_PATHS.items()),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -193,16 +199,12 @@ class Gateway:
 
     # ------------------------------------------------------------ routes
 
-    async def answer(self, request: Request, *, api: Api, shape: MakeShape) -> Response:
-        """Answer a request for text, in the form of its API."""
+    async def answer(
+        self, request: Request, *, api: Api, shape: MakeShape, meter: Meter | None = None
+    ) -> Response:
+        """Answer a request in the form of its API; see `answers.answer`."""
         ask, sent = await self._bodies.read(request, api)
-        return await answer(request, self.open_answers, ask, sent, shape)
-
-    async def vectors(self, request: Request, *, api: Api) -> Response:
-        """Answer a request for embeddings or a ranking, in the form of its API."""
-        ask, sent = await self._bodies.read(request, api)
-        assert isinstance(ask, VectorAsk)
-        return await answer_vectors(request, self.open_answers, ask, sent)
+        return await answer(request, self.open_answers, ask, sent, shape, meter)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -228,18 +230,14 @@ class Gateway:
         self.kept.remove(_key_of(request), id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    async def count(self, request: Request, *, api: Api, **more: str) -> Response:
-        """Count the tokens of a request; further fields of the answer are those of its API."""
-        ask, whole = await self._tokens(request, api)
-        return await counted(request, ask, whole, **more)
-
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
-        return await listed(request, *await self._tokens(request, Api.TOKENIZE), self.daemon)
-
-    async def text_of(self, request: Request, *, api: Api) -> Response:
-        """`POST /detokenize` and `POST /apply-template`."""
-        return await shown(request, *await self._tokens(request, api))
+        ask, sent = await self._bodies.read(request, Api.TOKENIZE)
+        whole, shape = Answer(self.open_answers, ask, sent, meter=self._uncounted), TokensShape()
+        results, headers = await read_whole(request, ask, whole, shape)
+        row = row_of(await self.daemon.status(), ask.target or ask.model)
+        shape.context_length = row["context_length"] if row is not None else None
+        return Response(shape.body(results), headers=headers, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, and the same at `GET /models`."""
@@ -288,13 +286,12 @@ class Gateway:
             status = None
         return Response(self.daemon.meter.page(status), media_type=CONTENT_TYPE)
 
-    async def _tokens(self, request: Request, api: Api) -> tuple[Ask, Answer]:
-        """Ask the daemon for the tokens of a prompt."""
-        ask, sent = await self._bodies.read(request, api)
-        return ask, Answer(self.open_answers, ask, sent, meter=self._uncounted)
+    def _answered(self, path: str, api: Api, shape: MakeShape, meter: Meter | None = None) -> Route:
+        answer = partial(self.answer, api=api, shape=shape, meter=meter)
+        return Route(path, answer, methods=["POST"])
 
-    def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
-        return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
+    def _of_tokens(self, path: str, api: Api, shape: MakeShape) -> Route:
+        return self._answered(path, api, shape, self._uncounted)
 
 
 def _key_of(request: Request) -> str:

@@ -31,6 +31,7 @@ class Ask:
         tells_prompt: whether those of the prompt come in a list of their own.
         has_one_call: whether what comes after the first call is left out.
         picture: the path of one in the message that is to be answered; empty for none.
+        names: what the API calls parameters of `generate`, for errors about them.
         unread: the paths of fields that are not known here, or have no effect.
     """
 
@@ -49,6 +50,7 @@ class Ask:
     tells_prompt: bool = False
     has_one_call: bool = False
     picture: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
     unread: Sequence[str] = ()
 
     def in_name_of(self, account: str) -> Self:

@@ -266,7 +266,7 @@ class Bodies:
             yield
         except RequestError as error:
             self._daemon.meter.failed(ask.target or ask.model, error)
-            raise failure_of(error) from None
+            raise failure_of(error, ask.names) from None
 
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:

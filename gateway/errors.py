@@ -8,7 +8,8 @@ model that cannot be loaded, is hammered.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+import re
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
@@ -61,8 +62,7 @@ ROWS: dict[ErrorCode, Row] = {
 NAMES = {ErrorCode.UNKNOWN_MODEL: "model_not_found"}
 """Codes that OpenAI's clients know under another name."""
 
-PARAMS = {"prompt_tokens": "prompt", "texts": "input"}
-"""Parameters of ours that are another field there."""
+NO_NAMES: Mapping[str, str] = {}
 
 SHOWN = ("known", "close")
 """What the error of an unknown model has besides: the configured names, and those like it."""
@@ -90,20 +90,18 @@ ANTHROPIC_TYPES = {
     OVERLOADED: "overloaded_error",
 }
 
-OLLAMA_NAMES = {
-    "max_tokens": "num_predict",
-    "repetition_penalty": "repeat_penalty",
-    "penalty_window": "repeat_last_n",
-    "response_format": "format",
-}
-"""Parameters of ours that Ollama has under another name."""
-
-
 HOW_TO_ADD = "; `mlxsup add MODEL` serves another one, while the daemon runs"
 
 
-def failure_of(error: RequestError | ConnectionLost) -> Failure:
-    """Return what the client of the gateway gets for an error of the daemon."""
+def failure_of(
+    error: RequestError | ConnectionLost, names: Mapping[str, str] = NO_NAMES
+) -> Failure:
+    """Return what the client of the gateway gets for an error of the daemon.
+
+    Args:
+        error: of the daemon.
+        names: see `Ask`.
+    """
     if isinstance(error, ConnectionLost):
         return _failure(LOST, str(error), "daemon_lost")
     param, message = "", error.message
@@ -112,20 +110,15 @@ def failure_of(error: RequestError | ConnectionLost) -> Failure:
         if "close" in error.detail:
             message += advice_of(error.detail["close"]) or HOW_TO_ADD
     elif isinstance(given := error.detail.get("parameter"), str):
-        param = PARAMS.get(given, given)
-        message = renamed(message, given, param)
+        param = names.get(given, given)
+        # Once: a text of the client's may follow.
+        message = re.sub(rf"\b{re.escape(given)}\b", param, message, count=1)
     code = NAMES.get(error.code, error.code.value)
     after_s = error.detail.get("retry_after_s")
     failure = _failure(ROWS[error.code], message, code, param, after_s)
     if error.code is ErrorCode.UNKNOWN_MODEL:
         failure.detail = {name: error.detail[name] for name in SHOWN if name in error.detail}
     return failure
-
-
-def renamed(message: str, ours: str, theirs: str) -> str:
-    """Return a message that begins with the name of a field, under the name that was sent."""
-    is_about = message.startswith((f"{ours} ", f"{ours}["))
-    return theirs + message[len(ours) :] if is_about else message
 
 
 def advice_of(close: Any) -> str:
@@ -195,20 +188,16 @@ def anthropic_type(failure: Failure) -> str:
 
 def anthropic_body(failure: Failure, request_id: str) -> dict[str, Any]:
     """Return the JSON of an error in Anthropic's API."""
-    message = renamed(failure.message, "stop", "stop_sequences")
     return {
         "type": "error",
-        "error": {"type": anthropic_type(failure), "message": message},
+        "error": {"type": anthropic_type(failure), "message": failure.message},
         "request_id": request_id,
     }
 
 
 def ollama_body(failure: Failure) -> dict[str, Any]:
     """Return the JSON of an error in Ollama's API."""
-    message = failure.message
-    for ours, theirs in OLLAMA_NAMES.items():
-        message = renamed(message, ours, theirs)
-    return {"error": message}
+    return {"error": failure.message}
 
 
 def _headers(failure: Failure) -> dict[str, str]:

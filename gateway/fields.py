@@ -47,7 +47,6 @@ class Use(StrEnum):
     """What becomes of a field; the value is the word that the document has."""
 
     USED = "used"
-    PASSED = "used as it is"
     IGNORED = "accepted, no effect"
     NEUTRAL = "only as it would be without it"
     HINT = "left out, and named in `x-mlxsup-ignored`"
@@ -83,9 +82,8 @@ def used(name: str, says: str = "", takes: type | None = None) -> Field:
 
 
 def passed(*names: str) -> tuple[Field, ...]:
-    """Return parameters of `generate`."""
-    says = "see [parameters](http-api.md#parameters)"
-    return tuple(Field(name, Use.PASSED, says) for name in names)
+    """Return parameters of `generate`, which says what they are for."""
+    return tuple(used(name) for name in names)
 
 
 def ignored(*names: str) -> tuple[Field, ...]:

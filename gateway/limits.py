@@ -97,6 +97,10 @@ HOLD_S = 5.0
 COMMENT_INTERVAL_S = 1.0
 """A waiting stream gets at most one comment in this time."""
 
+REPEAT_COMMENT_S = 15.0
+"""How long a waiting stream is silent if nothing changes: nginx cuts after a minute, Node's `fetch`
+after five, and the HTML standard advises a comment every 15 seconds."""
+
 STATUS_LIMIT_S = 3.5
 """How long the daemon may take to say which models there are."""
 

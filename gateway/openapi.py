@@ -350,7 +350,7 @@ def object_schema(fields: Sequence[Field], *, path: str, needs: Sequence[str] = 
     properties = {}
     for field in fields:
         says = field.says.removesuffix("; see below")
-        if "](" in says:  # a parameter that is passed on refers to a document that is not here
+        if not says and field.use is Use.USED:
             number = NUMBERS.get(field.name)
             says = (number and number.says) or _arguments().get(field.name, "")
         if field.use in (Use.IGNORED, Use.HINT):

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ from .keys import CALLER, Caller, operator_needed
 TOKEN_HEADER = "x-mlxsup-token"
 
 ACTIONS = ("load", "unload", "restart")
+
+MOST_CHARACTERS = 512
+"""Of a field of a request."""
 
 T = TypeVar("T")
 
@@ -73,11 +77,28 @@ class Operator:
             code="operator_only",
         )
 
+    async def asked(
+        self, request: Request, *needed: str, optional: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Return the fields of an operator's request, each a text that is not empty.
+
+        Raises:
+            Failure: the caller is no operator, or a field is unknown, missing or no such text.
+        """
+        self.check(request)
+        body = await read_json(request)
+        for name in (*needed, *body):
+            if name not in (*needed, *optional):
+                raise bad_field(name[:64], f"unknown field {name[:64]!r}")
+            value = body.get(name)
+            if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
+                raise bad_field(name, f"{name} must be text of 1 to {MOST_CHARACTERS} characters")
+        return body
+
     async def act(self, request: Request) -> Response:
         """Ask the daemon for the action; answer as soon as it is accepted or refused."""
-        self.check(request)
-        action = request.url.path.rpartition("/")[2]
-        model = _model_of(await read_json(request))
+        body = await self.asked(request, "model")
+        action, model = request.url.path.rpartition("/")[2], body["model"]
         await self._accepted(action, model)
         return JSONResponse({"success": True, "model": model})
 
@@ -110,15 +131,3 @@ async def _first(*tasks: asyncio.Task[T]) -> T:
     """Return what the first task returns that has ended."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return next(task for task in tasks if task.done()).result()
-
-
-def _model_of(body: dict[str, Any]) -> str:
-    for name in body:
-        if name != "model":
-            raise bad_field(
-                name[:64], f"unknown field {name[:64]!r}; the only known field is model"
-            )
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise bad_field("model", "model must be the name of a model; GET /v1/models lists them")
-    return model

@@ -16,8 +16,25 @@ encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 """A value as JSON."""
 
 
-class Shape(ABC):
-    """One response; each API has its own. Bytes are whole events.
+class WholeShape(ABC):
+    """One response that is sent as a whole; each API has its own.
+
+    Attributes:
+        IS_LONG: true if others get their turn of the event loop between two of its pieces.
+    """
+
+    IS_LONG: ClassVar[bool] = False
+
+    def take(self, index: int, delta: Delta) -> None:  # noqa: B027 (most results say it all)
+        """Take a piece of an answer, whose result has the texts."""
+
+    @abstractmethod
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the whole answer as JSON."""
+
+
+class Shape(WholeShape):
+    """One response that may be streamed, too. Bytes are whole events.
 
     Attributes:
         STREAM_TYPE: the type of content of a streamed one.
@@ -48,14 +65,6 @@ class Shape(ABC):
     def waits(self, text: str) -> bytes:
         """Return a sign that the request makes progress: the connection is alive."""
         return comment(text)
-
-    @abstractmethod
-    def take(self, index: int, delta: Delta) -> None:
-        """Take a piece of an answer that is sent as a whole."""
-
-    @abstractmethod
-    def body(self, results: Sequence[Result]) -> bytes:
-        """Return the whole answer as JSON."""
 
 
 def warned(results: Sequence[Result]) -> dict[str, list[str]]:

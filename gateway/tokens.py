@@ -6,62 +6,73 @@ tokenizer make the prompt as they would for an answer.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from mlxsup.client import Delta, Result
 
-from .answers import Answer, Stream, read_whole
 from .ask import Ask
-from .daemon import Daemon
-from .errors import renamed
-from .failure import Failure
-from .names import row_of
-from .shape import encode
+from .shape import WholeShape, encode
 
 
-async def counted(request: Request, ask: Ask, whole: Answer, **more: str) -> Response:
-    """Return the number of tokens of a prompt, and more fields if the API has any."""
-    (result,), headers = await read_whole(request, ask, whole, _drop)
-    return JSONResponse({**more, "input_tokens": result.usage.prompt_tokens}, headers=headers)
+class CountShape(WholeShape):
+    """The number of tokens of a prompt.
+
+    Args:
+        ask: what was asked for.
+        name: of the request.
+        created: seconds since the epoch.
+        more: further fields of the answer, if the API has any.
+    """
+
+    def __init__(self, ask: Ask, name: str, created: int, **more: str) -> None:
+        self._more = more
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the whole answer as JSON."""
+        (result,) = results
+        return encode({**self._more, "input_tokens": result.usage.prompt_tokens}).encode()
 
 
-async def listed(request: Request, ask: Ask, whole: Answer, daemon: Daemon) -> Response:
-    """Return the ids of the tokens of a prompt, in the form of vLLM and llama-server."""
-    pieces: list[str] = []
+class TokensShape(WholeShape):
+    """The ids of the tokens of a prompt, in the form of vLLM and llama-server.
 
-    async def take(_: int, stream: Stream) -> None:
-        async for delta in stream:
-            if delta.prompt_token_ids:
-                pieces.append(encode(delta.prompt_token_ids)[1:-1])
-            await asyncio.sleep(0)  # a long prompt has many pieces, which come together
+    Attributes:
+        context_length: of the model, which is known once it is loaded.
+    """
 
-    (result,), headers = await read_whole(request, ask, whole, take)
-    row = row_of(await daemon.status(), ask.target or ask.model)
-    about = {
-        "count": result.usage.prompt_tokens,
-        "max_model_len": row and row["context_length"],
-        "token_strs": None,
-    }
-    body = f'{encode(about)[:-1]},"tokens":[{",".join(pieces)}]}}'
-    return Response(body, headers=headers, media_type="application/json")
+    IS_LONG: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.context_length: int | None = None
+        self._pieces: list[str] = []
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Encode the ids of a piece."""
+        if delta.prompt_token_ids:
+            self._pieces.append(encode(delta.prompt_token_ids)[1:-1])
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the whole answer as JSON."""
+        (result,) = results
+        about: dict[str, Any] = {
+            "count": result.usage.prompt_tokens,
+            "max_model_len": self.context_length,
+            "token_strs": None,
+        }
+        return f'{encode(about)[:-1]},"tokens":[{",".join(self._pieces)}]}}'.encode()
 
 
-async def shown(request: Request, ask: Ask, whole: Answer) -> Response:
-    """Return the text of a prompt: of ids, or of a chat as the template renders it.
+class PromptShape(WholeShape):
+    """The text of a prompt: of ids, or of a chat as the template renders it.
 
     vLLM calls it `prompt`, and llama-server calls that of ids `content`.
     """
-    try:
-        (result,), headers = await read_whole(request, ask, whole, _drop)
-    except Failure as failure:
-        if failure.param in ("prompt", "echo"):
-            failure.param, failure.message = "tokens", renamed(failure.message, "prompt", "tokens")
-        raise
-    text = {"prompt": result.prompt, "content": result.prompt}
-    return Response(encode(text), headers=headers, media_type="application/json")
 
-
-async def _drop(_: int, stream: Stream) -> None:
-    async for _delta in stream:
+    def __init__(self, ask: Ask, name: str, created: int) -> None:
         pass
+
+    def body(self, results: Sequence[Result]) -> bytes:
+        """Return the whole answer as JSON."""
+        (result,) = results
+        return encode({"prompt": result.prompt, "content": result.prompt}).encode()

@@ -1,4 +1,4 @@
-"""What people look up, printed from the code: settings, commands, fields, errors, limits, metrics.
+"""What people look up, printed from the code: settings, commands and metrics.
 
 `make reference` writes build/reference.md, config.example.toml and cli/mlxsup.schema.json.
 """
@@ -15,22 +15,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from mlxsup.cli.main import root
-from mlxsup.client import RequestError
-from mlxsup.gateway import limits
-from mlxsup.gateway.anthropic.fields import MESSAGES_FIELDS
-from mlxsup.gateway.errors import (
-    NAMES,
-    ROWS,
-    anthropic_status,
-    anthropic_type,
-    failure_of,
-    openai_body,
-)
-from mlxsup.gateway.fields import Field, Use
 from mlxsup.gateway.metrics import OF_DAEMON, OF_MODELS, OF_REQUESTS, UP, Metric
-from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
-from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.supervisor.config.tables import (
     SECTIONS,
     ClientTable,
@@ -136,74 +121,6 @@ def setting_table(table: type[Table]) -> list[str]:
     return lines
 
 
-def field_table(fields: Sequence[Field]) -> list[str]:
-    """Return the fields of a request; those with the same fate and nothing to say share a row."""
-    lines = ["| field | what becomes of it | |", "|---|---|---|"]
-    for field in fields:
-        if field.use in (Use.USED, Use.NEUTRAL, Use.HINT):
-            says = field.says
-            if field.neutral:
-                says += f"; null or `{_shown(field.neutral[0])}`"
-            lines.append(f"| `{field.name}` | {field.use} | {says} |")
-    for use in (Use.PASSED, Use.IGNORED):
-        together: dict[str, list[str]] = {}
-        for field in fields:
-            if field.use is use:
-                together.setdefault(field.says, []).append(f"`{field.name}`")
-        lines += [f"| {', '.join(names)} | {use} | {says} |" for says, names in together.items()]
-    return lines
-
-
-def error_table() -> list[str]:
-    """Every error code of a daemon."""
-    lines = [
-        "| code | status | `type` | with Anthropic | `x-should-retry` |",
-        "|---|---|---|---|---|",
-    ]
-    for code, row in ROWS.items():
-        retry = "" if row.is_retryable is None else str(row.is_retryable).lower()
-        after = ", with `Retry-After`" if row.retry_after_s is not None else ""
-        name = NAMES.get(code, code.value)
-        shown = f"`{code.value}`" if name == code.value else f"`{code.value}`, here `{name}`"
-        failure = failure_of(RequestError(code, ""))
-        kind = openai_body(failure)["error"]["type"]
-        theirs = f"{anthropic_status(failure)} `{anthropic_type(failure)}`"
-        lines.append(f"| {shown} | {row.status} | `{kind}` | {theirs} | {retry}{after} |")
-    return lines
-
-
-def limit_table() -> list[str]:
-    """Return the limits of the gateway, and how it answers beyond them."""
-    rows = (
-        ("the body of a request", f"{limits.MAX_BODY_BYTES // 2**20} MiB, within "
-         f"{limits.BODY_LIMIT_S:g} s", "413, 408"),
-        ("messages, items of an input, parts of a message", f"{limits.MAX_ITEMS}", "400"),
-        ("tools", f"{limits.MAX_TOOLS}", "400"),
-        ("`chat_template_kwargs`", f"{limits.MAX_TEMPLATE_BYTES // 2**10} KiB", "400"),
-        ("a body times its `n`", f"{limits.MAX_ASKED_BYTES // 2**20} MiB", "400"),
-        (f"bodies of more than {limits.MAX_SMALL_BODY_BYTES // 2**10} KiB at once",
-         f"{limits.MAX_HELD_BYTES // 2**20} MiB; {limits.MAX_WAITING_BODIES} that wait for a "
-         "converter", "429 (Anthropic: 529), to be tried again"),
-        ("to read one of these", f"{limits.CONVERT_LIMIT_S} s, "
-         f"{limits.CONVERTER_MEMORY_BYTES // 2**30} GiB of memory (on Linux)", "503, 413"),
-        ("the rest of a refused body", f"{limits.MAX_DISCARD_BYTES // 2**20} MiB, for "
-         f"{limits.DISCARD_LIMIT_S:g} s", "the connection ends"),
-        ("the head of a request", f"{limits.MAX_HEAD_BYTES // 2**10} KiB, within "
-         f"{limits.HEAD_LIMIT_S:g} s", "431, or the connection is cut"),
-        ("a connection without a request", f"{limits.HEAD_LIMIT_S:g} s before the first, "
-         f"{limits.IDLE_LIMIT_S:g} s after one", "the connection is closed"),
-        ("requests of one connection that wait", f"{limits.MAX_PIPELINED}",
-         "the connection is cut"),
-        ("what a reader leaves unread", f"64 KiB, for {limits.UNREAD_LIMIT_S:g} s",
-         "the connection is cut, and its request cancelled"),
-        ("followers of `/models/sse`", f"{limits.MAX_FOLLOWERS}, each up to "
-         f"{limits.MAX_CHANGES_BEHIND} changes behind", "429, or the connection is cut"),
-        ("answers to one request", f"{limits.MAX_CHOICES}: `n` for each prompt", "400"),
-    )  # fmt: skip
-    lines = ["| what | limit | beyond it |", "|---|---|---|"]
-    return lines + [f"| {what} | {limit} | {beyond} |" for what, limit, beyond in rows]
-
-
 def metric_table(metrics: Sequence[Metric]) -> list[str]:
     """Names, labels and meaning of metrics."""
     lines = ["| metric | kind | labels | |", "|---|---|---|---|"]
@@ -226,31 +143,11 @@ def command_lines(command: click.Command = root, words: str = "mlxsup") -> list[
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "chat": lambda: field_table(CHAT_FIELDS),
-    "messages": lambda: field_table(MESSAGE_FIELDS),
-    "completions": lambda: field_table(COMPLETION_FIELDS),
-    "anthropic": lambda: field_table(MESSAGES_FIELDS),
-    "ollama": lambda: field_table(ollama.CHAT_FIELDS),
-    "ollama generate": lambda: field_table(ollama.GENERATE_FIELDS),
-    "ollama options": lambda: field_table(ollama.OPTION_FIELDS),
-    "responses": lambda: field_table(RESPONSE_FIELDS),
-    "errors": error_table,
-    "limits": limit_table,
     "daemon": lambda: metric_table((UP, *OF_DAEMON)),
     "models": lambda: metric_table(OF_MODELS),
     "requests": lambda: metric_table(OF_REQUESTS),
 }
 TITLES = {
-    "chat": "Fields of `/v1/chat/completions`",
-    "messages": "Fields of a message",
-    "completions": "Fields of `/v1/completions`",
-    "anthropic": "Fields of `/v1/messages`",
-    "ollama": "Fields of `/api/chat`",
-    "ollama generate": "Fields of `/api/generate`",
-    "ollama options": "Options of both",
-    "responses": "Fields of `/v1/responses`",
-    "errors": "Errors over HTTP",
-    "limits": "Limits of the gateway",
     "daemon": "Metrics of the daemon",
     "models": "Metrics of models",
     "requests": "Metrics of requests",
@@ -300,12 +197,6 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 def _is_table(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, Table)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value).replace("'", '"') if not isinstance(value, str) else f'"{value}"'
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ from .fields import (
 
 THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
+NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
@@ -96,6 +98,7 @@ def _ask(
         has_one_call=has_one_call,
         shows_thinking=shows_thinking,
         max_tokens=min(max_tokens, MOST_TOKENS),
+        names=NAMES,
         unread=unread,
     )
 

@@ -61,9 +61,6 @@ class OllamaShape(Shape):
 
     # ------------------------------------------------------------ whole
 
-    def take(self, index: int, delta: Delta) -> None:
-        """Drop it: the result has it all."""
-
     def body(self, results: Sequence[Result]) -> bytes:
         """Return the whole answer as JSON."""
         if self._ask.is_empty:

@@ -11,15 +11,13 @@ from mlxsup.protocol.version import VERSION
 
 from ..descriptions import Described
 from ..names import LATEST
+from .requests import NAMES
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is: programs want a recent one."""
 
 LONG_S = 100 * 365 * 86400.0
 """Until a model goes that stays for ever."""
-
-THEIR_NAMES = {"repetition_penalty": "repeat_penalty"}
-"""Parameters of ours that Ollama has under another name."""
 
 
 def version() -> dict[str, Any]:
@@ -130,7 +128,7 @@ def _parameters(model: Described) -> str:
     preset = model.row["presets"].get(model.name.rpartition(":")[2], {})
     given = {**(model.said.sampling if model.said else {}), **preset}
     lines = [
-        f"{THEIR_NAMES.get(name, name):<30} {value}"
+        f"{NAMES.get(name, name):<30} {value}"
         for name, value in given.items()
         if isinstance(value, int | float)
     ]

@@ -82,6 +82,14 @@ OPTION_FIELDS = (
              "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
 )  # fmt: skip
 
+NAMES = {
+    "max_tokens": "num_predict",
+    "repetition_penalty": "repeat_penalty",
+    "penalty_window": "repeat_last_n",
+    "response_format": "format",
+}
+"""Parameters of ours that Ollama has under another name."""
+
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """The penalties that have no effect: they look at no token."""
 
@@ -168,6 +176,7 @@ def _ask(
         inputs=({"prompt": " "} if input is None else input,),
         parameters=given,
         is_streamed=is_streamed and input is not None,
+        names=NAMES,
         unread=unread,
         is_chat=is_chat,
         is_empty=input is None,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,21 +20,13 @@ from ..body import Bodies, read_json
 from ..converter import Api
 from ..daemon import answered
 from ..descriptions import Descriptions
-from ..failure import Failure, bad_field
+from ..failure import bad_field
 from ..keys import CALLER
 from ..names import row_of
 from ..operator import Operator
 from .events import OllamaShape
 from .models import loaded_list, shown, tag_list, version
 from .requests import OllamaAsk
-
-COMMANDS = {
-    "/api/push": "nothing is published from here",
-    "/api/create": "`mlxsup convert SOURCE` makes a model of a GGUF file or of another model",
-    "/api/blobs/{digest}": "`mlxsup convert SOURCE` makes a model of a GGUF file",
-    "/api/copy": "`mlxsup convert SOURCE TARGET` writes a model to a new folder",
-}
-"""Routes that are not served here, and the command for each."""
 
 GONE = (State.STOPPED, State.FAILED)
 
@@ -69,7 +61,6 @@ class Ollama:
             Route("/api/version", self.version, methods=["GET"]),
             Route("/api/pull", self.pull, methods=["POST"]),
             Route("/api/delete", self.delete, methods=["DELETE"]),
-            *(Route(path, _elsewhere(says), methods=["POST"]) for path, says in COMMANDS.items()),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -140,13 +131,3 @@ def _name_in(body: Mapping[str, Any]) -> str:
     if not isinstance(name, str):
         raise bad_field("model", "model must be the name of a model; GET /api/tags lists them")
     return name
-
-
-def _elsewhere(says: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route that says what is done at the command line."""
-
-    async def say(request: Request) -> NoReturn:
-        message = f"this is not available over HTTP: {says}"
-        raise Failure(HTTPStatus.NOT_IMPLEMENTED, message, code="not_implemented")
-
-    return say

@@ -99,6 +99,7 @@ def read_completion(body: dict[str, Any]) -> Ask:
     return replace(
         ask,
         defaults={"max_tokens": COMPLETION_TOKENS},
+        names={"prompt_tokens": "prompt"},
         has_echo=has_echo,
         has_logprobs=has_logprobs,
     )

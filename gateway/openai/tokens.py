@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..ask import Ask
@@ -86,7 +87,8 @@ def read_detokenize(body: dict[str, Any]) -> Ask:
     tokens = given.pop("tokens", None)
     if tokens is None or not all(type(one) is int and 0 <= one < 2**32 for one in tokens):
         raise bad_field("tokens", "tokens must be a list of token ids")
-    return _ask(given, unread, {"prompt_tokens": tokens, "echo": True}, ids=False)
+    ask = _ask(given, unread, {"prompt_tokens": tokens, "echo": True}, ids=False)
+    return replace(ask, names=dict.fromkeys(("prompt_tokens", "prompt", "echo"), "tokens"))
 
 
 def _chat(given: dict[str, Any]) -> dict[str, Any]:

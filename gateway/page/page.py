@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -33,7 +33,7 @@ from ..daemon import Daemon, answered
 from ..failure import Failure, bad_choice, bad_field
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
-from ..operator import Operator
+from ..operator import MOST_CHARACTERS, Operator
 from .history import History
 from .logs import OWN_LOGS, end_of, lines_of, read_part
 from .recorded import Recorder
@@ -62,9 +62,6 @@ FIND_LIMIT_S = 20.0
 """For the models on this machine, which may be on several disks."""
 
 MOST_FOUND = 500
-
-MOST_CHARACTERS = 512
-"""Of a field of a request."""
 
 REQUEST_ACTIONS = ("cancel", "pause", "resume", "prioritize")
 
@@ -258,7 +255,7 @@ class Page:
         """`POST /page/requests/cancel`, `pause`, `resume` and `prioritize`."""
         action = request.url.path.rpartition("/")[2]
         more = ("priority",) if action == "prioritize" else ()
-        body = await self._asked(request, "request", *more)
+        body = await self._operator.asked(request, "request", *more)
         named, client = body["request"], self._daemon.client
         if action == "prioritize":
             priority = body["priority"]
@@ -272,7 +269,7 @@ class Page:
         """`POST /page/models/add`: serve one more model, which `found` has listed under this key,
         or whose repository, address or name is `model`.
         """
-        body = await self._asked(request, optional=("model", "found"))
+        body = await self._operator.asked(request, optional=("model", "found"))
         if len(body) != 1:
             raise bad_field("model", "exactly one of model and found is needed")
         if "found" in body:
@@ -289,13 +286,13 @@ class Page:
 
     async def remove(self, request: Request) -> Response:
         """`POST /page/models/remove`: take a model out of the configuration; its files stay."""
-        body = await self._asked(request, "model")
+        body = await self._operator.asked(request, "model")
         call = self._daemon.client.remove(body["model"])
         return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
 
     async def keep(self, request: Request) -> Response:
         """`POST /page/models/keep`: a model that is loaded stays, however idle it is."""
-        body = await self._asked(request, "model")
+        body = await self._operator.asked(request, "model")
         call = self._daemon.client.load(body["model"], keep_alive=FOR_EVER)
         return JSONResponse(await answered(call))
 
@@ -321,20 +318,6 @@ class Page:
                 raise bad_field("changes", message)
         call = self._daemon.client.configure(changes)
         return JSONResponse(await answered(call, limits.CHANGE_LIMIT_S))
-
-    async def _asked(
-        self, request: Request, *needed: str, optional: Sequence[str] = ()
-    ) -> dict[str, str]:
-        """Return the fields of an operator's request, each a text that is not empty."""
-        self._operator.check(request)
-        body = await read_json(request)
-        for name in (*needed, *body):
-            if name not in (*needed, *optional):
-                raise bad_field(name[:64], f"unknown field {name[:64]!r}")
-            value = body.get(name)
-            if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
-                raise bad_field(name, f"{name} must be text of 1 to {MOST_CHARACTERS} characters")
-        return body
 
     async def _log_path(self, request: Request) -> Path:
         """Return the log that an operator asks for by its name."""

@@ -115,6 +115,7 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
         parameters=given,
         is_streamed=is_streamed,
         has_one_call=not is_parallel,
+        names={"response_format": "text.format"},
         unread=unread,
         called=tools.called,
         customs=sorted(tools.customs),

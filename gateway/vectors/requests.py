@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -70,6 +71,10 @@ class Form(StrEnum):
     RANKING = "ranking"
     OLLAMA = "ollama"
     OLLAMA_ONE = "ollama one"
+
+
+TEXTS_OF: Mapping[str, str] = {Form.RANKING: "documents", Form.OLLAMA_ONE: "prompt"}
+"""The field with the texts, where it is not `input`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,5 +189,11 @@ def _ask(
 ) -> VectorAsk:
     read_keep_alive(given)
     return VectorAsk(
-        model=model, inputs=(input,), parameters=given, unread=unread, form=form, top_n=top_n
+        model=model,
+        inputs=(input,),
+        parameters=given,
+        names={"texts": TEXTS_OF.get(form, "input")},
+        unread=unread,
+        form=form,
+        top_n=top_n,
     )

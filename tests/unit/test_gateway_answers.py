@@ -24,6 +24,7 @@ from mlxsup.client import (
     TokenLogprob,
 )
 from mlxsup.gateway import limits
+from mlxsup.gateway.converter import Api
 from mlxsup.gateway.errors import HOW_TO_ADD
 from mlxsup.protocol.version import VERSION
 
@@ -33,6 +34,7 @@ from support.gateway.played_gateway import (
     GENERATE,
     HI,
     LEAST,
+    LEAST_OF,
     MESSAGE,
     OLLAMA_CHAT,
     RESPONSE,
@@ -51,6 +53,13 @@ NAMES = {
     CHAT: "chat", COMPLETION: "completion", RESPONSE: "response", MESSAGE: "message",
     OLLAMA_CHAT: "ollama", GENERATE: "generate",
 }  # fmt: skip
+LEAST_AT = {path: {"model": "m", **fields} for path, fields in LEAST.items()} | {
+    "/v1/embeddings": LEAST_OF[Api.EMBEDDINGS],
+    "/v1/rerank": LEAST_OF[Api.RERANK],
+    "/api/embeddings": LEAST_OF[Api.OLLAMA_EMBEDDING],
+    "/detokenize": LEAST_OF[Api.DETOKENIZE],
+}
+"""The least body of each path that asks the daemon."""
 WITH_CALLS = (CHAT, RESPONSE, MESSAGE, OLLAMA_CHAT)
 HEADERS = (
     "content-type", "cache-control", "x-request-id", "request-id", "retry-after", "x-should-retry",
@@ -398,27 +407,42 @@ def test_overload_says_when_to_come_back_and_no_later_than_clients_wait(
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "parameter", "name"),
+    ("path", "parameter", "name"),
     [
-        (COMPLETION, {"prompt": [1]}, "prompt_tokens", "prompt"),
-        (COMPLETION, {}, "stop", "stop"),
-        (CHAT, {}, "stop", "stop"),
-        (MESSAGE, {}, "stop", "stop_sequences"),
-        (MESSAGE, {}, "stop_token", "stop_token"),
+        (COMPLETION, "prompt_tokens", "prompt"),
+        (COMPLETION, "stop", "stop"),
+        (CHAT, "stop", "stop"),
+        (CHAT, "response_format", "response_format"),
+        (MESSAGE, "stop", "stop_sequences"),
+        (MESSAGE, "stop_token", "stop_token"),
+        (MESSAGE, "response_format", "output_config.format"),
+        (RESPONSE, "response_format", "text.format"),
+        (OLLAMA_CHAT, "response_format", "format"),
+        (GENERATE, "repetition_penalty", "repeat_penalty"),
+        ("/v1/embeddings", "texts", "input"),
+        ("/v1/rerank", "texts", "documents"),
+        ("/api/embeddings", "texts", "prompt"),
+        ("/detokenize", "prompt_tokens", "tokens"),
+        ("/detokenize", "prompt", "tokens"),
     ],
 )
+@pytest.mark.parametrize("begin", ["", "no answer can fit "])
 def test_refused_field_has_the_name_that_it_was_sent_with(
-    path: str, fields: dict[str, Any], parameter: str, name: str
+    path: str, parameter: str, name: str, begin: str
 ) -> None:
     refusal = RequestError(
         ErrorCode.INVALID_REQUEST,
-        f"{parameter} takes another value than that of stop",
+        f"{begin}{parameter} takes another value than that of {parameter}",
         retryable=False,
         detail={"parameter": parameter},
     )
-    response = post(path, refusal, **fields)
+    response = asyncio.run(Site(PlayedDaemon([refusal])).ask("POST", path, LEAST_AT[path]))
     assert response.status == 400
-    assert response.error["message"] == f"{name} takes another value than that of stop"
+    error = response.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message == f"{begin}{name} takes another value than that of {parameter}"
+    if "param" in error:
+        assert error["param"] == name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -48,11 +48,13 @@ FIELDS = {
 def comes_of(api: Api, **fields: Any) -> str:
     """Return what the daemon is asked for each answer, and how it is shown; or the refusal."""
     body = LEAST_OF[api] | fields
+    names: Mapping[str, str] = {}
     try:
         ask = read_ask(api, json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        names = ask.names
         choices = [asked_in(frames) for frames in sent(ask)]
     except (Failure, RequestError) as error:
-        refusal = error if isinstance(error, Failure) else failure_of(error)
+        refusal = error if isinstance(error, Failure) else failure_of(error, names)
         return f"{refusal.status} {refusal.param}: {refusal.message}"
     shown: dict[str, Any] = {
         "stream": ask.is_streamed, "usage": ask.has_usage, "one_call": ask.has_one_call,

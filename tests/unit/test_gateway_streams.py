@@ -428,6 +428,47 @@ def test_comments_come_once_all_requests_are_taken(monkeypatch: pytest.MonkeyPat
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"), [((QUEUED,), "queued, place 3"), ((delta("a"), PAUSED), "paused, swap")]
+)
+def test_comment_is_repeated_while_a_stream_stands_still(
+    told: Sequence[Delta | Notice], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place in the queue has come before comments may, and does not change."""
+    monkeypatch.setattr(limits, "HOLD_S", 0.01)
+    monkeypatch.setattr(limits, "REPEAT_COMMENT_S", 0.01)
+    monkeypatch.setattr(limits, "COMMENT_INTERVAL_S", 0.0)
+
+    async def run() -> None:
+        asking = await Asking(1).begun()
+        for item in told:
+            asking.daemon.inboxes[0].put(item)
+        await eventually_async(lambda: asking.sent.comments()[:3] == [shown] * 3)
+        assert (await asking.whole(is_answered=True)).is_whole
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("goes_on", [delta("a"), CRASHED])
+def test_comment_is_not_repeated_once_a_stream_goes_on(
+    goes_on: Delta | Notice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOLD_S", "REPEAT_COMMENT_S", "COMMENT_INTERVAL_S"):
+        monkeypatch.setattr(limits, name, 0.0)
+
+    async def run() -> None:
+        asking = await Asking(1).begun()
+        for item in (QUEUED, goes_on):
+            asking.daemon.inboxes[0].put(item)
+        await asking.turn()
+        told = asking.sent.comments()
+        await asking.turn()
+        assert asking.sent.comments() == told
+        assert (await asking.whole(is_answered=True)).is_whole
+
+    asyncio.run(run())
+
+
 # ---------------------------------------------------------------- where tokens begin
 
 

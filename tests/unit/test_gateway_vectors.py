@@ -125,6 +125,7 @@ def test_ranking_has_the_best_first(path: str) -> None:
     [
         ("/v1/embeddings", {"input": ["a", "b"]}, "texts", "input"),
         ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}, "documents", "documents"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}, "texts", "documents"),
     ],
 )
 def test_refusal_of_the_daemon_names_the_field_that_was_sent(
