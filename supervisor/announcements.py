@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxsup.protocol.flight import Entry, RequestEnded
 
-from .config.load import ConfigError
 from .core.actions import Announce, LogFault, RequestRefused, SetLogLevel
 from .core.status import Outline
 from .logs import DaemonLog
@@ -87,11 +86,11 @@ class Announcer:
         self._log.write("info", "configuration reloaded", later=",".join(later) or "-")
         self._manager.reloaded(0)
 
-    def reload_refused(self, error: ConfigError) -> None:
+    def reload_refused(self, problems: Sequence[str]) -> None:
         """Say that it is wrong, and nothing changes."""
-        self._log.write("error", "reload refused", problems=len(error.problems))
-        self._log.block(str(error))
-        self._manager.reloaded(len(error.problems))
+        self._log.write("error", "reload refused", problems=len(problems))
+        self._log.block("\n".join(problems))
+        self._manager.reloaded(len(problems))
 
     def finishes(self) -> None:
         """Say that nothing is left to decide: processes end, and then the daemon itself."""

@@ -529,18 +529,32 @@ class App:
                 asked.append(self._asked.get_nowait())
             for one in asked:
                 if isinstance(one.change, SettingsQuery):
-                    await self._tell_settings(one, one.change)
+                    await self._answered([one], self._tell_settings(one, one.change))
                 elif one.change is not None:
-                    await self._change(one, one.change)
-            reloads = [one for one in asked if one.change is None]
-            if not reloads:
-                continue
-            try:
-                done = await self._read(is_dry=all(one.is_dry for one in reloads))
-            except ConfigError as error:
-                self._loop.call_soon(self._refuse, reloads, error)
-            else:
-                self._loop.call_soon(self._adopt, reloads, done)
+                    await self._answered([one], self._change(one, one.change))
+            if reloads := [one for one in asked if one.change is None]:
+                await self._answered(reloads, self._read_anew(reloads))
+
+    async def _answered(self, asked: Sequence[_Asked], doing: Coroutine[Any, Any, None]) -> None:
+        """Do what was asked of the configuration, or answer why it was not done.
+
+        Nothing takes effect before `_adopt`, on the loop. So a bug that the text of a file or of a
+        client leads to, on the way there, costs that request alone.
+        """
+        try:
+            await doing
+        except (ConfigError, RefusedModelError) as error:
+            self._loop.call_soon(self._refuse, asked, error)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._log.bug(error, "nothing was changed", self._core.stories())
+            message = f"a bug of mlxsup: {type(error).__name__}; nothing was changed"
+            detail = {"hint": "`mlxsup doctor --report FILE` collects what a report of it needs"}
+            bug = RemoteError(ErrorCode.INTERNAL, message, detail=detail)
+            self._loop.call_soon(self._refuse, asked, bug)
+
+    async def _read_anew(self, asked: Sequence[_Asked]) -> None:
+        done = await self._read(is_dry=all(one.is_dry for one in asked))
+        self._loop.call_soon(self._adopt, asked, done)
 
     async def _tell_settings(self, asked: _Asked, query: SettingsQuery) -> None:
         """Read what the file says about a model, as it is now."""
@@ -548,26 +562,18 @@ class App:
         if caller is None:
             return
         settings: list[dict[str, Any]] = []
-        try:
-            if path is not None:
-                text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
-                tell = partial(settings_of, text, path, query.model)
-                settings = await self._in_thread(path, tell, PARSE_LIMIT_S)
-        except ConfigError as error:
-            self._loop.call_soon(self._answer_refused, [asked], _refusal(error))
-        else:
-            answer = _placed({"model": query.model, "settings": settings}, path)
-            read = SettingsRead(now=self._clock.now(), answer=answer, caller=caller)
-            self._loop.call_soon(self.dispatch, read)
+        if path is not None:
+            text = await self._in_thread(path, partial(read_text, path), READ_LIMIT_S)
+            tell = partial(settings_of, text, path, query.model)
+            settings = await self._in_thread(path, tell, PARSE_LIMIT_S)
+        answer = _placed({"model": query.model, "settings": settings}, path)
+        read = SettingsRead(now=self._clock.now(), answer=answer, caller=caller)
+        self._loop.call_soon(self.dispatch, read)
 
     async def _change(self, asked: _Asked, change: AddModel | RemoveModel | Configure) -> None:
-        """Change the file and do what a reload does, or answer why neither was done."""
-        try:
-            done = await self._read(partial(_edit, change))
-        except (ConfigError, RefusedModelError) as error:
-            self._loop.call_soon(self._answer_refused, [asked], _refusal(error))
-        else:
-            self._loop.call_soon(self._adopt, [asked], done)
+        """Change the file and do what a reload does."""
+        done = await self._read(partial(_edit, change))
+        self._loop.call_soon(self._adopt, [asked], done)
 
     async def _read(
         self, plan: Callable[[DaemonConfig], Edit] | None = None, *, is_dry: bool = False
@@ -652,12 +658,11 @@ class App:
             )
             raise ConfigError([problem]) from None
 
-    def _refuse(self, asked: Sequence[_Asked], error: ConfigError) -> None:
-        if not all(one.is_dry for one in asked):
-            self._announcer.reload_refused(error)
-        self._answer_refused(asked, _refusal(error))
-
-    def _answer_refused(self, asked: Sequence[_Asked], answer: RemoteError) -> None:
+    def _refuse(self, asked: Sequence[_Asked], error: _Refused) -> None:
+        if any(one.change is None and not one.is_dry for one in asked):
+            problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+            self._announcer.reload_refused(problems)
+        answer = _refusal(error)
         for one in asked:
             if one.caller is not None:
                 now = self._clock.now()
@@ -716,7 +721,7 @@ class App:
             return
         self._is_broken = True
         self._pending.clear()
-        self._log.bug(error, self._core.stories())
+        self._log.bug(error, "the daemon ends", self._core.stories())
         report(
             "mlxsup: the daemon ends because of an internal error; see mlxsup.log in the log folder"
         )
@@ -742,8 +747,14 @@ def _placed(answer: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
     return {**answer, "config_path": str(path) if path is not None else None}
 
 
-def _refusal(error: ConfigError | RefusedModelError) -> RemoteError:
+_Refused = ConfigError | RefusedModelError | RemoteError
+"""Why what was asked of the configuration was not done."""
+
+
+def _refusal(error: _Refused) -> RemoteError:
     """Return what a client is answered."""
+    if isinstance(error, RemoteError):
+        return error
     if isinstance(error, ConfigError):
         return bad_configuration(error.problems)
     is_unknown = error.code == ErrorCode.UNKNOWN_MODEL

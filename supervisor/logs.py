@@ -233,9 +233,13 @@ class DaemonLog:
         else:
             self._file.write("".join(f"  {escaped(line)}\n" for line in text.splitlines()).encode())
 
-    def bug(self, error: Exception, stories: Mapping[str, Sequence[str]]) -> None:
-        """Write where a bug was met, and the stories of all models."""
-        self.write("error", "internal error: the daemon ends", error=type(error).__name__)
+    def bug(self, error: Exception, then: str, stories: Mapping[str, Sequence[str]]) -> None:
+        """Write where a bug was met, and the stories of all models.
+
+        Args:
+            then: what follows from it, a phrase.
+        """
+        self.write("error", f"internal error: {then}", error=type(error).__name__)
         self.block("".join(traceback.format_exception(error)))
         for name, story in stories.items():
             self.block("\n".join([f"story of {name}:", *story]))

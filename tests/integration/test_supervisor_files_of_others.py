@@ -28,6 +28,7 @@ from mlxsup.protocol.client_messages import (
     Reload,
     RemoveModel,
     Reply,
+    SettingsQuery,
     StatusQuery,
 )
 from mlxsup.protocol.download import DownloadDone, report_line
@@ -465,6 +466,33 @@ def test_without_a_thread_to_search_with_a_change_is_refused_and_the_daemon_serv
             patch.setattr(threading.Thread, "start", refuse_the_search)
             failed = await peer.ask(remove, Failed)
         assert "can't start new thread" in failed.error.message
+        assert (await ask_reload(peer))["removed"] == []
+
+    assert play(body) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("parse_config", Reload(id=RequestId("asked"))),
+        ("planned", RemoveModel(id=RequestId("asked"), model=ModelName("a"))),
+        ("settings_of", SettingsQuery(id=RequestId("asked"), model=ModelName("a"))),
+    ],
+)
+def test_a_bug_that_a_text_leads_to_is_answered_and_the_daemon_serves_on(
+    monkeypatch: pytest.MonkeyPatch, place: str, message: Reload | RemoveModel | SettingsQuery
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("a text that was not thought of")
+
+    async def body(stage: Stage) -> None:
+        await stage.ready()
+        peer = stage.peer()
+        with monkeypatch.context() as patch:
+            patch.setattr(app_module, place, fail)
+            failed = await peer.ask(message, Failed)
+        assert failed.error.code == "internal"
+        assert "IndexError; nothing was changed" in failed.error.message
         assert (await ask_reload(peer))["removed"] == []
 
     assert play(body) == 0

@@ -15,7 +15,6 @@ from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.version import VERSION
 from mlxsup.supervisor.announcements import Announcer, facts_of
 from mlxsup.supervisor.app import Timer, daemon_facts
-from mlxsup.supervisor.config.load import ConfigError
 from mlxsup.supervisor.core.actions import Announce, LogFault, RequestRefused, SetLogLevel
 from mlxsup.supervisor.core.status import Outline
 from mlxsup.supervisor.service_manager import ServiceManager
@@ -132,7 +131,7 @@ def test_reloads_the_end_and_each_pulse_reach_the_service_manager(log: Log) -> N
     told.reloads()
     told.reloaded(())
     told.reloaded(("log_dir", "gateway"))
-    told.reload_refused(ConfigError(["one", "two"]))
+    told.reload_refused(["one", "two"])
     told.pulse(lambda: outline)
     told.gateway_listens("http://127.0.0.1:1", 7)
     told.ends("SIGTERM", 2, 30.0)
