@@ -16,9 +16,8 @@ SSH_OPTIONS = (
 """Never ask, and notice a dead link; users, keys and jumps are for the user's ssh configuration."""
 
 LINK_LIMIT_S = 5.0
-"""A link without a byte for so long is dead; each side sends a ping or a beat every pulse."""
-
-PULSE_S = 1.0
+"""A link without a sign of life for so long is dead. Every `PULSE_S` the leader sends a ping, and
+each rank a beat."""
 
 READ_BYTES = 64 * 1024
 

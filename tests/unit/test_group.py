@@ -84,7 +84,7 @@ def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -
 
 def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
-    writer.write(Beat(begun=1, ended=0, available_bytes=0))
+    writer.write(Beat(heard=0, begun=1, ended=0, available_bytes=0))
     with pytest.raises(DecodeError, match="unknown type 'beat'"):
         reader.read()
     os.write(pipe[1], b"\x7f\xff\xff\xff")

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 
-from mlxsup.protocol.group import LINK_LIMIT_S, PULSE_S, READ_BYTES
+from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.group import LINK_LIMIT_S, READ_BYTES
 from mlxsup.protocol.launch import ExitCode
 
 USAGE = """\

@@ -30,7 +30,7 @@ from ..engines.fake.engine import Reach
 from ..engines.opening import choose_backend, identify, open_engine, prepare
 from .agreement import check_facts, check_greeting, free_address
 from .followers import Follower, Followers
-from .frames import Call, Plan, pack_arguments
+from .frames import Call, Plan, pack_arguments, pack_frame
 from .replay import Replay
 
 HELLO_LIMIT_S = 60.0
@@ -88,7 +88,7 @@ class GroupEngine:
         self._wait(lambda one: one.progress is not None, look)
         backend = choose_backend(self._spec)
         for number, one in enumerate(self._followers.ranks, 1):
-            one.send(Plan(rank=number, addresses=addresses, backend=backend))
+            one.send(pack_frame(Plan(rank=number, addresses=addresses, backend=backend)))
         rank = Rank(number=0, addresses=tuple(addresses), backend=backend)
         spec = replace(self._spec, hosts=())
         self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)

@@ -17,14 +17,15 @@ from typing import NoReturn
 
 import psutil
 
-from mlxsup.protocol.codec import read_known
-from mlxsup.protocol.group import PULSE_S
+from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.codec import DecodeError, read_known
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.version import VERSION
 
 from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
-from ..engine import DivergedError, Rank
+from ..engine import BadLaunchError, DivergedError, Rank
 from ..engines.opening import identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
@@ -81,9 +82,15 @@ class Follower:
         return code
 
     def _live(self) -> None:
-        who = self._wait()
-        assert isinstance(who, Who)
-        spec = read_known(LaunchSpec, who.launch)
+        try:
+            who = self._wait()
+            assert isinstance(who, Who)
+            spec = read_known(LaunchSpec, who.launch)
+        except DecodeError as error:
+            raise BadLaunchError(
+                f"mlxsup {VERSION} does not understand rank 0 ({error}); install the same on every"
+                " host"
+            ) from error
         configure(spec.log_level, sys.stderr)
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         files = identify(spec)
@@ -133,7 +140,12 @@ class Follower:
             try:
                 available = psutil.virtual_memory().available
                 self._writer.write(
-                    Beat(begun=self._begun, ended=self._ended, available_bytes=available)
+                    Beat(
+                        heard=self._reader.heard(),
+                        begun=self._begun,
+                        ended=self._ended,
+                        available_bytes=available,
+                    )
                 )
             except BrokenPipeError:
                 self._leave_alone()

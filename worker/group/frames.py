@@ -6,8 +6,11 @@ a message is a ping: it shows that the link is alive. End of file is a lost peer
 
 from __future__ import annotations
 
+import fcntl
 import os
+import termios
 import threading
+from array import array
 from dataclasses import field, replace
 from typing import Any, ClassVar
 
@@ -142,15 +145,18 @@ class Loaded(Message):
 
 @record
 class Beat(Message):
-    """Follower → leader, every second.
+    """Follower → leader, every pulse.
 
     Attributes:
+        heard: bytes that have come from the leader. It grows with each ping, unless something
+            between them is stopped.
         begun, ended: how many calls, so far.
         available_bytes: memory that programs could have on its host.
     """
 
     TYPE: ClassVar[str] = "beat"
 
+    heard: int
     begun: int
     ended: int
     available_bytes: int
@@ -190,6 +196,13 @@ class FrameReader:
         self._descriptor = descriptor
         self._decoder: Decoder[Message] = Decoder(classes, is_strict=False)
         self._received = bytearray()
+        self._taken = 0
+
+    def heard(self) -> int:
+        """Return how many bytes have come, also those that wait to be read; on any thread."""
+        waiting = array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, waiting)
+        return self._taken + waiting[0]
 
     def read(self) -> Message | None:
         """Return the next message, or None for a ping.
@@ -213,10 +226,17 @@ class FrameReader:
             piece = os.read(self._descriptor, READ_BYTES)
             if not piece:
                 raise EOFError
+            self._taken += len(piece)
             self._received += piece
         taken = bytes(self._received[:count])
         del self._received[:count]
         return taken
+
+
+def pack_frame(message: Message) -> bytes:
+    """Return the frame of a message."""
+    [packed] = encode(message)
+    return len(packed).to_bytes(LENGTH_BYTES, "big") + packed
 
 
 class FrameWriter:
@@ -231,14 +251,17 @@ class FrameWriter:
         self._lock = threading.Lock()
 
     def write(self, message: Message) -> None:
-        """Write a message; block while the other side reads nothing.
+        """Write the frame of a message; see `write_frame`."""
+        self.write_frame(pack_frame(message))
+
+    def write_frame(self, frame: bytes) -> None:
+        """Write a frame; block while the other side reads nothing.
 
         Raises:
             BrokenPipeError: the other side is gone.
         """
-        [packed] = encode(message)
         with self._lock:
-            self._write_all(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
+            self._write_all(frame)
 
     def ping(self) -> None:
         """Write a ping, unless a frame is on its way, which shows as much.
