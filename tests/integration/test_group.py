@@ -23,6 +23,7 @@ from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
 from support.gateway.json_schemas import problems
+from support.models.tiny_model import make_tiny_model
 from support.worker.fake_ssh import FakeSsh
 from support.worker.worker_harness import WorkerHarness
 
@@ -379,3 +380,18 @@ def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
     wrong = run_cli("hosts", "check", "m.1", "far=127.0.0.1", "--config", str(config))
     assert wrong.returncode == ExitStatus.USAGE
     assert "must be the address of this machine" in wrong.stderr
+
+
+def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
+    fake_ssh: None, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    config = tmp_path / "mlxsup.toml"
+    config.write_text(f'[models.m]\npath = "{model}"\n')
+    others = [f"far{number}=127.0.0.1" for number in (1, 2)]
+    command = ("hosts", "check", "m", "127.0.0.1", *others, "--config", str(config), "--json")
+    done = run_cli(*command, PATH=os.environ["PATH"])
+    assert done.returncode == 1
+    problems_found = [one["problem"] for one in json.loads(done.stdout)["hosts"]]
+    assert problems_found[1:] == [None, None]
+    assert "num_attention_heads is 4, which 3 hosts cannot divide; use another" in problems_found[0]

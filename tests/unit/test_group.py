@@ -177,7 +177,7 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     monkeypatch.setattr(
         host_checks,
         "ask",
-        lambda launch, host: host_checks.Answer(reports[host.ssh].problem, reports[host.ssh]),
+        lambda launch, host, size: host_checks.Answer(reports[host.ssh].problem, reports[host.ssh]),
     )
     hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
     found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])

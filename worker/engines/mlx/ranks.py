@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from mlxsup.protocol.version import VERSION
 
 from ...engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Rank
 from .folder import NESTED, ModelFolder, check_folder
+from .imports import naming_what_is_missing
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -178,6 +180,39 @@ def take_share(
     except ValueError as error:
         raise BadLaunchError(f"{config}: {error}; use another number of hosts") from error
     return way
+
+
+@dataclass(frozen=True)
+class _Played:
+    """The group of a rank that is alone, as far as models ask it when they are divided."""
+
+    ranks: int
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self.ranks
+
+
+def try_share(path: Path, *, parallel: str, size: int) -> None:
+    """Raise what `take_share` would for the model in a folder; no weight is read.
+
+    Args:
+        path: of the folder.
+        parallel: see `take_share`.
+        size: how many ranks there are.
+    """
+    with naming_what_is_missing():
+        import mlx.core as mx
+    from .loader import load_lazily
+
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU
+    folder = check_folder(path, lambda share: None)
+    model, _ = load_lazily(folder)
+    group: Any = _Played(size)
+    take_share(model, folder, group, parallel=parallel, backend=choose_backend(parallel))
 
 
 def _split_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
