@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import psutil
 import pytest
 
@@ -82,11 +83,25 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
     return worker.exit_code()
 
 
+OTHER_VERSIONS = {
+    "earlier": "from mlxsup.protocol import version\nversion.VERSION = '0.0.1'\n",
+    "foreign": "from mlxsup.worker.group import frames\nframes.Greeting.TYPE = 'howdy'\n",
+    "later": "from mlxsup.worker.group import frames\nframes.Who.TYPE = 'which'\n",
+}
+"""What an interpreter runs first that has another mlxsup, whose messages may be others, too."""
+
+
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
-    has no mlxsup, one that does not know -P, one that prints something first, and one that logs."""
+    has no mlxsup, one that does not know -P, one that prints something first, one that logs, one
+    that may write no file, and those of `OTHER_VERSIONS`."""
+    for name, change in OTHER_VERSIONS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(change)
     for name, script in (
+        *((name, f'PYTHONPATH={tmp_path / name} exec {{0}} "$@"') for name in OTHER_VERSIONS),
+        ("full", 'ulimit -f 0; exec {0} "$@"'),
         ("bare", 'exec {0} -S "$@"'),
         ("old", 'exec {0} -N "$@"'),
         ("chatty", 'echo hello\nexec {0} "$@"'),
@@ -198,12 +213,12 @@ def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() ->
 def test_a_call_that_does_not_arrive_is_noticed(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant = (
         "import runpy\n"
-        "from mlxsup.worker.group.followers import Call, Followers\n"
-        "send = Followers.send\n"
-        "def lossy(self, message):\n"
-        f"    if not isinstance(message, Call) or message.name != {lost!r}:\n"
-        "        send(self, message)\n"
-        "Followers.send = lossy\n"
+        "from mlxsup.worker.group.followers import Follower\n"
+        "send = Follower.send\n"
+        "def lossy(self, frame):\n"
+        f"    if {msgpack.packb('name') + msgpack.packb(lost)!r} not in frame:\n"
+        "        send(self, frame)\n"
+        "Follower.send = lossy\n"
         "runpy.run_module('mlxsup.worker', run_name='__main__')\n"
     )
     argv = [sys.executable, "-P", "-c", plant]
@@ -291,6 +306,22 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             ExitCode.BAD_LAUNCH,
             "rank 1 (far): its shell prints 'hello'; it must print nothing before a command",
         ),
+        (
+            GroupHost(ssh="far", python="earlier-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has mlxsup 0.0.1, not ",
+        ),
+        (
+            GroupHost(ssh="far", python="foreign-python"),
+            ExitCode.BAD_LAUNCH,
+            "unknown type 'howdy'; known are beat, error, hello, progress, ready; install the same",
+        ),
+        (
+            GroupHost(ssh="far", python="later-python"),
+            ExitCode.BAD_LAUNCH,
+            "does not understand rank 0 (unknown type 'who'; known are call, plan, stop, which);"
+            " install the same",
+        ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],
 )
@@ -299,7 +330,7 @@ def test_a_host_that_cannot_take_part(
 ) -> None:
     with group((GroupHost(), host)) as worker:
         assert end_as_the_supervisor_would(worker) == code
-        assert says in worker.log().splitlines()[-1]
+        assert says in " ".join(worker.log().splitlines()[-2:])  # the exit may be logged last
 
 
 def test_a_share_must_fit_into_the_memory_of_its_host() -> None:

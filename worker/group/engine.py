@@ -30,7 +30,7 @@ from ..engines.fake.engine import Reach
 from ..engines.opening import choose_backend, identify, open_engine, prepare
 from .agreement import check_facts, check_greeting, free_address
 from .followers import Follower, Followers
-from .frames import Call, Plan, pack_arguments, pack_frame
+from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
 
 HELLO_LIMIT_S = 60.0
@@ -159,7 +159,7 @@ class GroupEngine:
 
     def _slowest(self) -> float:
         told = [one.progress for one in self._followers.ranks]
-        return min(0.0 if one is None else one.progress for one in told)
+        return min(one.progress for one in told if one is not None)
 
     def _wait(
         self,
@@ -183,17 +183,21 @@ class GroupEngine:
 
     # ------------------------------------------------------------ what all ranks do
 
-    def _call(self, name: str, *arguments: Any, is_constrained: bool = False, **named: Any) -> Any:
+    def _call(self, name: str, *keys: RequestKey, row: Row | None = None, **named: Any) -> Any:
         assert self._replay is not None
+        is_constrained = row is not None and row.grammar is not None
         self._followers.send(
             Call(
                 number=self._replay.number + 1,
                 name=name,
-                arguments=pack_arguments(arguments, named),
                 digest=self._replay.digest,
+                row={} if row is None else plain_row(row),
                 is_constrained=is_constrained,
+                keys=list(keys),
+                named=named,
             )
         )
+        arguments = keys if row is None else [row]
         try:
             return self._replay.make(name, arguments, named, is_constrained=is_constrained)
         except Exception:
@@ -202,7 +206,7 @@ class GroupEngine:
 
     def insert(self, row: Row) -> int:
         """See `Engine.insert`."""
-        return int(self._call("insert", row, is_constrained=row.grammar is not None))
+        return int(self._call("insert", row=row))
 
     def remove(self, *keys: RequestKey) -> None:
         """See `Engine.remove`."""

@@ -43,7 +43,6 @@ from .frames import (
     Progress,
     Stop,
     Who,
-    unpack_arguments,
 )
 from .replay import Replay
 
@@ -121,9 +120,8 @@ class Follower:
             raise DivergedError(f"call {replay.number + 1} must follow, not {call.number}")
         if call.digest != replay.digest:
             raise DivergedError(f"call {replay.number} had another result than in rank 0")
-        arguments, named = unpack_arguments(call.arguments)
         self._begun = call.number
-        replay.make(call.name, arguments, named, is_constrained=call.is_constrained)
+        replay.make(call.name, call.arguments(), call.named, is_constrained=call.is_constrained)
         self._ended = call.number
 
     def _wait(self) -> Message:

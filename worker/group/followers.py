@@ -304,7 +304,7 @@ class Followers:
                     continue  # `HELLO_LIMIT_S` counts
                 follower.silent += 1
                 limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
-                if follower.silent * PULSE_S > limit_s:
+                if follower.silent * PULSE_S >= limit_s:
                     cause = f"{follower} has given no sign of life for {limit_s:g} s"
                     self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
 

@@ -14,7 +14,7 @@ from array import array
 from dataclasses import field, replace
 from typing import Any, ClassVar
 
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode, pack, to_map, unpack
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode, to_map
 from mlxsup.protocol.group import READ_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message, record
@@ -81,18 +81,26 @@ class Call(Message):
     Attributes:
         number: of the call, from 1, without a gap.
         name: of the method.
-        arguments: see `pack_arguments`.
         digest: of the results of all earlier calls, see `Replay.digest`.
-        is_constrained: whether the row that it inserts has a grammar, which the leader alone knows.
+        row: that it inserts, see `plain_row`; empty: it inserts none.
+        is_constrained: whether that row has a grammar, which the leader alone knows.
+        keys: of the rows that it is about.
+        named: its other arguments.
     """
 
     TYPE: ClassVar[str] = "call"
 
     number: int
     name: str
-    arguments: bytes
     digest: int
+    row: dict[str, Any] = field(default_factory=dict)
     is_constrained: bool = False
+    keys: list[RequestKey] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[Any]:
+        """Return what the method takes without a name."""
+        return [_row(self.row)] if self.row else self.keys
 
 
 @record
@@ -281,22 +289,7 @@ class FrameWriter:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
-# ---------------------------------------------------------------- the arguments of a call
-
-
-def pack_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
-    """Return the arguments of a method of the engine: plain values, or one row."""
-    plain = [_plain_row(one) if isinstance(one, Row) else one for one in arguments]
-    return pack([plain, named])
-
-
-def unpack_arguments(packed: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return what `pack_arguments` has packed."""
-    plain, named = unpack(packed)
-    return [_row(one) if isinstance(one, dict) else one for one in plain], named
-
-
-def _plain_row(row: Row) -> dict[str, Any]:
+def plain_row(row: Row) -> dict[str, Any]:
     """Return a row without what the leader alone needs: its token is every rank's token, so the
     grammar and the likelihoods of others stay with it."""
     needed = replace(row, grammar=None, top_logprobs=None, logit_bias={})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
+from mlxsup.protocol.codec import pack
 from mlxsup.protocol.ids import RequestKey
 
 from ..engine import Engine, RowSetAside, RowToken, StepResult
@@ -34,7 +36,7 @@ class Replay:
     def make(
         self,
         name: str,
-        arguments: tuple[Any, ...] | list[Any],
+        arguments: Sequence[Any],
         named: dict[str, Any],
         *,
         is_constrained: bool = False,
@@ -53,7 +55,7 @@ class Replay:
         result = getattr(self._engine, name)(*arguments, **named)
         if name in ("remove", "set_aside"):
             self._constrained.difference_update(arguments)
-        self.digest = zlib.crc32(repr(self._shown(result)).encode(), self.digest)
+        self.digest = zlib.crc32(pack(self._shown(result)), self.digest)
         return result
 
     def is_constrained(self, key: RequestKey) -> bool:
@@ -76,5 +78,4 @@ class Replay:
 
 
 def _shown_token(token: RowToken) -> tuple[Any, ...]:
-    finish = None if token.finish is None else token.finish.value
-    return token.key, token.token, finish, token.ended_by, token.vector
+    return token.key, token.token, token.finish, token.ended_by, token.vector
