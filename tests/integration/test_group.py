@@ -240,7 +240,7 @@ from mlxsup.worker.group.frames import FrameWriter, Greeting, Loaded
 leader = FrameWriter(1)
 leader.write(Greeting(address="a:1", versions={}, fingerprint="f"))
 if sys.argv[1:]:
-    leader.write(Loaded(facts={}))
+    leader.write(Loaded(active_bytes=0))
 sys.stdin.read()
 """
 """A rank that says nothing more; with an argument, once it has loaded."""

@@ -106,8 +106,7 @@ def test_a_row_arrives_as_it_was_sent_but_for_what_the_leader_keeps(pipe: tuple[
 def replay_of(*calls: tuple[str, tuple[Any, ...]], voice: str = "") -> int:
     """Return the digest of some calls."""
     engine = FakeEngine(make_spec(fake={"voice": voice}))
-    engine.load(lambda phase, progress: None)
-    replay = Replay(engine)
+    replay = Replay(engine, engine.load(lambda phase, progress: None))
     for name, arguments in calls:
         replay.make(name, arguments, {})
     assert replay.number == len(calls)

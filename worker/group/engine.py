@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -23,12 +24,11 @@ from ..engine import (
     Rank,
     ReportProgress,
     Row,
-    RowSetAside,
     StepResult,
 )
 from ..engines.fake.engine import Reach
 from ..engines.opening import choose_backend, identify, open_engine, prepare
-from .agreement import check_facts, check_greeting, free_address
+from .agreement import check_greeting, free_address
 from .followers import Follower, Followers
 from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
@@ -41,6 +41,9 @@ MEMORY_LIMIT_S = 10.0
 
 OWN_BYTES = 2**29
 """A rank takes so much besides its share of the weights, at least."""
+
+CHANGES = frozenset({"remove", "set_aside", "drop_kept", "free_kept", "give_back"})
+"""Methods of `Engine` that change rows; all ranks make their calls."""
 
 LOOK_S = 0.05
 """How often a load that waits for other ranks looks for an Exit of the supervisor."""
@@ -74,7 +77,6 @@ class GroupEngine:
 
         Raises:
             BadLaunchError, BadModelError: a rank has other versions or files.
-            DivergedError: a rank has found out something else.
             Exception: what `Engine.load` raises.
         """
 
@@ -94,10 +96,7 @@ class GroupEngine:
         self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)
         facts = self._engine.load(self._report_slowest(report))
         self._wait(lambda one: one.loaded is not None, lambda: report(LoadPhase.WARMUP, 1.0))
-        for one in self._followers.ranks:
-            assert one.loaded is not None
-            check_facts(one, one.loaded, facts)
-        self._replay = Replay(self._engine)
+        self._replay = Replay(self._engine, facts)
         return replace(facts, warnings=(*facts.warnings, *self._warnings))
 
     def _gather(self, files: ModelFiles, look: Callable[[], object]) -> list[str]:
@@ -208,26 +207,6 @@ class GroupEngine:
         """See `Engine.insert`."""
         return int(self._call("insert", row=row))
 
-    def remove(self, *keys: RequestKey) -> None:
-        """See `Engine.remove`."""
-        self._call("remove", *keys)
-
-    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
-        """See `Engine.set_aside`."""
-        return list(self._call("set_aside", *keys, keep=keep))
-
-    def drop_kept(self, *keys: RequestKey) -> None:
-        """See `Engine.drop_kept`."""
-        self._call("drop_kept", *keys)
-
-    def free_kept(self, *, spared: RequestKey | None = None) -> None:
-        """See `Engine.free_kept`."""
-        self._call("free_kept", spared=spared)
-
-    def give_back(self, *, keeps_prefixes: bool = False) -> None:
-        """See `Engine.give_back`."""
-        self._call("give_back", keeps_prefixes=keeps_prefixes)
-
     def step(self) -> StepResult:
         """See `Engine.step`."""
         return self._step("step")
@@ -267,8 +246,8 @@ class GroupEngine:
             self._engine.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else only asks: the leader's own engine knows."""
-        return getattr(self._engine, name)
+        """Return another method of `Engine`; one that only asks is that of the leader's own."""
+        return partial(self._call, name) if name in CHANGES else getattr(self._engine, name)
 
 
 def _has_weights(follower: Follower) -> bool:

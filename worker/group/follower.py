@@ -29,7 +29,7 @@ from ..engine import BadLaunchError, DivergedError, Rank
 from ..engines.opening import identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
-from .agreement import facts_to_compare, free_address
+from .agreement import free_address
 from .frames import (
     TO_FOLLOWER,
     Beat,
@@ -107,9 +107,8 @@ class Follower:
         rank = Rank(number=plan.rank, addresses=tuple(plan.addresses), backend=plan.backend)
         engine = open_engine(spec, time.perf_counter, rank=rank)
         facts = engine.load(self._report)
-        held = engine.bytes_held()
-        self._writer.write(Loaded(facts=facts_to_compare(facts), active_bytes=held.active))
-        replay = Replay(engine)
+        self._writer.write(Loaded(active_bytes=engine.bytes_held().active))
+        replay = Replay(engine, facts)
         while isinstance(message := self._wait(), Call):
             self._make(replay, message)
         assert isinstance(message, Stop)
@@ -119,7 +118,11 @@ class Follower:
         if call.number != replay.number + 1:
             raise DivergedError(f"call {replay.number + 1} must follow, not {call.number}")
         if call.digest != replay.digest:
-            raise DivergedError(f"call {replay.number} had another result than in rank 0")
+            raise DivergedError(
+                f"call {replay.number} had another result than in rank 0"
+                if replay.number
+                else "its load found out something else than that of rank 0"
+            )
         self._begun = call.number
         replay.make(call.name, call.arguments(), call.named, is_constrained=call.is_constrained)
         self._ended = call.number

@@ -141,14 +141,12 @@ class Loaded(Message):
     """Follower → leader: it is ready for calls.
 
     Attributes:
-        facts: what its load found out that all ranks must agree on.
         active_bytes: what its arrays take.
     """
 
     TYPE: ClassVar[str] = "ready"
 
-    facts: dict[str, Any]
-    active_bytes: int = 0
+    active_bytes: int
 
 
 @record

@@ -9,7 +9,7 @@ from typing import Any
 from mlxsup.protocol.codec import pack
 from mlxsup.protocol.ids import RequestKey
 
-from ..engine import Engine, RowSetAside, RowToken, StepResult
+from ..engine import Engine, EngineFacts, RowSetAside, RowToken, StepResult
 
 
 class Replay:
@@ -21,17 +21,19 @@ class Replay:
 
     Attributes:
         number: of the latest call.
-        digest: of the results so far, a CRC-32.
+        digest: of the results so far, a CRC-32; it begins with what decides about later passes.
 
     Args:
         engine: of this rank.
+        facts: what its load found out.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, facts: EngineFacts) -> None:
         self._engine = engine
         self._constrained: set[RequestKey] = set()
         self.number = 0
-        self.digest = 0
+        found = facts.batching, facts.context_length, facts.vocabulary_size
+        self.digest = zlib.crc32(pack(found))
 
     def make(
         self,
