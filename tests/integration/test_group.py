@@ -238,36 +238,46 @@ import sys
 from mlxsup.worker.group.frames import FrameWriter, Greeting, Loaded
 
 leader = FrameWriter(1)
-leader.write(Greeting(address="a:1", versions={}, fingerprint="f"))
-if sys.argv[1:]:
-    leader.write(Loaded(active_bytes=0))
+for message in (
+    Greeting(address="a:1", versions={}, fingerprint="f"), Loaded(active_bytes=0)
+)[:int(sys.argv[1])]:
+    leader.write(message)
 sys.stdin.read()
 """
-"""A rank that says nothing more; with an argument, once it has loaded."""
+"""A rank that says so many messages, and nothing more."""
 
 
 LEADER = """
-import signal, sys
+import sys
 from mlxsup.protocol.launch import GroupHost
 from mlxsup.worker.group import followers
 from support.worker.turn_bench import make_spec
 
-followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 0.5
+followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 60.0
 followers.host_argv = lambda host, module: [sys.executable, "-c", *sys.argv[1:]]
-followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
-signal.pause()
+group = followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
+while sys.argv[-1] != "0" and group.ranks[0].greeting is None:
+    group.news.wait(0.1)  # it starts
+followers.LOAD_LIMIT_S = 0.5
+while not group.ranks[0].unreachable:
+    group.news.wait(0.1)
+sys.exit(group.ranks[0].unreachable)
 """
 
 
-@pytest.mark.parametrize(("has_loaded", "limit_s"), [(False, 0.5), (True, 0.05)])
+@pytest.mark.parametrize(
+    ("said", "limit_s", "code"),
+    [(0, 0.5, 1), (1, 0.5, ExitCode.RANK_LOST), (2, 0.05, ExitCode.RANK_LOST)],
+)
 def test_a_rank_that_loads_may_be_silent_for_longer_than_one_that_serves(
-    has_loaded: bool, limit_s: float
+    said: int, limit_s: float, code: int
 ) -> None:
-    """Its imports may hold the interpreter."""
-    command = [sys.executable, "-c", LEADER, SILENT, *["loaded"] * has_loaded]
+    """Its imports may hold the interpreter. Before it says what it is, it is unreachable, which the
+    group may do without."""
+    command = [sys.executable, "-c", LEADER, SILENT, str(said)]
     tests = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=60)
-    assert done.returncode == ExitCode.RANK_LOST, done.stderr
+    assert done.returncode == code, done.stderr
     assert f"no sign of life for {limit_s:g} s" in done.stderr.splitlines()[-1]
 
 

@@ -33,9 +33,6 @@ from .followers import Follower, Followers
 from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
 
-HELLO_LIMIT_S = 60.0
-"""How long all ranks may take to say what they are."""
-
 MEMORY_LIMIT_S = 10.0
 """A load waits so long for memory of a host, which an earlier rank may be about to free."""
 
@@ -111,12 +108,11 @@ class GroupEngine:
             BadLaunchError, BadModelError: a rank cannot take part.
         """
         ranks = self._followers.ranks
-        self._wait(lambda one: bool(one.greeting or one.unreachable), look, limit_s=HELLO_LIMIT_S)
-        missing = [one for one in ranks if one.greeting is None]
+        self._wait(lambda one: bool(one.greeting or one.unreachable), look)
+        missing = [one for one in ranks if one.unreachable]
         size = 1 + len(ranks) - len(missing)
         needed_bytes = -(-files.weight_bytes // size) + OWN_BYTES
         for one in missing:
-            one.unreachable = one.unreachable or f"{one} has said nothing for {HELLO_LIMIT_S:g} s"
             is_enough = size >= (self._spec.min_hosts or len(self._spec.hosts))
             if not is_enough or psutil.virtual_memory().available < needed_bytes:
                 self._followers.lose(ExitCode.RANK_LOST, one.unreachable)

@@ -300,13 +300,15 @@ class Followers:
         while not self._is_over.wait(PULSE_S):
             for follower in list(self.ranks):
                 follower.ping()
-                if follower.greeting is None:
-                    continue  # `HELLO_LIMIT_S` counts
                 follower.silent += 1
                 limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
                 if follower.silent * PULSE_S >= limit_s:
                     cause = f"{follower} has given no sign of life for {limit_s:g} s"
-                    self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
+                    if follower.greeting is None:
+                        follower.unreachable = cause
+                        self.news.set()
+                    else:
+                        self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
 
 
 def end_group(code: int, cause: str) -> NoReturn:
