@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from mlxsup.protocol.clock import PULSE_S
@@ -22,6 +23,7 @@ from mlxsup.protocol.codec import DecodeError, to_map
 from mlxsup.protocol.group import (
     AGENT,
     LINK_LIMIT_S,
+    READ_BYTES,
     has_no_mlxsup,
     host_argv,
     shell_prints,
@@ -108,7 +110,6 @@ class Follower:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -202,7 +203,7 @@ class Follower:
     def _relay(self) -> None:
         """Copy what it prints to this process's log, each line with its rank."""
         assert self._process.stderr is not None
-        for line in self._process.stderr:
+        for line in iter(partial(self._process.stderr.readline, READ_BYTES), b""):
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_lines.append(text)
