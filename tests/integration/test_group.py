@@ -94,14 +94,13 @@ OTHER_VERSIONS = {
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
-    has no mlxsup, one that does not know -P, one that prints something first, one that logs, one
-    that may write no file, and those of `OTHER_VERSIONS`."""
+    has no mlxsup, one that does not know -P, one that prints something first, one that logs, and
+    those of `OTHER_VERSIONS`."""
     for name, change in OTHER_VERSIONS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "sitecustomize.py").write_text(change)
     for name, script in (
         *((name, f'PYTHONPATH={tmp_path / name} exec {{0}} "$@"') for name in OTHER_VERSIONS),
-        ("full", 'ulimit -f 0; exec {0} "$@"'),
         ("bare", 'exec {0} -S "$@"'),
         ("old", 'exec {0} -N "$@"'),
         ("chatty", 'echo hello\nexec {0} "$@"'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,20 @@ def test_two_ranks_answer_as_one_process(
         expected = answers(alone)
     with WorkerHarness(engine="mlx", path=path, hosts=LOCAL) as group:
         assert answers(group, parallel) == expected
+
+
+def test_a_rank_whose_disk_is_full_serves(tmp_path: Path) -> None:
+    path = str(make_tiny_model(tmp_path / "model"))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -f 0; exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    with WorkerHarness(
+        engine="mlx", path=path, hosts=(GroupHost(), GroupHost(python=str(python)))
+    ) as group:
+        group.wait_until_ready(FORMATION_S)
+        (stream,) = group.finish(group.dispatch("hello", max_tokens=3), timeout_s=FORMATION_S)
+        assert len(stream.tokens) == 3
+        assert group.ask_for_exit() == ExitCode.ASKED
 
 
 def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ class Follower:
         unreachable: why it will not say so; empty while it may.
         progress: of its load; None until that has begun.
         loaded: what its load found out; None until it has ended.
-        sent: calls that were sent to it.
         begun, ended: calls, as it said last.
         heard: bytes that have reached it, as it said last.
         available_bytes: memory of its host, as it said last.
@@ -100,7 +99,7 @@ class Follower:
         self.unreachable = ""
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
-        self.sent = self.begun = self.ended = self.heard = self.silent = 0
+        self.begun = self.ended = self.heard = self.silent = 0
         self.available_bytes = 0
         self._group = group
         self._failed: Failed | None = None
@@ -132,7 +131,7 @@ class Follower:
             name=str(self),
             state="ready" if self.loaded else "loading",
             silent_s=self.silent * PULSE_S,
-            is_behind=self.silent > QUIET or self.begun < self.sent,
+            is_behind=self.silent > QUIET or self.begun < self._group.sent,
             active_bytes=self.loaded.active_bytes if self.loaded else 0,
         )
 
@@ -242,6 +241,7 @@ class Followers:
     Attributes:
         ranks: in the order of their hosts.
         news: set when a rank has said something that a load waits for.
+        sent: calls that were sent to all of them.
 
     Args:
         spec: the leader's launch spec, with at least two hosts.
@@ -251,6 +251,7 @@ class Followers:
         self._losing = threading.Lock()
         self._is_over = threading.Event()
         self.news = threading.Event()
+        self.sent = 0
         self.ranks: list[Follower] = []
         for number, host in enumerate(spec.hosts[1:], 1):
             follower = Follower(number, host, self)
@@ -263,10 +264,10 @@ class Followers:
 
     def send(self, message: ToFollower) -> None:
         """Send all of them a message."""
+        if isinstance(message, Call):
+            self.sent = message.number
         frame = pack_frame(message)
         for follower in self.ranks:
-            if isinstance(message, Call):
-                follower.sent = message.number
             follower.send(frame)
 
     def lose(self, code: int, cause: str) -> None:
