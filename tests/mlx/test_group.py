@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
 
 from support.model_types.build import make_model
-from support.models.tiny_model import make_tiny_model
+from support.model_types.listed import model_types
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.worker.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
@@ -50,13 +52,16 @@ def answers(worker: WorkerHarness, parallel: str = "") -> list[tuple[object, ...
         (cancelled,) = worker.finish(gone, timeout_s=FORMATION_S)
         assert cancelled.finish is FinishReason.CANCELLED
     streams = worker.finish(*keys, timeout_s=FORMATION_S)
+    assert [stream.error for stream in streams] == [None] * len(keys)
     assert worker.ask_for_exit() == ExitCode.ASKED
     return [(stream.finish, *stream.tokens) for stream in streams]
 
 
 def make_qwen2(folder: Path) -> Path:
-    """Make a model that can be a pipeline, as llama cannot."""
-    return make_model(folder, "qwen2")
+    """Make a model that can be a pipeline, as llama cannot; its tokenizer can be constrained."""
+    [model] = model_types(["qwen2"])
+    wider = {"vocab_size": VOCABULARY_SIZE + 256}
+    return make_model(folder, replace(model, config=model.config | wider))
 
 
 @pytest.mark.parametrize(
