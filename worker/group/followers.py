@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -142,17 +143,13 @@ class Follower:
 
     def send(self, frame: bytes) -> None:
         """Send a frame; do nothing if the rank is gone, as its own thread is about to say."""
-        try:
+        with suppress(BrokenPipeError):
             self._writer.write_frame(frame)
-        except BrokenPipeError:
-            pass
 
     def ping(self) -> None:
         """Show that the leader is there."""
-        try:
+        with suppress(BrokenPipeError):
             self._writer.ping()
-        except BrokenPipeError:
-            pass
 
     def end(self, within_s: float = 0.0) -> None:
         """Wait for the end of the process through which it is reached, and kill it if it has not
