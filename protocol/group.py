@@ -19,6 +19,10 @@ LINK_LIMIT_S = 5.0
 """A link without a sign of life for so long is dead. Every `PULSE_S` the leader sends a ping, and
 each rank a beat."""
 
+LOAD_LIMIT_S = 20.0
+"""Instead of `LINK_LIMIT_S` during a load, which holds the interpreter's lock while it imports and
+while it connects the ranks."""
+
 READ_BYTES = 64 * 1024
 
 MOST_TOLD = 200

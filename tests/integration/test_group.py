@@ -18,7 +18,7 @@ import pytest
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Step
+from mlxsup.protocol.worker_messages import Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.cli.cli import check_plain, run_cli
@@ -189,6 +189,19 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
         eventually(lambda: _is_gone(processes.follower), what="the end of the follower")
         processes.leader.resume()
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
+        assert "no sign of the leader for 5 s" in worker.log().splitlines()[-1]
+
+
+def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
+    """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
+    with group(fake={"load_s": 2.0}) as worker:
+        worker.wait_for(Hello)
+        leader = psutil.Process(worker.process.pid)
+        eventually(lambda: len(leader.children(recursive=True)) == 2, what="a rank")
+        leader.suspend()
+        worker.receive_what_is_there(timeout_s=7.0)
+        leader.resume()
+        worker.wait_for(Ready)
 
 
 def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() -> None:
@@ -227,7 +240,7 @@ def test_a_call_that_does_not_arrive_is_noticed(lost: str, monkeypatch: pytest.M
         worker.dispatch("hello", max_tokens=ENDLESS)
         if lost == "insert":
             assert end_as_the_supervisor_would(worker) == ExitCode.STEP_ERROR
-            assert "call 1 must follow, not 2" in worker.log().splitlines()[-1]
+            assert "call 2 must follow, not 3" in worker.log().splitlines()[-1]
         else:  # rank 0 waits in it for ever, and its supervisor ends it
             eventually(lambda: [one.is_behind for one in worker.beat().ranks] == [True])
 
@@ -255,12 +268,13 @@ from support.worker.turn_bench import make_spec
 followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 60.0
 followers.host_argv = lambda host, module: [sys.executable, "-c", *sys.argv[1:]]
 group = followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
-while sys.argv[-1] != "0" and group.ranks[0].greeting is None:
+[rank] = group.ranks
+while not (True, rank.greeting, rank.loaded)[int(sys.argv[-1])]:
     group.news.wait(0.1)  # it starts
 followers.LOAD_LIMIT_S = 0.5
-while not group.ranks[0].unreachable:
+while not rank.unreachable:
     group.news.wait(0.1)
-sys.exit(group.ranks[0].unreachable)
+sys.exit(rank.unreachable)
 """
 
 

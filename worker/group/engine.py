@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from mlxsup.protocol.group import LOAD_LIMIT_S
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase
@@ -33,7 +34,7 @@ from .followers import Follower, Followers
 from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
 
-MEMORY_LIMIT_S = 10.0
+MEMORY_LIMIT_S = LOAD_LIMIT_S + 5.0
 """A load waits so long for memory of a host, which an earlier rank may be about to free."""
 
 OWN_BYTES = 2**29
@@ -94,6 +95,9 @@ class GroupEngine:
         facts = self._engine.load(self._report_slowest(report))
         self._wait(lambda one: one.loaded is not None, lambda: report(LoadPhase.WARMUP, 1.0))
         self._replay = Replay(self._engine, facts)
+        self._call(
+            "settle"
+        )  # so that every rank knows that all have loaded, and found out the same
         return replace(facts, warnings=(*facts.warnings, *self._warnings))
 
     def _gather(self, files: ModelFiles, look: Callable[[], object]) -> list[str]:

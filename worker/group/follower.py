@@ -29,6 +29,7 @@ from ..engine import BadLaunchError, DivergedError, Rank
 from ..engines.opening import identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
+from .agent import SERVES
 from .agreement import free_address
 from .frames import (
     TO_FOLLOWER,
@@ -123,6 +124,8 @@ class Follower:
                 if replay.number
                 else "its load found out something else than that of rank 0"
             )
+        if call.number == 1 and os.getppid() == self._agent:
+            os.kill(self._agent, SERVES)
         self._begun = call.number
         replay.make(call.name, call.arguments(), call.named, is_constrained=call.is_constrained)
         self._ended = call.number

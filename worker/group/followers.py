@@ -24,6 +24,7 @@ from mlxsup.protocol.codec import DecodeError, to_map
 from mlxsup.protocol.group import (
     AGENT,
     LINK_LIMIT_S,
+    LOAD_LIMIT_S,
     READ_BYTES,
     has_no_mlxsup,
     host_argv,
@@ -59,9 +60,6 @@ CULPRIT_S = 0.2
 
 LAST_WORDS_S = 0.5
 """How long what a lost rank has printed may take to arrive."""
-
-LOAD_LIMIT_S = 20.0
-"""Instead of `LINK_LIMIT_S` during a load, whose imports may hold the interpreter's lock."""
 
 STOP_LIMIT_S = 2.0
 
