@@ -192,6 +192,25 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
         assert "no sign of the leader for 5 s" in worker.log().splitlines()[-1]
 
 
+def test_an_agent_ends_its_rank_though_it_can_tell_nothing(tmp_path: Path) -> None:
+    """Not on every system does a rank end by itself when its agent is gone."""
+    (tmp_path / "sleeper.py").write_text("import signal\nsignal.pause()\n")
+    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main([])\n"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", run],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    [rank] = eventually(psutil.Process(agent.pid).children, what="the rank")
+    assert agent.stdin is not None
+    assert agent.stderr is not None
+    agent.stderr.close()
+    agent.stdin.close()
+    agent.wait()
+    assert _is_gone(rank)
+
+
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
     """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
     with group(fake={"load_s": 2.0}) as worker:

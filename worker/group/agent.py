@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.group import LINK_LIMIT_S, LOAD_LIMIT_S, READ_BYTES
@@ -58,19 +59,25 @@ def main(arguments: list[str]) -> int:
     follower = subprocess.Popen(
         [sys.executable, "-P", "-m", FOLLOWER], stdin=subprocess.PIPE, bufsize=0
     )
-    threading.Thread(target=_exit_with, args=(follower,), name="exit", daemon=True).start()
+    is_over = threading.Event()
+    exiting = threading.Thread(target=_exit_with, args=(follower, is_over), daemon=True)
+    exiting.start()
     assert follower.stdin is not None
     cause = _pass_on(follower.stdin.fileno(), lambda: limit_s)
-    print(f"mlxsup agent: {cause}; rank ended", file=sys.stderr)
+    is_over.set()
     follower.kill()
     follower.wait()
+    with suppress(BrokenPipeError):  # if the leader is gone
+        print(f"mlxsup agent: {cause}; rank ended", file=sys.stderr)
     return 128 + signal.SIGKILL
 
 
-def _exit_with(follower: subprocess.Popen[bytes]) -> None:
-    """Exit as soon as the follower has: it writes to standard output itself, nothing is held."""
+def _exit_with(follower: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+    """Exit as soon as the follower has, unless this process ends it. It writes to standard output
+    itself, nothing is held."""
     code = follower.wait()
-    os._exit(code if code >= 0 else 128 - code)
+    if not is_over.is_set():
+        os._exit(code if code >= 0 else 128 - code)
 
 
 def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
