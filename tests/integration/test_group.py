@@ -211,6 +211,17 @@ def test_an_agent_ends_its_rank_though_it_can_tell_nothing(tmp_path: Path) -> No
     assert _is_gone(rank)
 
 
+def test_a_rank_ends_a_stopped_agent_though_it_was_told_nothing_yet() -> None:
+    """The agent is a shell here, which neither closes the pipe to its rank nor sends anything."""
+    run = f"{sys.executable} -P -m mlxsup.worker.group.follower; exit 0"
+    agent = subprocess.Popen(["sh", "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    agent.stdout.close()  # the connection to the leader
+    assert agent.wait() == -signal.SIGKILL
+    agent.stdin.close()
+
+
 def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
     """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
     with group(fake={"load_s": 2.0}) as worker:

@@ -66,6 +66,7 @@ class Follower:
     def run(self) -> int:
         """Live until the leader ends; return the exit code."""
         threading.Thread(target=_watch_leader, name="leader-watch", daemon=True).start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         try:
             self._live()
         except (EOFError, BrokenPipeError):
@@ -92,7 +93,6 @@ class Follower:
                 " host"
             ) from error
         configure(spec.log_level, sys.stderr)
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         files = identify(spec)
         self._writer.write(
             Greeting(
