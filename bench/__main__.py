@@ -24,6 +24,7 @@ def main() -> None:
         drafts,
         embeddings,
         gateway,
+        group,
         router,
         sharing,
         traffic,
@@ -47,6 +48,7 @@ def main() -> None:
             "drafts": drafts.run,
             "embeddings": embeddings.run,
             "adapters": adapters.run,
+            "group": group.run,
             "commands": lambda repeats: commands.run(),
             "sharing": lambda repeats: sharing.run(20 * repeats),
         }

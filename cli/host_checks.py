@@ -98,7 +98,9 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
         for rank, host in enumerate(launch.hosts)
     ]
     with ThreadPoolExecutor(min(len(ranks), MOST_ASKED)) as threads:
-        answers = list(threads.map(lambda one: ask(one[2], one[3]), ranks))
+        # One host tells whether all of them together can divide the model.
+        sizes = [len(launch.hosts) if rank == 0 else 1 for _, rank, launch, _ in ranks]
+        answers = list(threads.map(lambda one, size: ask(one[2], one[3], size), ranks, sizes))
     found = []
     first = None
     for (name, rank, _, host), answer in zip(ranks, answers, strict=True):
@@ -115,7 +117,7 @@ def look_at(groups: Sequence[tuple[str, LaunchSettings]]) -> list[dict[str, Any]
                 "available_bytes": report and report.available_bytes,
                 "round_trip_s": answer.round_trip_s,
                 "bytes_per_s": answer.bytes_per_s,
-                "problem": _difference(report, first) or answer.problem or None,
+                "problem": answer.problem or _difference(report, first) or None,
             }
         )
     return found
@@ -136,9 +138,18 @@ class Answer(NamedTuple):
     bytes_per_s: float | None = None
 
 
-def ask(launch: LaunchSettings, host: GroupHost) -> Answer:
-    """Ask a host whether it could take part."""
-    command = host_argv(host, INSPECTION, launch.engine, host.path or launch.path, host.address)
+def ask(launch: LaunchSettings, host: GroupHost, size: int) -> Answer:
+    """Ask a host whether it could take part.
+
+    Args:
+        launch: of the model.
+        host: which is asked.
+        size: among how many hosts it tries to divide the model; 1: it does not.
+    """
+    path = host.path or launch.path
+    command = host_argv(
+        host, INSPECTION, launch.engine, path, host.address, launch.parallel, str(size)
+    )
     try:
         process = subprocess.Popen(
             command,
@@ -204,12 +215,12 @@ def _silence(process: subprocess.Popen[bytes], host: GroupHost) -> str:
 
 def _difference(report: HostReport | None, first: HostReport | None) -> str:
     """Return in what a host differs from the first one; empty if they can go together."""
-    if report is None or first is None or report.problem or first.problem:
+    if report is None or first is None:
         return ""
     for name, version in first.versions.items():
         if (theirs := report.versions.get(name)) != version:
             return f"it has {name} {theirs}, not {version}; install the same on every host"
-    if report.fingerprint != first.fingerprint:
+    if report.fingerprint != first.fingerprint and first.fingerprint:
         return "its model files differ from those here; copy the folder there again"
     return ""
 

@@ -16,9 +16,12 @@ SSH_OPTIONS = (
 """Never ask, and notice a dead link; users, keys and jumps are for the user's ssh configuration."""
 
 LINK_LIMIT_S = 5.0
-"""A link without a byte for so long is dead; each side sends a ping or a beat every pulse."""
+"""A link without a sign of life for so long is dead. Every `PULSE_S` the leader sends a ping, and
+each rank a beat."""
 
-PULSE_S = 1.0
+LOAD_LIMIT_S = 20.0
+"""Instead of `LINK_LIMIT_S` during a load, which holds the interpreter's lock while it imports and
+while it connects the ranks."""
 
 READ_BYTES = 64 * 1024
 

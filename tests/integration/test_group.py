@@ -11,18 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import psutil
 import pytest
 
 from mlxsup.cli.exit_status import ExitStatus
 from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
-from mlxsup.protocol.worker_messages import Step
+from mlxsup.protocol.worker_messages import Hello, Ready, Step
 from mlxsup.worker.engines.fake.text import answer_tokens, encode_text
 
 from support.cli.cli import check_plain, run_cli
 from support.eventually import eventually
 from support.gateway.json_schemas import problems
+from support.models.tiny_model import make_tiny_model
 from support.worker.fake_ssh import FakeSsh
 from support.worker.worker_harness import WorkerHarness
 
@@ -81,11 +83,24 @@ def end_as_the_supervisor_would(worker: WorkerHarness) -> int:
     return worker.exit_code()
 
 
+OTHER_VERSIONS = {
+    "earlier": "from mlxsup.protocol import version\nversion.VERSION = '0.0.1'\n",
+    "foreign": "from mlxsup.worker.group import frames\nframes.Greeting.TYPE = 'howdy'\n",
+    "later": "from mlxsup.worker.group import frames\nframes.Who.TYPE = 'which'\n",
+}
+"""What an interpreter runs first that has another mlxsup, whose messages may be others, too."""
+
+
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host is this machine but `nowhere`, which is not reached. There is an interpreter that
-    has no mlxsup, one that does not know -P, one that prints something first, and one that logs."""
+    has no mlxsup, one that does not know -P, one that prints something first, one that logs, and
+    those of `OTHER_VERSIONS`."""
+    for name, change in OTHER_VERSIONS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(change)
     for name, script in (
+        *((name, f'PYTHONPATH={tmp_path / name} exec {{0}} "$@"') for name in OTHER_VERSIONS),
         ("bare", 'exec {0} -S "$@"'),
         ("old", 'exec {0} -N "$@"'),
         ("chatty", 'echo hello\nexec {0} "$@"'),
@@ -123,6 +138,8 @@ def test_two_ranks_answer_as_one_and_exit_when_asked() -> None:
         ("follower", signal.SIGSTOP, "prefill"),
         ("agent", signal.SIGKILL, "idle"),
         ("agent", signal.SIGSTOP, "decode"),
+        ("agent", signal.SIGSTOP, "idle"),
+        ("agent", signal.SIGSTOP, "prefill"),
         ("agent", signal.SIGKILL, "prefill"),
         ("ssh", signal.SIGKILL, "prefill"),
     ],
@@ -172,6 +189,49 @@ def test_the_agent_ends_its_rank_when_the_leader_is_silent() -> None:
         eventually(lambda: _is_gone(processes.follower), what="the end of the follower")
         processes.leader.resume()
         assert end_as_the_supervisor_would(worker) == ExitCode.RANK_LOST
+        assert "no sign of the leader for 5 s" in worker.log().splitlines()[-1]
+
+
+def test_an_agent_ends_its_rank_though_it_can_tell_nothing(tmp_path: Path) -> None:
+    """Not on every system does a rank end by itself when its agent is gone."""
+    (tmp_path / "sleeper.py").write_text("import signal\nsignal.pause()\n")
+    run = "from mlxsup.worker.group import agent\nagent.FOLLOWER = 'sleeper'\nagent.main([])\n"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", run],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    [rank] = eventually(psutil.Process(agent.pid).children, what="the rank")
+    assert agent.stdin is not None
+    assert agent.stderr is not None
+    agent.stderr.close()
+    agent.stdin.close()
+    agent.wait()
+    assert _is_gone(rank)
+
+
+def test_a_rank_ends_a_stopped_agent_though_it_was_told_nothing_yet() -> None:
+    """The agent is a shell here, which neither closes the pipe to its rank nor sends anything."""
+    run = f"{sys.executable} -P -m mlxsup.worker.group.follower; exit 0"
+    agent = subprocess.Popen(["sh", "-c", run], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    agent.stdout.close()  # the connection to the leader
+    assert agent.wait() == -signal.SIGKILL
+    agent.stdin.close()
+
+
+def test_a_leader_that_loads_may_be_silent_for_longer() -> None:
+    """It imports, or waits for the other ranks, and holds its interpreter meanwhile."""
+    with group(fake={"load_s": 2.0}) as worker:
+        worker.wait_for(Hello)
+        leader = psutil.Process(worker.process.pid)
+        eventually(lambda: len(leader.children(recursive=True)) == 2, what="a rank")
+        leader.suspend()
+        worker.receive_what_is_there(timeout_s=7.0)
+        leader.resume()
+        worker.wait_for(Ready)
 
 
 def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() -> None:
@@ -191,24 +251,16 @@ def test_groups_that_are_stopped_as_a_whole_go_on_each_with_its_own_answers() ->
         assert not any(_is_gone(one) for group in processes for one in group.all)
 
 
-@pytest.mark.parametrize(
-    ("lost", "code", "says"),
-    [
-        ("insert", ExitCode.STEP_ERROR, "call 1 must follow, not 2"),
-        ("step", ExitCode.RANK_LOST, "has not got call 2"),  # rank 0 waits in it: none follows
-    ],
-)
-def test_a_call_that_does_not_arrive_ends_the_group(
-    lost: str, code: ExitCode, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("lost", ["insert", "step"])
+def test_a_call_that_does_not_arrive_is_noticed(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant = (
         "import runpy\n"
-        "from mlxsup.worker.group.frames import Call, FrameWriter\n"
-        "write = FrameWriter.write\n"
-        "def lossy(self, message):\n"
-        f"    if not isinstance(message, Call) or message.name != {lost!r}:\n"
-        "        write(self, message)\n"
-        "FrameWriter.write = lossy\n"
+        "from mlxsup.worker.group.followers import Follower\n"
+        "send = Follower.send\n"
+        "def lossy(self, frame):\n"
+        f"    if {msgpack.packb('name') + msgpack.packb(lost)!r} not in frame:\n"
+        "        send(self, frame)\n"
+        "Follower.send = lossy\n"
         "runpy.run_module('mlxsup.worker', run_name='__main__')\n"
     )
     argv = [sys.executable, "-P", "-c", plant]
@@ -216,8 +268,11 @@ def test_a_call_that_does_not_arrive_ends_the_group(
     with group() as worker:
         worker.wait_until_ready()
         worker.dispatch("hello", max_tokens=ENDLESS)
-        assert end_as_the_supervisor_would(worker) == code
-        assert says in worker.log().splitlines()[-1]
+        if lost == "insert":
+            assert end_as_the_supervisor_would(worker) == ExitCode.STEP_ERROR
+            assert "call 2 must follow, not 3" in worker.log().splitlines()[-1]
+        else:  # rank 0 waits in it for ever, and its supervisor ends it
+            eventually(lambda: [one.is_behind for one in worker.beat().ranks] == [True])
 
 
 SILENT = """
@@ -225,37 +280,48 @@ import sys
 from mlxsup.worker.group.frames import FrameWriter, Greeting, Loaded
 
 leader = FrameWriter(1)
-leader.write(Greeting(address="a:1", versions={}, fingerprint="f"))
-if sys.argv[1:]:
-    leader.write(Loaded(facts={}))
+for message in (
+    Greeting(address="a:1", versions={}, fingerprint="f"), Loaded(active_bytes=0)
+)[:int(sys.argv[1])]:
+    leader.write(message)
 sys.stdin.read()
 """
-"""A rank that says nothing more; with an argument, once it has loaded."""
+"""A rank that says so many messages, and nothing more."""
 
 
 LEADER = """
-import signal, sys
+import sys
 from mlxsup.protocol.launch import GroupHost
 from mlxsup.worker.group import followers
 from support.worker.turn_bench import make_spec
 
-followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 0.5
+followers.PULSE_S, followers.LINK_LIMIT_S, followers.LOAD_LIMIT_S = 0.01, 0.05, 60.0
 followers.host_argv = lambda host, module: [sys.executable, "-c", *sys.argv[1:]]
-followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
-signal.pause()
+group = followers.Followers(make_spec(hosts=(GroupHost(), GroupHost())))
+[rank] = group.ranks
+while not (True, rank.greeting, rank.loaded)[int(sys.argv[-1])]:
+    group.news.wait(0.1)  # it starts
+followers.LOAD_LIMIT_S = 0.5
+while not rank.unreachable:
+    group.news.wait(0.1)
+sys.exit(rank.unreachable)
 """
 
 
-@pytest.mark.parametrize(("has_loaded", "limit_s"), [(False, 0.5), (True, 0.05)])
+@pytest.mark.parametrize(
+    ("said", "limit_s", "code"),
+    [(0, 0.5, 1), (1, 0.5, ExitCode.RANK_LOST), (2, 0.05, ExitCode.RANK_LOST)],
+)
 def test_a_rank_that_loads_may_be_silent_for_longer_than_one_that_serves(
-    has_loaded: bool, limit_s: float
+    said: int, limit_s: float, code: int
 ) -> None:
-    """Its imports may hold the interpreter."""
-    command = [sys.executable, "-c", LEADER, SILENT, *["loaded"] * has_loaded]
+    """Its imports may hold the interpreter. Before it says what it is, it is unreachable, which the
+    group may do without."""
+    command = [sys.executable, "-c", LEADER, SILENT, str(said)]
     tests = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=60)
-    assert done.returncode == ExitCode.RANK_LOST, done.stderr
-    assert f"has said nothing for {limit_s:g} s" in done.stderr.splitlines()[-1]
+    assert done.returncode == code, done.stderr
+    assert f"no sign of life for {limit_s:g} s" in done.stderr.splitlines()[-1]
 
 
 def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
@@ -293,6 +359,22 @@ def test_a_rank_by_ssh_serves_and_names_its_host(fake_ssh: None) -> None:
             ExitCode.BAD_LAUNCH,
             "rank 1 (far): its shell prints 'hello'; it must print nothing before a command",
         ),
+        (
+            GroupHost(ssh="far", python="earlier-python"),
+            ExitCode.BAD_LAUNCH,
+            "rank 1 (far) has mlxsup 0.0.1, not ",
+        ),
+        (
+            GroupHost(ssh="far", python="foreign-python"),
+            ExitCode.BAD_LAUNCH,
+            "unknown type 'howdy'; known are beat, error, hello, progress, ready; install the same",
+        ),
+        (
+            GroupHost(ssh="far", python="later-python"),
+            ExitCode.BAD_LAUNCH,
+            "does not understand rank 0 (unknown type 'who'; known are call, plan, stop, which);"
+            " install the same",
+        ),
         (GroupHost(address="192.0.2.1"), ExitCode.BAD_LAUNCH, "not 192.0.2.1"),
     ],
 )
@@ -301,7 +383,7 @@ def test_a_host_that_cannot_take_part(
 ) -> None:
     with group((GroupHost(), host)) as worker:
         assert end_as_the_supervisor_would(worker) == code
-        assert says in worker.log().splitlines()[-1]
+        assert says in " ".join(worker.log().splitlines()[-2:])  # the exit may be logged last
 
 
 def test_a_share_must_fit_into_the_memory_of_its_host() -> None:
@@ -382,3 +464,18 @@ def test_hosts_check_prints_the_tables_of_hosts_that_it_is_given(
     wrong = run_cli("hosts", "check", "m.1", "far=127.0.0.1", "--config", str(config))
     assert wrong.returncode == ExitStatus.USAGE
     assert "must be the address of this machine" in wrong.stderr
+
+
+def test_hosts_check_says_that_the_hosts_cannot_divide_the_model(
+    fake_ssh: None, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    config = tmp_path / "mlxsup.toml"
+    config.write_text(f'[models.m]\npath = "{model}"\n')
+    others = [f"far{number}=127.0.0.1" for number in (1, 2)]
+    command = ("hosts", "check", "m", "127.0.0.1", *others, "--config", str(config), "--json")
+    done = run_cli(*command, PATH=os.environ["PATH"])
+    assert done.returncode == 1
+    problems_found = [one["problem"] for one in json.loads(done.stdout)["hosts"]]
+    assert problems_found[1:] == [None, None]
+    assert "num_attention_heads is 4, which 3 hosts cannot divide; use another" in problems_found[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from mlxsup.protocol.launch import ExitCode, GroupHost
 from mlxsup.protocol.states import FinishReason
 
 from support.model_types.build import make_model
-from support.models.tiny_model import make_tiny_model
+from support.model_types.listed import model_types
+from support.models.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from support.worker.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
@@ -49,13 +52,16 @@ def answers(worker: WorkerHarness, parallel: str = "") -> list[tuple[object, ...
         (cancelled,) = worker.finish(gone, timeout_s=FORMATION_S)
         assert cancelled.finish is FinishReason.CANCELLED
     streams = worker.finish(*keys, timeout_s=FORMATION_S)
+    assert [stream.error for stream in streams] == [None] * len(keys)
     assert worker.ask_for_exit() == ExitCode.ASKED
     return [(stream.finish, *stream.tokens) for stream in streams]
 
 
 def make_qwen2(folder: Path) -> Path:
-    """Make a model that can be a pipeline, as llama cannot."""
-    return make_model(folder, "qwen2")
+    """Make a model that can be a pipeline, as llama cannot; its tokenizer can be constrained."""
+    [model] = model_types(["qwen2"])
+    wider = {"vocab_size": VOCABULARY_SIZE + 256}
+    return make_model(folder, replace(model, config=model.config | wider))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,20 @@ def test_two_ranks_answer_as_one_process(
         expected = answers(alone)
     with WorkerHarness(engine="mlx", path=path, hosts=LOCAL) as group:
         assert answers(group, parallel) == expected
+
+
+def test_a_rank_whose_disk_is_full_serves(tmp_path: Path) -> None:
+    path = str(make_tiny_model(tmp_path / "model"))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -f 0; exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    with WorkerHarness(
+        engine="mlx", path=path, hosts=(GroupHost(), GroupHost(python=str(python)))
+    ) as group:
+        group.wait_until_ready(FORMATION_S)
+        (stream,) = group.finish(group.dispatch("hello", max_tokens=3), timeout_s=FORMATION_S)
+        assert len(stream.tokens) == 3
+        assert group.ask_for_exit() == ExitCode.ASKED
 
 
 def test_a_later_life_makes_the_same_passes_on_a_copy_of_the_folder(tmp_path: Path) -> None:

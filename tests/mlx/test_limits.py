@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mlxsup.worker.engines.mlx.caches import layers_of, measure_layers, row_byte
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.estimate import estimate
 from mlxsup.worker.engines.mlx.folder import check_folder
-from mlxsup.worker.engines.mlx.limits import CACHE_SHARE, MemoryLimits
+from mlxsup.worker.engines.mlx.limits import CACHE_SHARE, MemoryLimits, clear_cache
 from mlxsup.worker.engines.mlx.loader import iterate_arrays, load_lazily
 from mlxsup.worker.engines.mlx.logits import FloatLogits
 from mlxsup.worker.engines.mlx.logprobs import LogprobReader
@@ -519,3 +520,22 @@ def test_outgrown_caches_do_not_pile_up_on_a_gpu(
         mx.set_cache_limit(before)
     # Two rows, both of the same length in a batch, and what is kept.
     assert max(held) < 2 * caches_bytes + 2 * limit_bytes, [one / caches_bytes for one in held]
+
+
+def test_other_threads_run_while_the_cache_waits_for_a_pass() -> None:
+    go, ran = threading.Event(), threading.Event()
+
+    def run() -> None:
+        go.wait()
+        ran.set()
+
+    other = threading.Thread(target=run)
+    other.start()
+    array = mx.full((512, 512), 2.0**-9)
+    for _ in range(20):
+        array = array @ array
+    mx.async_eval(array)  # type: ignore[no-untyped-call]
+    go.set()
+    clear_cache()
+    assert ran.is_set()
+    other.join()

@@ -35,13 +35,12 @@ from mlxsup.worker.group.frames import (
     Greeting,
     Plan,
     Stop,
-    pack_arguments,
-    unpack_arguments,
+    plain_row,
 )
 from mlxsup.worker.group.replay import Replay
 
 from support.models.tiny_model import make_tiny_model
-from support.worker.turn_bench import make_spec
+from support.worker.turn_bench import A, B, make_spec
 
 ROW = Row(
     key=RequestKey(7),
@@ -71,7 +70,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
-    call = Call(number=1, name="step", arguments=pack_arguments((), {}), digest=2**32 - 1)
+    call = Call(number=1, name="step", digest=2**32 - 1)
     for message in (Plan(rank=1, addresses=["127.0.0.1:1"], backend="ring"), call, Stop()):
         writer.ping()
         writer.write(message)
@@ -84,7 +83,7 @@ def test_frames_arrive_in_order_with_pings_between_them(pipe: tuple[int, int]) -
 
 def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) -> None:
     reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
-    writer.write(Beat(begun=1, ended=0, available_bytes=0))
+    writer.write(Beat(heard=0, begun=1, ended=0, available_bytes=0))
     with pytest.raises(DecodeError, match="unknown type 'beat'"):
         reader.read()
     os.write(pipe[1], b"\x7f\xff\xff\xff")
@@ -92,17 +91,22 @@ def test_what_is_no_frame_of_this_direction_is_refused(pipe: tuple[int, int]) ->
         reader.read()
 
 
-def test_a_row_arrives_as_it_was_sent_but_for_what_the_leader_keeps() -> None:
-    ([row], named) = unpack_arguments(pack_arguments((ROW,), {}))
-    assert (row, named) == (ROW, {})
-    assert unpack_arguments(pack_arguments((1, 2), {"keep": True})) == ([1, 2], {"keep": True})
+def test_a_row_arrives_as_it_was_sent_but_for_what_the_leader_keeps(pipe: tuple[int, int]) -> None:
+    reader, writer = FrameReader(pipe[0], TO_FOLLOWER), FrameWriter(pipe[1])
+    asked = replace(ROW, top_logprobs=3)
+    writer.write(Call(number=1, name="insert", digest=0, row=plain_row(asked)))
+    writer.write(Call(number=2, name="set_aside", digest=0, keys=[A, B], named={"keep": True}))
+    inserted, taken_out = reader.read(), reader.read()
+    assert isinstance(inserted, Call)
+    assert (inserted.arguments(), inserted.named) == ([ROW], {})
+    assert isinstance(taken_out, Call)
+    assert (taken_out.arguments(), taken_out.named) == ([A, B], {"keep": True})
 
 
 def replay_of(*calls: tuple[str, tuple[Any, ...]], voice: str = "") -> int:
     """Return the digest of some calls."""
     engine = FakeEngine(make_spec(fake={"voice": voice}))
-    engine.load(lambda phase, progress: None)
-    replay = Replay(engine)
+    replay = Replay(engine, engine.load(lambda phase, progress: None))
     for name, arguments in calls:
         replay.make(name, arguments, {})
     assert replay.number == len(calls)
@@ -177,7 +181,7 @@ def test_hosts_check_names_what_a_host_has_otherwise_than_the_first(
     monkeypatch.setattr(
         host_checks,
         "ask",
-        lambda launch, host: host_checks.Answer(reports[host.ssh].problem, reports[host.ssh]),
+        lambda launch, host, size: host_checks.Answer(reports[host.ssh].problem, reports[host.ssh]),
     )
     hosts = tuple(GroupHost(ssh=name, address="a") for name in reports)
     found = host_checks.look_at([("m", LaunchSettings(hosts=hosts))])

@@ -98,6 +98,19 @@ def choose_backend(spec: LaunchSpec) -> str:
     return choose(spec.parallel)
 
 
+def try_division(spec: LaunchSpec, size: int) -> None:
+    """Divide a model among so many ranks, without its weights.
+
+    Raises:
+        ModelMissingError, BadModelError, BadLaunchError, NoDeviceError: as `Engine.load` would.
+    """
+    if spec.engine == "fake" or size == 1:
+        return
+    from .mlx.ranks import try_share
+
+    try_share(Path(spec.path), parallel=spec.parallel, size=size)
+
+
 def _alike(spec: LaunchSpec) -> LaunchSpec:
     """Return the spec of a rank, none of whose decisions may follow from measured times or from the
     memory of its own host: all ranks must decide alike. For the same reason its clock stands

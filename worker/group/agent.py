@@ -14,8 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
-from mlxsup.protocol.group import LINK_LIMIT_S, PULSE_S, READ_BYTES
+from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.group import LINK_LIMIT_S, LOAD_LIMIT_S, READ_BYTES
 from mlxsup.protocol.launch import ExitCode
 
 USAGE = """\
@@ -28,6 +31,9 @@ to be started by hand.
 FOLLOWER = "mlxsup.worker.group.follower"
 
 STDIN = 0
+
+SERVES = signal.SIGUSR2
+"""From the follower, whose leader will not hold the interpreter's lock for long any more."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """What waits for a follower that reads nothing; beyond it, the leader waits, too."""
@@ -43,34 +49,51 @@ def main(arguments: list[str]) -> int:
     # SIGUSR1 asks the ranks for their stacks.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    limit_s = LOAD_LIMIT_S
+
+    def serve(number: int, frame: object) -> None:
+        nonlocal limit_s
+        limit_s = LINK_LIMIT_S
+
+    signal.signal(SERVES, serve)
     follower = subprocess.Popen(
         [sys.executable, "-P", "-m", FOLLOWER], stdin=subprocess.PIPE, bufsize=0
     )
-    threading.Thread(target=_exit_with, args=(follower,), name="exit", daemon=True).start()
+    is_over = threading.Event()
+    exiting = threading.Thread(target=_exit_with, args=(follower, is_over), daemon=True)
+    exiting.start()
     assert follower.stdin is not None
-    cause = _pass_on(follower.stdin.fileno())
-    print(f"mlxsup agent: {cause}; rank ended", file=sys.stderr)
+    cause = _pass_on(follower.stdin.fileno(), lambda: limit_s)
+    is_over.set()
     follower.kill()
     follower.wait()
+    with suppress(BrokenPipeError):  # if the leader is gone
+        print(f"mlxsup agent: {cause}; rank ended", file=sys.stderr)
     return 128 + signal.SIGKILL
 
 
-def _exit_with(follower: subprocess.Popen[bytes]) -> None:
-    """Exit as soon as the follower has: it writes to standard output itself, nothing is held."""
+def _exit_with(follower: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+    """Exit as soon as the follower has, unless this process ends it. It writes to standard output
+    itself, nothing is held."""
     code = follower.wait()
-    os._exit(code if code >= 0 else 128 - code)
+    if not is_over.is_set():
+        os._exit(code if code >= 0 else 128 - code)
 
 
-def _pass_on(target: int) -> str:
+def _pass_on(target: int, limit_s: Callable[[], float]) -> str:
     """Copy standard input to a pipe; return why that is over.
 
     A pulse without a byte counts only if this process was awake to see it, so a machine that slept
     or a tree that was stopped ends nothing.
+
+    Args:
+        target: the pipe.
+        limit_s: how long standard input may be silent, now.
     """
     os.set_blocking(target, False)
     held = bytearray()
     silent = 0
-    while silent * PULSE_S < LINK_LIMIT_S:
+    while silent * PULSE_S < limit_s():
         poll = select.poll()
         poll.register(STDIN, select.POLLIN if len(held) < MAX_HELD_BYTES else 0)
         if held:
@@ -93,7 +116,7 @@ def _pass_on(target: int) -> str:
                 pass  # the pipe is full: what is held leaves when the follower reads
             except BrokenPipeError:
                 signal.pause()  # the follower has exited, and `_exit_with` is about to say how
-    return f"no sign of the leader for {LINK_LIMIT_S:g} s"
+    return f"no sign of the leader for {limit_s():g} s"
 
 
 if __name__ == "__main__":

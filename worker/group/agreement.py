@@ -1,11 +1,11 @@
-"""What the ranks of a group must agree on."""
+"""What the ranks of a group must agree on before they load."""
 
 from __future__ import annotations
 
 import socket
 
-from ..engine import BadLaunchError, BadModelError, DivergedError, EngineFacts, ModelFiles
-from .frames import Greeting, Loaded
+from ..engine import BadLaunchError, BadModelError, ModelFiles
+from .frames import Greeting
 
 
 def free_address(host: str) -> str:
@@ -42,23 +42,3 @@ def check_greeting(rank: object, greeting: Greeting, files: ModelFiles) -> None:
         raise BadModelError(
             f"{rank} has other model files than this host; copy the folder there again"
         )
-
-
-def facts_to_compare(facts: EngineFacts) -> dict[str, object]:
-    """Return what the loads of all ranks must have found out alike."""
-    return {
-        "batching": facts.batching.value,
-        "context_length": facts.context_length,
-        "vocabulary_size": facts.vocabulary_size,
-    }
-
-
-def check_facts(rank: object, loaded: Loaded, facts: EngineFacts) -> None:
-    """Raise if a rank has found out something else about the model.
-
-    Raises:
-        DivergedError: names the rank and both values.
-    """
-    for name, value in facts_to_compare(facts).items():
-        if (theirs := loaded.facts.get(name)) != value:
-            raise DivergedError(f"{rank} has {name} {theirs}, not {value} as rank 0")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
 
+from mlxsup.protocol.group import LOAD_LIMIT_S
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.states import LoadPhase
@@ -23,24 +25,23 @@ from ..engine import (
     Rank,
     ReportProgress,
     Row,
-    RowSetAside,
     StepResult,
 )
 from ..engines.fake.engine import Reach
 from ..engines.opening import choose_backend, identify, open_engine, prepare
-from .agreement import check_facts, check_greeting, free_address
+from .agreement import check_greeting, free_address
 from .followers import Follower, Followers
-from .frames import Call, Plan, pack_arguments
+from .frames import Call, Plan, pack_frame, plain_row
 from .replay import Replay
 
-HELLO_LIMIT_S = 60.0
-"""How long all ranks may take to say what they are."""
-
-MEMORY_LIMIT_S = 10.0
+MEMORY_LIMIT_S = LOAD_LIMIT_S + 5.0
 """A load waits so long for memory of a host, which an earlier rank may be about to free."""
 
 OWN_BYTES = 2**29
 """A rank takes so much besides its share of the weights, at least."""
+
+CHANGES = frozenset({"remove", "set_aside", "drop_kept", "free_kept", "give_back"})
+"""Methods of `Engine` that change rows; all ranks make their calls."""
 
 LOOK_S = 0.05
 """How often a load that waits for other ranks looks for an Exit of the supervisor."""
@@ -74,7 +75,6 @@ class GroupEngine:
 
         Raises:
             BadLaunchError, BadModelError: a rank has other versions or files.
-            DivergedError: a rank has found out something else.
             Exception: what `Engine.load` raises.
         """
 
@@ -88,16 +88,16 @@ class GroupEngine:
         self._wait(lambda one: one.progress is not None, look)
         backend = choose_backend(self._spec)
         for number, one in enumerate(self._followers.ranks, 1):
-            one.send(Plan(rank=number, addresses=addresses, backend=backend))
+            one.send(pack_frame(Plan(rank=number, addresses=addresses, backend=backend)))
         rank = Rank(number=0, addresses=tuple(addresses), backend=backend)
         spec = replace(self._spec, hosts=())
         self._engine = open_engine(spec, self._clock, reach=self._reach, rank=rank)
         facts = self._engine.load(self._report_slowest(report))
         self._wait(lambda one: one.loaded is not None, lambda: report(LoadPhase.WARMUP, 1.0))
-        for one in self._followers.ranks:
-            assert one.loaded is not None
-            check_facts(one, one.loaded, facts)
-        self._replay = Replay(self._engine)
+        self._replay = Replay(self._engine, facts)
+        self._call(
+            "settle"
+        )  # so that every rank knows that all have loaded, and found out the same
         return replace(facts, warnings=(*facts.warnings, *self._warnings))
 
     def _gather(self, files: ModelFiles, look: Callable[[], object]) -> list[str]:
@@ -112,12 +112,11 @@ class GroupEngine:
             BadLaunchError, BadModelError: a rank cannot take part.
         """
         ranks = self._followers.ranks
-        self._wait(lambda one: bool(one.greeting or one.unreachable), look, limit_s=HELLO_LIMIT_S)
-        missing = [one for one in ranks if one.greeting is None]
+        self._wait(lambda one: bool(one.greeting or one.unreachable), look)
+        missing = [one for one in ranks if one.unreachable]
         size = 1 + len(ranks) - len(missing)
         needed_bytes = -(-files.weight_bytes // size) + OWN_BYTES
         for one in missing:
-            one.unreachable = one.unreachable or f"{one} has said nothing for {HELLO_LIMIT_S:g} s"
             is_enough = size >= (self._spec.min_hosts or len(self._spec.hosts))
             if not is_enough or psutil.virtual_memory().available < needed_bytes:
                 self._followers.lose(ExitCode.RANK_LOST, one.unreachable)
@@ -159,7 +158,7 @@ class GroupEngine:
 
     def _slowest(self) -> float:
         told = [one.progress for one in self._followers.ranks]
-        return min(0.0 if one is None else one.progress for one in told)
+        return min(one.progress for one in told if one is not None)
 
     def _wait(
         self,
@@ -183,17 +182,21 @@ class GroupEngine:
 
     # ------------------------------------------------------------ what all ranks do
 
-    def _call(self, name: str, *arguments: Any, is_constrained: bool = False, **named: Any) -> Any:
+    def _call(self, name: str, *keys: RequestKey, row: Row | None = None, **named: Any) -> Any:
         assert self._replay is not None
+        is_constrained = row is not None and row.grammar is not None
         self._followers.send(
             Call(
                 number=self._replay.number + 1,
                 name=name,
-                arguments=pack_arguments(arguments, named),
                 digest=self._replay.digest,
+                row={} if row is None else plain_row(row),
                 is_constrained=is_constrained,
+                keys=list(keys),
+                named=named,
             )
         )
+        arguments = keys if row is None else [row]
         try:
             return self._replay.make(name, arguments, named, is_constrained=is_constrained)
         except Exception:
@@ -202,27 +205,7 @@ class GroupEngine:
 
     def insert(self, row: Row) -> int:
         """See `Engine.insert`."""
-        return int(self._call("insert", row, is_constrained=row.grammar is not None))
-
-    def remove(self, *keys: RequestKey) -> None:
-        """See `Engine.remove`."""
-        self._call("remove", *keys)
-
-    def set_aside(self, *keys: RequestKey, keep: bool) -> list[RowSetAside]:
-        """See `Engine.set_aside`."""
-        return list(self._call("set_aside", *keys, keep=keep))
-
-    def drop_kept(self, *keys: RequestKey) -> None:
-        """See `Engine.drop_kept`."""
-        self._call("drop_kept", *keys)
-
-    def free_kept(self, *, spared: RequestKey | None = None) -> None:
-        """See `Engine.free_kept`."""
-        self._call("free_kept", spared=spared)
-
-    def give_back(self, *, keeps_prefixes: bool = False) -> None:
-        """See `Engine.give_back`."""
-        self._call("give_back", keeps_prefixes=keeps_prefixes)
+        return int(self._call("insert", row=row))
 
     def step(self) -> StepResult:
         """See `Engine.step`."""
@@ -263,8 +246,8 @@ class GroupEngine:
             self._engine.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else only asks: the leader's own engine knows."""
-        return getattr(self._engine, name)
+        """Return another method of `Engine`; one that only asks is that of the leader's own."""
+        return partial(self._call, name) if name in CHANGES else getattr(self._engine, name)
 
 
 def _has_weights(follower: Follower) -> bool:

@@ -17,18 +17,20 @@ from typing import NoReturn
 
 import psutil
 
-from mlxsup.protocol.codec import read_known
-from mlxsup.protocol.group import PULSE_S
+from mlxsup.protocol.clock import PULSE_S
+from mlxsup.protocol.codec import DecodeError, read_known
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.message import Message
 from mlxsup.protocol.states import LoadPhase
+from mlxsup.protocol.version import VERSION
 
 from ..bootstrap import ORPHANED_EXIT, die_with_parent, prepare_process
-from ..engine import DivergedError, Rank
+from ..engine import BadLaunchError, DivergedError, Rank
 from ..engines.opening import identify, open_engine, prepare
 from ..logs import configure
 from ..process import judge
-from .agreement import facts_to_compare, free_address
+from .agent import SERVES
+from .agreement import free_address
 from .frames import (
     TO_FOLLOWER,
     Beat,
@@ -42,7 +44,6 @@ from .frames import (
     Progress,
     Stop,
     Who,
-    unpack_arguments,
 )
 from .replay import Replay
 
@@ -65,6 +66,7 @@ class Follower:
     def run(self) -> int:
         """Live until the leader ends; return the exit code."""
         threading.Thread(target=_watch_leader, name="leader-watch", daemon=True).start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         try:
             self._live()
         except (EOFError, BrokenPipeError):
@@ -81,11 +83,16 @@ class Follower:
         return code
 
     def _live(self) -> None:
-        who = self._wait()
-        assert isinstance(who, Who)
-        spec = read_known(LaunchSpec, who.launch)
+        try:
+            who = self._wait()
+            assert isinstance(who, Who)
+            spec = read_known(LaunchSpec, who.launch)
+        except DecodeError as error:
+            raise BadLaunchError(
+                f"mlxsup {VERSION} does not understand rank 0 ({error}); install the same on every"
+                " host"
+            ) from error
         configure(spec.log_level, sys.stderr)
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         files = identify(spec)
         self._writer.write(
             Greeting(
@@ -101,9 +108,8 @@ class Follower:
         rank = Rank(number=plan.rank, addresses=tuple(plan.addresses), backend=plan.backend)
         engine = open_engine(spec, time.perf_counter, rank=rank)
         facts = engine.load(self._report)
-        held = engine.bytes_held()
-        self._writer.write(Loaded(facts=facts_to_compare(facts), active_bytes=held.active))
-        replay = Replay(engine)
+        self._writer.write(Loaded(active_bytes=engine.bytes_held().active))
+        replay = Replay(engine, facts)
         while isinstance(message := self._wait(), Call):
             self._make(replay, message)
         assert isinstance(message, Stop)
@@ -113,10 +119,15 @@ class Follower:
         if call.number != replay.number + 1:
             raise DivergedError(f"call {replay.number + 1} must follow, not {call.number}")
         if call.digest != replay.digest:
-            raise DivergedError(f"call {replay.number} had another result than in rank 0")
-        arguments, named = unpack_arguments(call.arguments)
+            raise DivergedError(
+                f"call {replay.number} had another result than in rank 0"
+                if replay.number
+                else "its load found out something else than that of rank 0"
+            )
+        if call.number == 1 and os.getppid() == self._agent:
+            os.kill(self._agent, SERVES)
         self._begun = call.number
-        replay.make(call.name, arguments, named, is_constrained=call.is_constrained)
+        replay.make(call.name, call.arguments(), call.named, is_constrained=call.is_constrained)
         self._ended = call.number
 
     def _wait(self) -> Message:
@@ -133,7 +144,12 @@ class Follower:
             try:
                 available = psutil.virtual_memory().available
                 self._writer.write(
-                    Beat(begun=self._begun, ended=self._ended, available_bytes=available)
+                    Beat(
+                        heard=self._reader.heard(),
+                        begun=self._begun,
+                        ended=self._ended,
+                        available_bytes=available,
+                    )
                 )
             except BrokenPipeError:
                 self._leave_alone()

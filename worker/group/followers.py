@@ -14,14 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
+from mlxsup.protocol.clock import PULSE_S
 from mlxsup.protocol.codec import DecodeError, to_map
 from mlxsup.protocol.group import (
     AGENT,
     LINK_LIMIT_S,
-    PULSE_S,
+    LOAD_LIMIT_S,
+    READ_BYTES,
     has_no_mlxsup,
     host_argv,
     shell_prints,
@@ -45,6 +49,7 @@ from .frames import (
     Stop,
     ToFollower,
     Who,
+    pack_frame,
 )
 
 STDERR = 2
@@ -56,10 +61,10 @@ CULPRIT_S = 0.2
 LAST_WORDS_S = 0.5
 """How long what a lost rank has printed may take to arrive."""
 
-LOAD_LIMIT_S = 20.0
-"""Instead of `LINK_LIMIT_S` during a load, whose imports may hold the interpreter's lock."""
-
 STOP_LIMIT_S = 2.0
+
+QUIET = 2
+"""So many pulses may pass between two beats that come in time."""
 
 MOST_LINES = 20
 """Of what a rank has printed, the last: one of them may be why it is lost."""
@@ -75,11 +80,10 @@ class Follower:
         unreachable: why it will not say so; empty while it may.
         progress: of its load; None until that has begun.
         loaded: what its load found out; None until it has ended.
-        sent: calls that were sent to it.
         begun, ended: calls, as it said last.
+        heard: bytes that have reached it, as it said last.
         available_bytes: memory of its host, as it said last.
-        silent: pulses without a frame of it.
-        idle: pulses in which it did nothing although a call was sent to it.
+        silent: pulses without a beat that shows that it hears this process.
 
     Args:
         rank: from 1.
@@ -94,7 +98,7 @@ class Follower:
         self.unreachable = ""
         self.progress: Progress | None = None
         self.loaded: Loaded | None = None
-        self.sent = self.begun = self.ended = self.silent = self.idle = 0
+        self.begun = self.ended = self.heard = self.silent = 0
         self.available_bytes = 0
         self._group = group
         self._failed: Failed | None = None
@@ -104,7 +108,6 @@ class Follower:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -127,7 +130,7 @@ class Follower:
             name=str(self),
             state="ready" if self.loaded else "loading",
             silent_s=self.silent * PULSE_S,
-            is_behind=self.silent > 1 or self.begun < self.sent,
+            is_behind=self.silent > QUIET or self.begun < self._group.sent,
             active_bytes=self.loaded.active_bytes if self.loaded else 0,
         )
 
@@ -136,21 +139,15 @@ class Follower:
         thread.start()
         return thread
 
-    def send(self, message: ToFollower) -> None:
-        """Send a message; do nothing if the rank is gone, as its own thread is about to say."""
-        if isinstance(message, Call):
-            self.sent = message.number
-        try:
-            self._writer.write(message)
-        except BrokenPipeError:
-            pass
+    def send(self, frame: bytes) -> None:
+        """Send a frame; do nothing if the rank is gone, as its own thread is about to say."""
+        with suppress(BrokenPipeError):
+            self._writer.write_frame(frame)
 
     def ping(self) -> None:
         """Show that the leader is there."""
-        try:
+        with suppress(BrokenPipeError):
             self._writer.ping()
-        except BrokenPipeError:
-            pass
 
     def end(self, within_s: float = 0.0) -> None:
         """Wait for the end of the process through which it is reached, and kill it if it has not
@@ -166,23 +163,25 @@ class Follower:
         try:
             while True:
                 message = self._reader.read()
-                self.silent = 0
                 if message is not None:
                     self._hear(message)
         except EOFError:
             pass  # `_watch` sees the exit
         except (FrameError, DecodeError) as error:
             code, cause = ExitCode.RANK_LOST, f"{self} sent no frame: {error}"
-            if self.greeting is None and isinstance(error, FrameError):
-                code, cause = ExitCode.BAD_LAUNCH, f"{self}: {shell_prints(error.received)}"
+            if self.greeting is None:
+                code, cause = ExitCode.BAD_LAUNCH, f"{cause}; install the same mlxsup on every host"
+                if isinstance(error, FrameError):
+                    cause = f"{self}: {shell_prints(error.received)}"
             self._group.lose(code, cause)
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Beat(begun=begun, ended=ended):
-                if ended > self.ended or begun > ended or ended == self.sent:
-                    self.idle = 0
-                self.begun, self.ended = begun, ended
+            case Beat():
+                # In a call it reads nothing, so what it hears may have to wait in its agent.
+                if message.heard > self.heard or message.begun > message.ended:
+                    self.silent = 0
+                self.heard, self.begun, self.ended = message.heard, message.begun, message.ended
                 self.available_bytes = message.available_bytes
                 return
             case Greeting():
@@ -198,7 +197,7 @@ class Follower:
     def _relay(self) -> None:
         """Copy what it prints to this process's log, each line with its rank."""
         assert self._process.stderr is not None
-        for line in self._process.stderr:
+        for line in iter(partial(self._process.stderr.readline, READ_BYTES), b""):
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_lines.append(text)
@@ -237,6 +236,7 @@ class Followers:
     Attributes:
         ranks: in the order of their hosts.
         news: set when a rank has said something that a load waits for.
+        sent: calls that were sent to all of them.
 
     Args:
         spec: the leader's launch spec, with at least two hosts.
@@ -246,19 +246,24 @@ class Followers:
         self._losing = threading.Lock()
         self._is_over = threading.Event()
         self.news = threading.Event()
+        self.sent = 0
         self.ranks: list[Follower] = []
         for number, host in enumerate(spec.hosts[1:], 1):
             follower = Follower(number, host, self)
             self.ranks.append(follower)
             launch = replace(spec, path=host.path or spec.path, hosts=(), token="", endpoint="")
             gpu = place_on_host(spec.hosts, number)
-            follower.send(Who(launch=to_map(launch), address=host.address, gpu=gpu))
+            who = Who(launch=to_map(launch), address=host.address, gpu=gpu)
+            follower.send(pack_frame(who))
         threading.Thread(target=self._pulse, name="group-pulse", daemon=True).start()
 
     def send(self, message: ToFollower) -> None:
         """Send all of them a message."""
+        if isinstance(message, Call):
+            self.sent = message.number
+        frame = pack_frame(message)
         for follower in self.ranks:
-            follower.send(message)
+            follower.send(frame)
 
     def lose(self, code: int, cause: str) -> None:
         """End this process because a rank is lost; the first cause that is known counts.
@@ -292,19 +297,15 @@ class Followers:
         while not self._is_over.wait(PULSE_S):
             for follower in list(self.ranks):
                 follower.ping()
-                if follower.greeting is None:
-                    continue  # `HELLO_LIMIT_S` counts
                 follower.silent += 1
-                limit_s = LOAD_LIMIT_S
-                if follower.loaded is not None:  # before, no call is owed
-                    limit_s = LINK_LIMIT_S
-                    follower.idle += 1
-                if follower.silent * PULSE_S > limit_s:
-                    cause = f"{follower} has said nothing for {limit_s:g} s"
-                    self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
-                if follower.idle * PULSE_S > LINK_LIMIT_S:
-                    cause = f"{follower} has not got call {follower.ended + 1}"
-                    self.lose(ExitCode.RANK_LOST, f"{cause} within {LINK_LIMIT_S:g} s")
+                limit_s = LOAD_LIMIT_S if follower.loaded is None else LINK_LIMIT_S
+                if follower.silent * PULSE_S >= limit_s:
+                    cause = f"{follower} has given no sign of life for {limit_s:g} s"
+                    if follower.greeting is None:
+                        follower.unreachable = cause
+                        self.news.set()
+                    else:
+                        self.lose(ExitCode.RANK_LOST, f"{cause}, in call {follower.begun}")
 
 
 def end_group(code: int, cause: str) -> NoReturn:

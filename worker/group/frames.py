@@ -6,12 +6,15 @@ a message is a ping: it shows that the link is alive. End of file is a lost peer
 
 from __future__ import annotations
 
+import fcntl
 import os
+import termios
 import threading
+from array import array
 from dataclasses import field, replace
 from typing import Any, ClassVar
 
-from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode, pack, to_map, unpack
+from mlxsup.protocol.codec import MAX_FRAME_BYTES, Decoder, encode, to_map
 from mlxsup.protocol.group import READ_BYTES
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.message import Message, record
@@ -78,18 +81,26 @@ class Call(Message):
     Attributes:
         number: of the call, from 1, without a gap.
         name: of the method.
-        arguments: see `pack_arguments`.
         digest: of the results of all earlier calls, see `Replay.digest`.
-        is_constrained: whether the row that it inserts has a grammar, which the leader alone knows.
+        row: that it inserts, see `plain_row`; empty: it inserts none.
+        is_constrained: whether that row has a grammar, which the leader alone knows.
+        keys: of the rows that it is about.
+        named: its other arguments.
     """
 
     TYPE: ClassVar[str] = "call"
 
     number: int
     name: str
-    arguments: bytes
     digest: int
+    row: dict[str, Any] = field(default_factory=dict)
     is_constrained: bool = False
+    keys: list[RequestKey] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[Any]:
+        """Return what the method takes without a name."""
+        return [_row(self.row)] if self.row else self.keys
 
 
 @record
@@ -130,27 +141,28 @@ class Loaded(Message):
     """Follower → leader: it is ready for calls.
 
     Attributes:
-        facts: what its load found out that all ranks must agree on.
         active_bytes: what its arrays take.
     """
 
     TYPE: ClassVar[str] = "ready"
 
-    facts: dict[str, Any]
-    active_bytes: int = 0
+    active_bytes: int
 
 
 @record
 class Beat(Message):
-    """Follower → leader, every second.
+    """Follower → leader, every pulse.
 
     Attributes:
+        heard: bytes that have come from the leader. It grows with each ping, unless something
+            between them is stopped.
         begun, ended: how many calls, so far.
         available_bytes: memory that programs could have on its host.
     """
 
     TYPE: ClassVar[str] = "beat"
 
+    heard: int
     begun: int
     ended: int
     available_bytes: int
@@ -190,6 +202,13 @@ class FrameReader:
         self._descriptor = descriptor
         self._decoder: Decoder[Message] = Decoder(classes, is_strict=False)
         self._received = bytearray()
+        self._taken = 0
+
+    def heard(self) -> int:
+        """Return how many bytes have come, also those that wait to be read; on any thread."""
+        waiting = array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, waiting)
+        return self._taken + waiting[0]
 
     def read(self) -> Message | None:
         """Return the next message, or None for a ping.
@@ -213,10 +232,17 @@ class FrameReader:
             piece = os.read(self._descriptor, READ_BYTES)
             if not piece:
                 raise EOFError
+            self._taken += len(piece)
             self._received += piece
         taken = bytes(self._received[:count])
         del self._received[:count]
         return taken
+
+
+def pack_frame(message: Message) -> bytes:
+    """Return the frame of a message."""
+    [packed] = encode(message)
+    return len(packed).to_bytes(LENGTH_BYTES, "big") + packed
 
 
 class FrameWriter:
@@ -231,14 +257,17 @@ class FrameWriter:
         self._lock = threading.Lock()
 
     def write(self, message: Message) -> None:
-        """Write a message; block while the other side reads nothing.
+        """Write the frame of a message; see `write_frame`."""
+        self.write_frame(pack_frame(message))
+
+    def write_frame(self, frame: bytes) -> None:
+        """Write a frame; block while the other side reads nothing.
 
         Raises:
             BrokenPipeError: the other side is gone.
         """
-        [packed] = encode(message)
         with self._lock:
-            self._write_all(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
+            self._write_all(frame)
 
     def ping(self) -> None:
         """Write a ping, unless a frame is on its way, which shows as much.
@@ -258,22 +287,7 @@ class FrameWriter:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
-# ---------------------------------------------------------------- the arguments of a call
-
-
-def pack_arguments(arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
-    """Return the arguments of a method of the engine: plain values, or one row."""
-    plain = [_plain_row(one) if isinstance(one, Row) else one for one in arguments]
-    return pack([plain, named])
-
-
-def unpack_arguments(packed: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return what `pack_arguments` has packed."""
-    plain, named = unpack(packed)
-    return [_row(one) if isinstance(one, dict) else one for one in plain], named
-
-
-def _plain_row(row: Row) -> dict[str, Any]:
+def plain_row(row: Row) -> dict[str, Any]:
     """Return a row without what the leader alone needs: its token is every rank's token, so the
     grammar and the likelihoods of others stay with it."""
     needed = replace(row, grammar=None, top_logprobs=None, logit_bias={})

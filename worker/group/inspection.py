@@ -1,4 +1,5 @@
-"""`python -P -m mlxsup.worker.group.inspection ENGINE PATH ADDRESS`: what a host can contribute.
+"""`python -P -m mlxsup.worker.group.inspection ENGINE PATH ADDRESS PARALLEL SIZE`: what a host can
+contribute. With a size, it also tries whether so many hosts can divide the model.
 
 It prints one line of JSON, a `HostReport`, and waits for the end of its standard input: until then
 it answers lines that are sent to its address, by which the other side measures the link.
@@ -21,15 +22,15 @@ from mlxsup.protocol.ids import Generation, ModelName
 from mlxsup.protocol.launch import ExitCode, LaunchSpec
 from mlxsup.protocol.version import VERSION
 
-from ..engine import BadModelError, ModelMissingError, NoDeviceError
-from ..engines.opening import identify
+from ..engine import BadLaunchError, BadModelError, ModelMissingError, NoDeviceError
+from ..engines.opening import identify, try_division
 
 STDIN = 0
 
 
 def main(arguments: list[str]) -> int:
     """Report, and wait for the end of standard input; return the exit code."""
-    engine, path, address = arguments
+    engine, path, address, parallel, size = arguments
     spec = LaunchSpec(
         model=ModelName("inspected"),
         generation=Generation(1),
@@ -38,13 +39,15 @@ def main(arguments: list[str]) -> int:
         supervisor_pid=os.getppid(),
         engine=engine,
         path=path,
+        parallel=parallel,
     )
     versions, fingerprint, problem, port = {"mlxsup": VERSION}, "", "", 0
     with ExitStack() as open_sockets:
         try:
             files = identify(spec)
             versions, fingerprint = files.versions, files.fingerprint
-        except (BadModelError, ModelMissingError, NoDeviceError) as error:
+            try_division(spec, int(size))
+        except (BadLaunchError, BadModelError, ModelMissingError, NoDeviceError) as error:
             problem = str(error)
         try:
             listening = open_sockets.enter_context(socket.create_server((address, 0)))

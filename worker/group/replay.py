@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
+from mlxsup.protocol.codec import pack
 from mlxsup.protocol.ids import RequestKey
 
-from ..engine import Engine, RowSetAside, RowToken, StepResult
+from ..engine import Engine, EngineFacts, RowSetAside, RowToken, StepResult
 
 
 class Replay:
@@ -19,22 +21,24 @@ class Replay:
 
     Attributes:
         number: of the latest call.
-        digest: of the results so far, a CRC-32.
+        digest: of the results so far, a CRC-32; it begins with what decides about later passes.
 
     Args:
         engine: of this rank.
+        facts: what its load found out.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, facts: EngineFacts) -> None:
         self._engine = engine
         self._constrained: set[RequestKey] = set()
         self.number = 0
-        self.digest = 0
+        found = facts.batching, facts.context_length, facts.vocabulary_size
+        self.digest = zlib.crc32(pack(found))
 
     def make(
         self,
         name: str,
-        arguments: tuple[Any, ...] | list[Any],
+        arguments: Sequence[Any],
         named: dict[str, Any],
         *,
         is_constrained: bool = False,
@@ -53,7 +57,7 @@ class Replay:
         result = getattr(self._engine, name)(*arguments, **named)
         if name in ("remove", "set_aside"):
             self._constrained.difference_update(arguments)
-        self.digest = zlib.crc32(repr(self._shown(result)).encode(), self.digest)
+        self.digest = zlib.crc32(pack(self._shown(result)), self.digest)
         return result
 
     def is_constrained(self, key: RequestKey) -> bool:
@@ -76,5 +80,4 @@ class Replay:
 
 
 def _shown_token(token: RowToken) -> tuple[Any, ...]:
-    finish = None if token.finish is None else token.finish.value
-    return token.key, token.token, finish, token.ended_by, token.vector
+    return token.key, token.token, token.finish, token.ended_by, token.vector

@@ -21,6 +21,7 @@ from ...text.grammar import RowGrammar
 from .adapters import path_of
 from .batch_modes import BatchMode
 from .drafts import Drafts
+from .limits import clear_cache
 from .loader import judging_errors
 from .logprobs import LogprobReader, PromptLogprobs
 from .pictures import prefix_ids
@@ -428,7 +429,7 @@ class MlxBatch:
         if not keeps_prefixes:
             self._prefixes.clear()
         self.wait()
-        mx.clear_cache()
+        clear_cache()
         # CUDA's pool gives others what was freed at the next wait, and there may be none for long.
         self.wait()
 

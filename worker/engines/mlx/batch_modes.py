@@ -30,6 +30,7 @@ from .adapters import adapters_of
 from .batch_keys import with_cheap_masks
 from .checkpoints import LEAST_GAIN
 from .drafts import DraftingBatch, Drafts, LoneDraftingRow
+from .limits import clear_cache
 from .logprobs import pass_tokens
 from .prefill import PromptRead
 from .prompt_batch import KeptCaches, NewRow, PromptBatch, WidthOf
@@ -416,7 +417,7 @@ class LonePrompt(PromptPlace):
                 tokens = mx.array([chunk[begin : begin + most]])
                 self.row.prompt.read(self._model(tokens, cache=self.cache, **adapters)[0])
         mx.eval([layer.state for layer in self.cache])
-        mx.clear_cache()
+        clear_cache()
 
 
 CLEAR_EVERY = 512
@@ -480,7 +481,7 @@ class Decode(ABC):
             self._begin(begun)
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
-            mx.clear_cache()
+            clear_cache()
         return responses
 
     def _batch(

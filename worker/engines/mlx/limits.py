@@ -96,6 +96,17 @@ class MemoryLimits:
             mx.set_memory_limit(self._memory_before)
 
 
+def clear_cache() -> None:
+    """Give back what MLX keeps for reuse.
+
+    On CPUs MLX first waits for what was sent, and nothing else of this process runs meanwhile: in a
+    group, whose passes wait for other hosts, a rank would look dead.
+    """
+    if mx.default_device() == mx.cpu:
+        mx.synchronize()
+    mx.clear_cache()
+
+
 def bytes_held(kept: int, prefix: int) -> EngineBytes:
     """Return the memory as MLX counts it.
 

@@ -25,6 +25,7 @@ from ...engine import Picture
 from .adapters import adapters_of
 from .batch_keys import BatchKeys, with_cheap_masks
 from .caches import RopePositions
+from .limits import clear_cache
 from .logprobs import PromptLogprobs, pass_tokens
 from .prefill import LARGEST_CHUNK
 from .sampler import Draw, DrawingBatch, RowDraws
@@ -152,7 +153,7 @@ class PromptBatch(PromptProcessingBatch):  # type: ignore[misc]
         mx.eval(self._sent)
         self._sent = []
         if not self.is_padded:
-            mx.clear_cache()
+            clear_cache()
 
     def _read(self, ids: mx.array, lengths: Sequence[int]) -> None:
         wanted = {

@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from mlxsup.protocol.version import VERSION
 
 from ...engine import BadLaunchError, BadModelError, ModelFiles, NoDeviceError, Rank
 from .folder import NESTED, ModelFolder, check_folder
+from .imports import naming_what_is_missing
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -102,10 +103,12 @@ def join(rank: Rank) -> mx.distributed.Group:
         )
     if rank.backend == "nccl":
         return _join_nccl(rank)
-    with tempfile.TemporaryDirectory(prefix="mlxsup-") as folder:
-        hosts = Path(folder) / "hosts.json"
-        hosts.write_text(json.dumps([[address] for address in rank.addresses]))
-        os.environ |= {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank.number)}
+    # MLX asks for a file. A pipe needs no disk, and a rank that is killed here leaves none behind.
+    hosts, written = os.pipe()
+    with open(hosts), open(written, "w") as file:
+        json.dump([[address] for address in rank.addresses], file)
+        file.close()
+        os.environ |= {"MLX_HOSTFILE": f"/dev/fd/{hosts}", "MLX_RANK": str(rank.number)}
         return mx.distributed.init(strict=True, backend="ring")
 
 
@@ -177,6 +180,39 @@ def take_share(
     except ValueError as error:
         raise BadLaunchError(f"{config}: {error}; use another number of hosts") from error
     return way
+
+
+@dataclass(frozen=True)
+class _Played:
+    """The group of a rank that is alone, as far as models ask it when they are divided."""
+
+    ranks: int
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self.ranks
+
+
+def try_share(path: Path, *, parallel: str, size: int) -> None:
+    """Raise what `take_share` would for the model in a folder; no weight is read.
+
+    Args:
+        path: of the folder.
+        parallel: see `take_share`.
+        size: how many ranks there are.
+    """
+    with naming_what_is_missing():
+        import mlx.core as mx
+    from .loader import load_lazily
+
+    if not mx.metal.is_available():
+        mx.set_default_device(mx.cpu)  # a context of CUDA takes half a GiB of the GPU
+    folder = check_folder(path, lambda share: None)
+    model, _ = load_lazily(folder)
+    group: Any = _Played(size)
+    take_share(model, folder, group, parallel=parallel, backend=choose_backend(parallel))
 
 
 def _split_sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
