@@ -118,7 +118,7 @@ class Fleet:
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
         self._is_division_due = self._is_measured = False
-        self.ran_out: Model | None = None
+        self.ran_out: ModelName | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:

@@ -219,7 +219,7 @@ class MemoryView:
         is_reclaiming: whether workers may still be giving back what they were asked for.
         is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory with one request, which is tried
-            again if it is still open; None: there is none.
+            again; None: there is none.
         is_division_due: whether anything has changed that the parts of the members depend on.
         claimed_bytes: what prewarmed workers hold, or will once they are started.
         tried_again: the models that try a request again that has run out of memory alone.
@@ -295,18 +295,17 @@ def view_of(
     now: float,
     *,
     is_measured: bool,
-    ran_out: Model | None,
+    ran_out: ModelName | None,
     is_division_due: bool,
 ) -> MemoryView:
     """Return the memory of these models now.
 
     Args:
         is_measured: whether the memory of the processes has just been measured.
-        ran_out: the model whose worker has just run out of memory; None: there is none.
+        ran_out: as in `MemoryView`.
         is_division_due: whether anything has changed that the division depends on.
     """
     everybody = list(models)
-    is_tried = ran_out is not None and any(one.crashes.shortages for one in ran_out.open_requests)
     loading = [model.life for model in everybody if model.life.is_loading]
     return MemoryView(
         budget=settings.budget,
@@ -334,7 +333,7 @@ def view_of(
         ),
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
         is_measured=is_measured,
-        ran_out=ran_out.name if ran_out is not None and is_tried else None,
+        ran_out=ran_out,
         is_division_due=is_division_due,
         claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if settings.budget else 0,
         tried_again=frozenset(one.name for one in everybody if _is_tried_again(one)),

@@ -278,8 +278,9 @@ def _handle_exit(fleet: Fleet, model: Model, died: Died, now: float) -> None:
     entry = _worker_died(model, died, moments, running, fleet.outbox, now)
     if entry is not None:
         fleet.outbox.record(entry)
-    if verdict.is_tried_again:
-        fleet.ran_out = model
+    # One that must run through, or was cancelled, is open no longer.
+    if verdict.is_tried_again and any(fleet.ledger.get(one.key) for one in running):
+        fleet.ran_out = model.name
     if verdict.story and model.name in fleet.by_name:
         fleet.outbox.announce(change_map(model, verdict.story))
 

@@ -818,3 +818,15 @@ def test_ready_workers_give_back_before_the_second_try() -> None:
         " wait 4; up a; serve r1 r2 model=a; exit a code=75; asked_back -> returns=[]",
         asked_back,
     )
+
+
+def test_no_worker_gives_back_for_a_request_that_waits_from_an_earlier_death() -> None:
+    """The one that ran now must run through, so it is not tried again."""
+    driver = MemoryDriver([entry(name) for name in "ab"], limited(10**12))
+    play(
+        driver,
+        "bring_up a b; serve r model=a; accept 1 a; exit a code=75; asked_back -> returns=[b];"
+        " pause r; up a; serve s model=a resume=False; accept 2 a;"
+        " exit a code=75 -> errors={s: worker_crashed}; asked_back -> returns=[]",
+        asked_back,
+    )
