@@ -24,7 +24,8 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-    from mlxsup.supervisor.core.memory import Budget, Figure, Need
+    from mlxsup.supervisor.core.budget import Budget
+    from mlxsup.supervisor.core.need import Figure, Need
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, Placement
@@ -104,7 +105,7 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.memory import bounded
+    from mlxsup.supervisor.core.need import bounded
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, make_plan
@@ -210,7 +211,7 @@ def _needs_of(
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.store.weights import FolderError
-    from mlxsup.supervisor.core.memory import known_problem
+    from mlxsup.supervisor.core.need import known_problem
     from mlxsup.supervisor.memory.estimator import needs_without_daemon
 
     def asking(count: int) -> None:

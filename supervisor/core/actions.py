@@ -42,8 +42,9 @@ from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
+from .budget import Budget
 from .events import LaunchAppraised
-from .memory import Budget, Need
+from .need import Need
 
 if TYPE_CHECKING:
     from .model import Model

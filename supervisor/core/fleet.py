@@ -29,15 +29,16 @@ from .actions import (
     Spawn,
 )
 from .attaching import Attaching
+from .budget import Pressure, Reading
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
-from .memory import Need, Pressure, Reading, bounded, raised
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
+from .need import Need, bounded, raised
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving

@@ -20,10 +20,10 @@ from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
 from .life import Abandoned, Life, Swapping, Urgency, Wait
-from .memory import Need, bounded
 from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model
+from .need import Need, bounded
 from .settings import CoreSettings, ModelSettings
 from .transitions import Removed, apply, reload_command
 

@@ -29,7 +29,7 @@ from mlxsup.protocol.states import (
 )
 
 from .errors import cut_off
-from .memory import Need
+from .need import Need
 from .settings import ModelSettings, RestartSettings
 
 # ---------------------------------------------------------------- states

@@ -26,11 +26,12 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
+from .budget import Budget
 from .errors import does_not_fit
 from .kv_budget import Part, Row
 from .life import Lack, Shortage, Swapping, Urgency, Wait
-from .memory import Budget, Room, equal_shares, fewest, find_room, listed
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from .room import Room, equal_shares, fewest, find_room, listed
 from .transitions import (
     LacksMemory,
     NoMemory,

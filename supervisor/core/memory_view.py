@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority, Wanted, Why
 
+from .budget import Budget
 from .kv_budget import Rows, lasting_bytes, rows_of, spare_bytes
 from .life import (
     Abandoned,
@@ -27,7 +28,6 @@ from .life import (
     Swapping,
     Urgency,
 )
-from .memory import Budget
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .settings import CoreSettings
 from .warm_pool import ENGINE, Prewarmed, WarmPool

@@ -15,7 +15,8 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.store.weights import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
-from ..core.memory import Budget, Figure, Need, Source, known_problem, pins_problem
+from ..core.budget import Budget
+from ..core.need import Figure, Need, Source, known_problem, pins_problem
 from ..core.settings import ModelSettings
 from .folder import UNASKED, Estimate, Stamp, fingerprint
 from .folder_reader import read_folder

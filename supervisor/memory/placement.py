@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 
-from ..core.memory import Need, equal_shares, find_room
+from ..core.need import Need
+from ..core.room import equal_shares, find_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim, Row, Rows
 from mlxsup.supervisor.core.life import Urgency, Wait
-from mlxsup.supervisor.core.memory import find_room, pins_problem
 from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, plan, verdict_on
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
@@ -24,6 +23,8 @@ from mlxsup.supervisor.core.memory_view import (
     MemoryView,
     Standing,
 )
+from mlxsup.supervisor.core.need import pins_problem
+from mlxsup.supervisor.core.room import find_room
 from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, make_plan, required_bytes
 

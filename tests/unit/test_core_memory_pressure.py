@@ -15,9 +15,9 @@ from mlxsup.protocol.ids import Caller, Generation, ModelName, RequestId
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
+from mlxsup.supervisor.core.budget import CALM_S, STEPS, Pressure, Reading
 from mlxsup.supervisor.core.events import FilesSeen, Reloaded, Sampled
 from mlxsup.supervisor.core.life import FILES_COUNT_FOR_S, Files
-from mlxsup.supervisor.core.memory import CALM_S, STEPS, Pressure, Reading
 
 from support.core.looks import ALICE
 from support.core.memory import (

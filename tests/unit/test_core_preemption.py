@@ -34,8 +34,8 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.core.actions import SendToWorker
+from mlxsup.supervisor.core.budget import CALM_S
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory import CALM_S
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

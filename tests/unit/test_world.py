@@ -18,9 +18,9 @@ from mlxsup.supervisor.core import kv_budget, memory_plan, memory_view, serving
 from mlxsup.supervisor.core.accounting import Counters, Meter
 from mlxsup.supervisor.core.actions import EndDownload, Outbox
 from mlxsup.supervisor.core.attaching import Attaching
+from mlxsup.supervisor.core.budget import Pressure
 from mlxsup.supervisor.core.downloads import Downloads
 from mlxsup.supervisor.core.life import RestartPolicy
-from mlxsup.supervisor.core.memory import Pressure
 from mlxsup.supervisor.core.model import Model
 from mlxsup.supervisor.core.poison import Blame
 from mlxsup.supervisor.core.prefill_slots import turn_rank
