@@ -19,9 +19,10 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
-from .life import Abandoned, Life, Swapping, Urgency, Wait
-from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
+from .life import Abandoned, Life, Swapping
+from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
+from .memory_facts import loaded_models
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
 from .model import Model
 from .need import Need, bounded
 from .settings import CoreSettings, ModelSettings

@@ -33,7 +33,6 @@ from .life import (
     Draining,
     Failed,
     Fetching,
-    Lack,
     LastExit,
     Life,
     Loading,
@@ -47,8 +46,8 @@ from .life import (
     Stopping,
     StopStage,
     Swapping,
-    Wait,
 )
+from .memory_view import Lack, Wait
 from .poison import Verdict
 from .settings import ModelSettings
 

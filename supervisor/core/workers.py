@@ -51,7 +51,7 @@ from .exits import Died, GivenUp, ending_of, evidence_of, seen_exit
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
 from .life import Abandoned, Backoff, Files, Loading, StopCause, Stopping, StopStage
-from .memory_view import may_have_been_restored
+from .memory_facts import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .need import loaded_problem
 from .requests import Request, Stage

@@ -13,14 +13,16 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
-from mlxsup.supervisor.core.life import Lack, Urgency, Wait
+from mlxsup.supervisor.core.memory_facts import loaded_models
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import (
+    Lack,
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
-    loaded_models,
+    Urgency,
+    Wait,
 )
 from mlxsup.supervisor.core.settings import ModelSettings
 

@@ -15,18 +15,20 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Claim, Row, Rows
-from mlxsup.supervisor.core.life import Urgency, Wait
-from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, plan, verdict_on
+from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, verdict_on
+from mlxsup.supervisor.core.memory_plan import plan
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
+    Urgency,
+    Wait,
 )
 from mlxsup.supervisor.core.need import pins_problem
+from mlxsup.supervisor.core.placement import Candidate, fit, required_bytes
 from mlxsup.supervisor.core.room import find_room
 from mlxsup.supervisor.core.transitions import LacksMemory
-from mlxsup.supervisor.memory.placement import Candidate, make_plan, required_bytes
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -291,7 +293,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_situation(name: str) -> None:
     one = SITUATIONS[name]
-    made = make_plan(one.models, one.budget_bytes)
+    made = fit(one.models, budget(one.budget_bytes))
     placed = {place.model: place for place in made.placements}
     assert "".join(name for name, place in placed.items() if place.is_placed) == one.loaded
     assert {name: place.context_tokens for name, place in placed.items()} == one.contexts
@@ -300,7 +302,7 @@ def test_a_situation(name: str) -> None:
     assert goes == one.goes
     found = {name: place.missing_bytes for name, place in placed.items() if place.missing_bytes}
     assert found == one.missing
-    assert made.fits == (one.change == "")
+    assert made.is_complete == (one.change == "")
     assert one.change in advice(one.models, budget(one.budget_bytes, one.automatic))
 
 
@@ -329,8 +331,8 @@ def test_the_required_budget_is_enough_and_a_byte_less_is_not(
 ) -> None:
     models = [replace(one, is_pinned=one.model in pinned) for one in models]
     required = required_bytes(models)
-    assert make_plan(models, required).fits
-    assert required == 0 or not make_plan(models, required - 1).fits
+    assert fit(models, budget(required)).is_complete
+    assert required == 0 or not fit(models, budget(required - 1)).is_complete
 
 
 # Pinned models in a plan
@@ -343,22 +345,22 @@ def sized(name: str, size: int, **more: bool) -> Candidate:
 
 def test_a_pinned_model_does_not_go_for_another_one() -> None:
     models = [sized("p", 4, is_pinned=True), sized("q", 2, is_resident=False)]
-    made = make_plan(models, 5 * GIB)
+    made = fit(models, budget(5 * GIB))
     p, q = made.placements
     assert (p.is_placed, q.is_placed, q.goes, q.missing_bytes) == (True, False, (), GIB)
-    assert not made.fits
+    assert not made.is_complete
     assert "pinned = false" in advice(models, budget(5 * GIB))
 
 
 def test_a_pinned_model_has_its_memory_before_those_that_stand_above_it() -> None:
     models = [sized("q", 2), sized("p", 4, is_pinned=True)]
-    q, p = make_plan(models, 5 * GIB).placements
+    q, p = fit(models, budget(5 * GIB)).placements
     assert (q.is_placed, p.is_placed) == (False, True)
 
 
 def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
     models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
-    made = make_plan(models, 5 * GIB)
+    made = fit(models, budget(5 * GIB))
     p, q = made.placements
     assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
     assert (q.is_placed, q.missing_bytes) == (False, GIB)
