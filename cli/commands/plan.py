@@ -212,7 +212,7 @@ def _needs_of(
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.store.weights import FolderError
     from mlxsup.supervisor.core.need import known_problem
-    from mlxsup.supervisor.memory.estimator import needs_without_daemon
+    from mlxsup.supervisor.memory.needs import needs_without_daemon
 
     def asking(count: int) -> None:
         """Say why the next seconds are silent; they come once for each model."""

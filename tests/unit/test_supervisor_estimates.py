@@ -23,7 +23,6 @@ from mlxsup.protocol.estimate import (
 )
 from mlxsup.store.weights import MAX_HEADERS_BYTES, FolderError
 from mlxsup.supervisor.memory import folder as folder_module
-from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import (
     UNASKED,
     Estimate,
@@ -33,6 +32,7 @@ from mlxsup.supervisor.memory.folder import (
     stamp,
 )
 from mlxsup.supervisor.memory.folder_reader import read_folder
+from mlxsup.supervisor.memory.needs import estimate_folders
 
 from support.daemon.estimates_here import estimates_here
 from support.models.safetensors_files import (

@@ -14,9 +14,9 @@ from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.weights import FolderError
 from mlxsup.supervisor.memory import estimates
-from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Look, Question, look
+from mlxsup.supervisor.memory.needs import estimate_folders
 
 UNSERVED = f"{UNASKED}: mlx-lm does not know its type"
 
