@@ -11,7 +11,7 @@ from mlxsup.protocol.states import Priority, Wanted, Why
 from .budget import Budget
 from .kv_budget import lasting_bytes, rows_of, spare_bytes
 from .life import Abandoned, Draining, Pending, Ready, StopCause, Stopping, Swapping
-from .memory_view import Cache, LoadedModel, LoadRequest, MemoryView, Place, Standing
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Place, Standing
 from .model import ASK_AGAIN_S, RESIDENCY_LOADS, Model
 from .settings import CoreSettings
 from .warm_pool import ENGINE, WarmPool
@@ -27,14 +27,12 @@ def view_of(
     settings: CoreSettings,
     now: float,
     *,
-    is_measured: bool,
     ran_out: ModelName | None,
     is_division_due: bool,
 ) -> MemoryView:
     """Return the memory of these models now.
 
     Args:
-        is_measured: whether the memory of the processes has just been measured.
         ran_out: as in `MemoryView`.
         is_division_due: whether anything has changed that the division depends on.
     """
@@ -55,17 +53,7 @@ def view_of(
         - sum(life.is_after_crash for life in loading),
         swaps=settings.swap,
         leave_s=settings.drain_timeout_s,
-        caches=tuple(
-            Cache(
-                model.name,
-                model.process.reusable_bytes,
-                now >= model.process.asked_back_at + ASK_AGAIN_S,
-            )
-            for model in everybody
-            if isinstance(model.life.phase, Ready)
-        ),
         is_reclaiming=any(model.process.is_giving_back(now) for model in everybody),
-        is_measured=is_measured,
         ran_out=ran_out,
         is_division_due=is_division_due,
         claimed_bytes=warm_pool.claimed_bytes(everybody, settings) if settings.budget else 0,
@@ -105,6 +93,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
     never_bytes = life.reserved_bytes if standing is Standing.STUCK else 0
     if standing is Standing.PINNED:
         never_bytes = lasting_bytes(model, rows, own_spare_bytes, now)
+    may_be_asked = now >= model.process.asked_back_at + ASK_AGAIN_S
     ready_since = phase.since if isinstance(phase, Ready) else 0.0
     residency_s = max(settings.min_residency_s, RESIDENCY_LOADS * model.load_s)
     return LoadedModel(
@@ -113,6 +102,7 @@ def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedMod
         needed_bytes=model.bytes_to_load,
         never_bytes=never_bytes,
         spare_bytes=own_spare_bytes,
+        reclaimable_bytes=model.process.reusable_bytes if may_be_asked else 0,
         is_ready=isinstance(phase, Ready),
         is_ending=isinstance(phase, Stopping),
         swap=phase if isinstance(phase, Swapping) else None,

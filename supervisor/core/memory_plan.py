@@ -123,20 +123,17 @@ class _Planner:
         """Have workers give back what they keep for reuse: all others if one has run out of memory,
         and otherwise those that keep a part worth asking for of what must go."""
         view, budget, missing_bytes = self._view, self._view.budget, self._view.overshoot_bytes
+        ready = [one for one in self._loaded.values() if one.is_ready]
         if view.ran_out is not None:
-            self.plan.reclaimed += [
-                (one.name, "") for one in view.caches if one.name != view.ran_out
-            ]
-        if budget is None or not (view.is_measured and missing_bytes):
-            return
-        reserved_bytes = budget.kept_bytes + missing_bytes
-        for cache in view.caches:
-            if cache.may_be_asked and cache.size_bytes * LEAST_SHARE >= missing_bytes:
-                note = (
-                    f"asked to give back {size_text(cache.size_bytes)} kept for reuse:"
-                    f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
-                )
-                self.plan.reclaimed.append((cache.name, note))
+            self.plan.reclaimed += [(one.name, "") for one in ready if one.name != view.ran_out]
+        elif budget is not None and missing_bytes:
+            reserved_bytes = budget.kept_bytes + missing_bytes
+            of_budget = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)}"
+            for one in ready:
+                if one.reclaimable_bytes * LEAST_SHARE >= missing_bytes:
+                    kept = f"{size_text(one.reclaimable_bytes)} kept for reuse"
+                    note = f"asked to give back {kept}: {of_budget} are reserved"
+                    self.plan.reclaimed.append((one.name, note))
 
     def call_off(self, one: LoadedModel, swap: Swapping) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""

@@ -47,6 +47,8 @@ class LoadedModel:
         needed_bytes: what it would need to be loaded again.
         never_bytes: how much of what it holds no load can wait for, because it never goes.
         spare_bytes: what it gives back when asked, without going.
+        reclaimable_bytes: what its worker keeps for reuse, as it says; 0 if it was asked lately to
+            give that back.
         is_ready: whether it serves.
         is_ending: its process is on its way out, and gives `spare_bytes` back when it has ended.
         swap: the state in which it is being swapped out; None: it is not.
@@ -68,6 +70,7 @@ class LoadedModel:
     needed_bytes: int = 0
     never_bytes: int = 0
     spare_bytes: int = 0
+    reclaimable_bytes: int = 0
     is_ready: bool = False
     is_ending: bool = False
     swap: Swapping | None = None
@@ -221,19 +224,6 @@ class LoadRequest:
         )
 
 
-class Cache(NamedTuple):
-    """The memory that the worker of a model that is READY keeps for reuse.
-
-    Attributes:
-        size_bytes: how much it could give back.
-        may_be_asked: whether it was last asked to long ago.
-    """
-
-    name: ModelName
-    size_bytes: int
-    may_be_asked: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryView:
     """The memory of all models at one moment.
@@ -248,9 +238,7 @@ class MemoryView:
             that a model that was serving comes back without waiting for one that never was.
         swaps: whether busy models may be swapped out.
         leave_s: how long rows of a model that is swapped out may take to leave.
-        caches: what workers keep for reuse.
         is_reclaiming: whether workers may still be giving back what they were asked for.
-        is_measured: whether the memory of the processes has just been measured.
         ran_out: the model whose worker has just run out of memory with one request, which is tried
             again; None: there is none.
         is_division_due: whether anything has changed that the parts of the members depend on.
@@ -268,9 +256,7 @@ class MemoryView:
     free_turns_after_crash: int = 1
     swaps: bool = True
     leave_s: float = 0.0
-    caches: tuple[Cache, ...] = ()
     is_reclaiming: bool = False
-    is_measured: bool = False
     ran_out: ModelName | None = None
     is_division_due: bool = True
     claimed_bytes: int = 0

@@ -238,7 +238,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
             fleet.look_at_files(model)
         if was_measured(model, event.now):
             fleet.touch(model)
-    fleet.memory_changed(is_measured=True)
+    fleet.memory_changed()
     fleet.squeeze(event.reading, event.now)
     if fleet.warm_pool.measured(event.footprint_bytes, fleet.settings):
         fleet.look_at_all()
