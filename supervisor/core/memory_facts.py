@@ -82,8 +82,12 @@ def at_rest(models: Iterable[Model], warm_pool: WarmPool, budget: Budget | None)
 
 
 def loaded_models(models: Iterable[Model], settings: CoreSettings, now: float) -> list[LoadedModel]:
-    """Return what is known of those models that hold a part of the budget."""
-    return [_loaded_model(model, settings, now) for model in models if model.life.reserved_bytes]
+    """Return what is known of the models that hold memory, reserved for them or not."""
+    return [
+        _loaded_model(model, settings, now)
+        for model in models
+        if model.life.reserved_bytes or isinstance(model.life.phase, Ready)
+    ]
 
 
 def _loaded_model(model: Model, settings: CoreSettings, now: float) -> LoadedModel:

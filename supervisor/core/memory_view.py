@@ -39,10 +39,10 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that holds a part of the budget.
+    """A model that holds memory.
 
     Attributes:
-        reserved_bytes: how much it holds.
+        reserved_bytes: how much of the budget it holds; 0 if nothing is known of that yet.
         standing: what can be done about it.
         needed_bytes: what it would need to be loaded again.
         never_bytes: how much of what it holds no load can wait for, because it never goes.
@@ -230,7 +230,7 @@ class MemoryView:
 
     Attributes:
         budget: what they may take together; None: any amount.
-        loaded: the models that hold a part of the budget, by name.
+        loaded: the models that hold memory, by name.
         waiting: the models that wait for a load, and not for their files.
         prewarmed: the prewarmed workers, which go before any model does.
         free_turns: how many more loads may begin.

@@ -39,7 +39,7 @@ from mlxsup.supervisor.core.events import Appraised, Reloaded
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
-from support.core.memory import GIB, SUBSCRIPTION, MemoryDriver, limited, notes, sized
+from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes
 from support.core.rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
 from support.core.scripts import play
 from support.core.shortage import STEP, WHOLE, ShortageDriver, holds, needs
@@ -810,7 +810,7 @@ def test_second_out_of_memory_alone_ends_the_request() -> None:
 
 
 def test_ready_workers_give_back_before_the_second_try() -> None:
-    driver = MemoryDriver([sized(name, GIB) for name in "abc"], limited(10**12, parallel_loads=2))
+    driver = MemoryDriver([entry(name) for name in "abc"], limited(10**12, parallel_loads=2))
     play(
         driver,
         "bring_up a b; load c; serve r model=a; exit a code=75; asked_back -> returns=[b];"
@@ -822,7 +822,7 @@ def test_ready_workers_give_back_before_the_second_try() -> None:
 
 def test_no_worker_gives_back_for_a_request_that_waits_from_an_earlier_death() -> None:
     """The one that ran now must run through, so it is not tried again."""
-    driver = MemoryDriver([sized(name, GIB) for name in "ab"], limited(10**12))
+    driver = MemoryDriver([entry(name) for name in "ab"], limited(10**12))
     play(
         driver,
         "bring_up a b; serve r model=a; accept 1 a; exit a code=75; asked_back -> returns=[b];"
