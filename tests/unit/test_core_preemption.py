@@ -641,6 +641,7 @@ def test_latest_rows_are_shed_first() -> None:
 SHED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "no other class": ([{"priority": NORMAL}, {"priority": INTERACTIVE}, {}], [3]),
     "not the last row": ([{}, {}], [2]),
+    "nor if its step of growth ends beyond its context": ([{"prompt": 7900}, {}], [2]),
     "not one that may not be resumed": ([{}, {"resume": False}], [1]),
     "none that frees nothing": ([{"prompt": 10}, {"prompt": 10}], []),
     "none for what is freed anyway": (
