@@ -20,7 +20,17 @@ from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
 from .life import Abandoned, Life, Swapping
-from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
+from .load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Swap,
+    Verdict,
+    idle_to_evict,
+    needs,
+    verdict_on,
+)
 from .memory_facts import loaded_models
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
 from .model import Model
@@ -119,7 +129,7 @@ def forecast(
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
             short = needs(model.bytes_to_load, budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
-        case Evict(models=(), reason=reason):
+        case Reclaim(reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
         case Evict(models=names, reason=reason):
             return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}

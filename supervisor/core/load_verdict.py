@@ -29,12 +29,22 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """There is room once the others have given back what they do not need now.
+
+    Attributes:
+        reason: a phrase that follows the name of the model that is to be loaded.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evict:
     """There is room once these have gone; all of them are idle.
 
     Attributes:
-        models: which must go, the least recently used first; none if it is enough that the others
-            give back.
+        models: which must go, the least recently used first.
         reason: a phrase that follows the name of the model that is to be loaded.
         reclaims: whether the others must also give back what they do not need now.
     """
@@ -72,7 +82,7 @@ class Refuse:
     blockers: tuple[ModelName, ...]
 
 
-Verdict = Admit | Evict | Swap | Wait | Refuse
+Verdict = Admit | Reclaim | Evict | Swap | Wait | Refuse
 """The outcome for a model that is to be loaded."""
 
 
@@ -145,7 +155,7 @@ class _Displacing:
             reclaims = room.spare_bytes < spare_bytes
             if reclaims and sum(late_bytes.values()) <= room.spare_bytes:
                 reason = f"{short}; other models release memory they do not need"
-                return Evict(models=(), reason=reason, reclaims=True)
+                return Reclaim(reason=reason)
             reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
             return Wait(reason=reason, is_under_way=True, reclaims=reclaims)
         if room is not None:

@@ -26,7 +26,17 @@ from .budget import Budget
 from .errors import does_not_fit
 from .kv_budget import Part, Row
 from .life import Shortage, Swapping
-from .load_verdict import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
+from .load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Swap,
+    Verdict,
+    idle_to_evict,
+    needs,
+    verdict_on,
+)
 from .memory_view import Lack, LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
 from .room import equal_shares, fewest
 from .transitions import (
@@ -160,16 +170,18 @@ class _Planner:
                 self._wait(request, Wait(reason=reason, is_under_way=True))
             case Admit() if is_open:
                 self._admit(request)
-            case Evict(models=names, reason=reason, reclaims=reclaims) if is_open and (
-                self._may_evict or not names
+            case Reclaim(reason=reason) if is_open:
+                self._wait(request, Wait(reason=reason, is_under_way=True, reclaims=True))
+            case Evict(models=names, reason=reason, reclaims=reclaims) if (
+                is_open and self._may_evict
             ):
                 self._evict(names, _for(request))
                 self._wait(request, Wait(reason=reason, is_under_way=True, reclaims=reclaims))
-            case Admit() | Evict() if request.is_promised:
+            case Admit() | Reclaim() | Evict() if request.is_promised:
                 needed = size_text(request.needed_bytes)
                 reason = f"needs {needed}, which is kept for it: other models load first"
                 self._wait(request, Wait(reason=reason, is_under_way=True))
-            case Admit() | Evict():
+            case Admit() | Reclaim() | Evict():
                 if request.lack is not None:
                     self.put(request.name, LacksMemory(lack=None))
             case Swap(models=names, reason=reason) if not self._view.swaps:
@@ -238,7 +250,7 @@ class _Planner:
         fixed_bytes = sum(one.never_bytes for one in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= budget.size_bytes
         is_back = needed_bytes <= request.reserved_bytes  # after a crash or a restart
-        if isinstance(verdict, Admit | Evict) and not (leaves_room or is_back):
+        if isinstance(verdict, Admit | Reclaim | Evict) and not (leaves_room or is_back):
             return Wait(reason=f"needs {size_text(needed_bytes)}; another model has waited longer")
         return verdict
 
@@ -313,7 +325,7 @@ class _Planner:
             why = f"{_for(request)} and has waited for {waits_s:.0f} s"
             self._swap_out(name, request.name, why)
         under_way = self._verdict(request)
-        if isinstance(under_way, Evict) and not under_way.models:
+        if isinstance(under_way, Reclaim):
             under_way = Wait(reason=under_way.reason, is_under_way=True, reclaims=True)
         assert isinstance(under_way, Wait), under_way
         self._wait(request, under_way, is_promised=True)
@@ -546,7 +558,7 @@ def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
     if view.budget is not None:
         # What was raised gives way to a row that could not run otherwise, until the next load.
         for name, rows in view.members.items():
-            room_bytes = max(0, coulds[name] - rows.claim.least_bytes)
+            room_bytes = max(0, coulds[name] - rows.least_bytes)
             raises[name] = min(rows.raise_bytes, room_bytes)
     view = _with_raises(view, raises)
     targets = _targets(view, is_short=is_short)
@@ -566,7 +578,7 @@ def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
             held_bytes = reserved_bytes - rows.fixed_bytes
             target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
         if rows.size_bytes is None:  # the first row needs nothing that is free
-            target_bytes = max(target_bytes, rows.claim.least_bytes)
+            target_bytes = max(target_bytes, rows.least_bytes)
         elif target_bytes <= rows.size_bytes or name in lowered:
             continue
         raised.append(replace(parts.pop(name), size_bytes=target_bytes))
@@ -586,9 +598,9 @@ def _with_raises(view: MemoryView, raises: Mapping[ModelName, int]) -> MemoryVie
 def _could_bytes(name: ModelName, view: MemoryView) -> int:
     rows = view.members[name]
     if view.budget is None or rows.is_given:
-        return rows.claim.wanted_bytes
+        return rows.wanted_bytes
     others = [other for n, other in view.members.items() if n != name]
-    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
+    taken_bytes = sum(other.fixed_bytes + other.least_bytes for other in others)
     return view.budget.whole_bytes - taken_bytes - view.others_bytes - rows.bare_bytes
 
 
@@ -623,10 +635,10 @@ def _shares(view: MemoryView, held: Mapping[ModelName, int]) -> dict[ModelName, 
     """Return what the rows of each model should be allowed to take while memory is not short."""
     members, size_bytes = view.members, view.members_bytes
     if size_bytes is None:
-        return {name: rows.claim.wanted_bytes for name, rows in members.items()}
+        return {name: rows.wanted_bytes for name, rows in members.items()}
     if view.is_awaited:
         return {name: rows.size_bytes or 0 for name, rows in members.items()}
-    least_bytes = sum(rows.fixed_bytes + rows.claim.least_bytes for rows in members.values())
-    wanted = {n: rows.claim.wanted_bytes - rows.claim.least_bytes for n, rows in members.items()}
+    least_bytes = sum(rows.fixed_bytes + rows.least_bytes for rows in members.values())
+    wanted = {n: rows.wanted_bytes - rows.least_bytes for n, rows in members.items()}
     extras = equal_shares(size_bytes - least_bytes, wanted)
-    return {n: max(rows.claim.least_bytes + extras[n], held[n]) for n, rows in members.items()}
+    return {n: max(rows.least_bytes + extras[n], held[n]) for n, rows in members.items()}

@@ -14,7 +14,7 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.kv_budget import Claim, Row, Rows
+from mlxsup.supervisor.core.kv_budget import Row, Rows
 from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, verdict_on
 from mlxsup.supervisor.core.memory_plan import plan
 from mlxsup.supervisor.core.memory_view import (
@@ -99,7 +99,8 @@ def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
         rows = Rows(
             layers=layers,
             bare_bytes=GIB,
-            claim=Claim(least_bytes=0, wanted_bytes=99 * GIB),
+            least_bytes=0,
+            wanted_bytes=99 * GIB,
             kept_bytes=kept_bytes,
             rows=batch,
         )
