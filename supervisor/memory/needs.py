@@ -250,7 +250,8 @@ def estimate_folders(
         from .estimates import ask_engine
 
         asking(len(unasked))
-        found |= asyncio.run(ask_engine(unasked))
+        said = asyncio.run(ask_engine({path: one.key for path, one in unasked.items()}))
+        found |= {path: one.as_said(said[path]) for path, one in unasked.items()}
     return found
 
 
