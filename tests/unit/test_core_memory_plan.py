@@ -15,7 +15,14 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.kv_budget import Row, Rows
-from mlxsup.supervisor.core.load_verdict import Admit, Evict, Refuse, Verdict, verdict_on
+from mlxsup.supervisor.core.load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Verdict,
+    verdict_on,
+)
 from mlxsup.supervisor.core.memory_plan import plan
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
@@ -65,6 +72,15 @@ def test_plan_evicts_no_more_than_needed() -> None:
     found = verdict(6, held(A, 1, Standing.IDLE, 1.0), held(B, 6, Standing.IDLE, 2.0))
     assert isinstance(found, Evict)
     assert found.models == (B,)
+
+
+def test_what_is_given_back_may_be_enough_without_what_leaves() -> None:
+    leaving = held(A, 2, Standing.LEAVING)
+    busy = replace(held(B, 6, Standing.BUSY), spare_bytes=4 * GIB)
+    enough, too_little = verdict(4, leaving, busy), verdict(5, leaving, busy)
+    assert isinstance(enough, Reclaim)
+    assert isinstance(too_little, Wait)
+    assert (too_little.is_under_way, too_little.reclaims) == (True, True)
 
 
 def test_refusal_names_its_blockers_I4() -> None:
@@ -128,11 +144,13 @@ def one_resident(draw: st.DrawFn) -> LoadedModel:
     reserved_bytes = draw(st.integers(1, 10))
     standing = draw(st.sampled_from(Standing))
     least = {Standing.PINNED: 1, Standing.STUCK: reserved_bytes}.get(standing)
+    never_bytes = 0 if least is None else draw(st.integers(least, reserved_bytes))
     return LoadedModel(
         name=draw(st.sampled_from([A, B, C, *map(ModelName, "defgh")])),
         reserved_bytes=reserved_bytes,
         standing=standing,
-        never_bytes=0 if least is None else draw(st.integers(least, reserved_bytes)),
+        never_bytes=never_bytes,
+        spare_bytes=draw(st.integers(0, reserved_bytes - never_bytes)),
         used_at=float(draw(st.integers(0, 99))),
         ripe_at=float(draw(st.integers(50, 150))),
     )
@@ -155,25 +173,26 @@ def test_any_verdict_keeps_the_rules_H9_I2(
     found = verdict_on(request, view(others, size))
     by_name = {resident.name: resident for resident in others}
     everything = sum(resident.reserved_bytes for resident in others)
-    leaving = sum(r.reserved_bytes for r in others if r.standing is Standing.LEAVING)
+    leaving = sum(one.reserved_bytes for one in others if one.is_leaving)
+    least = sum(one.least_bytes for one in others if not one.is_leaving)
     never = sum(resident.never_bytes for resident in others)
+    assert isinstance(found, Admit) == (everything + needed <= size)
     match found:
-        case Admit():
-            assert everything + needed <= size
+        case Reclaim():
+            assert leaving + least + needed <= size
         case Evict(models=names):
             gone = [by_name[name] for name in names]
-            freed = sum(resident.reserved_bytes for resident in gone)
+            freed = sum(resident.least_bytes for resident in gone)
             assert all(resident.standing is Standing.IDLE for resident in gone)
-            assert everything - leaving - freed + needed <= size
+            assert least - freed + needed <= size
             for one in gone:
-                assert everything - leaving - freed + one.reserved_bytes + needed > size
+                assert least - freed + one.least_bytes + needed > size
             assert urgency is not Urgency.NONE
             if urgency is Urgency.REQUEST:
                 assert all(resident.ripe_at <= NOW for resident in gone)
         case Wait(until=until, is_under_way=is_under_way):
-            assert everything + needed > size
             assert until is None or until > NOW
-            assert is_under_way == (everything - leaving + needed <= size)
+            assert is_under_way == (least + needed <= size)
             assert never + needed <= size or urgency is Urgency.NONE
         case Refuse():
             assert never + needed > size
