@@ -286,6 +286,17 @@ def test_estimate_names_the_wrong_file(tmp_path: Path, what: str) -> None:
     assert str(raised.value).startswith(expected)
 
 
+def test_an_estimate_with_another_adapter_has_another_fingerprint(tmp_path: Path) -> None:
+    """What was measured with the one does not count for the other."""
+    write_folder(tmp_path / "model", llama_config(), llama_arrays())
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_weights(tmp_path / name / "adapters.safetensors", {"q.lora_a": ("F32", (2, 4))})
+    choices = [[], [str(tmp_path / "one")], [str(tmp_path / "two")]]
+    found = {read_folder(tmp_path / "model", adapters).fingerprint for adapters in choices}
+    assert len(found) == 3
+
+
 def test_adapters_take_as_much_for_each_and_for_none_as_the_largest(tmp_path: Path) -> None:
     write_folder(tmp_path / "model", llama_config(), llama_arrays())
     for name, rank in {"small": 2, "large": 5}.items():
