@@ -209,7 +209,8 @@ def foreseen(
         `foreseen`: for each model that it concerns `model`, `change` (`added`, `changed` or
         `removed`), `state` (None if it is new), `becomes` (None if nothing is left of it at once)
         and how many requests are `running`. `over_budget_bytes`, how much more than the budget
-        would be reserved; `evicts`, the names of the idle models that would be evicted at once;
+        would be reserved; `evicts`, the names of the idle models that would be evicted, unless
+        workers give back enough of what they keep for reuse;
         `still_over_bytes`, what only busy models could free; and `refuses`: a `model` and a
         `reason`, a phrase, for each that could not be loaded with all others gone.
     """

@@ -279,6 +279,16 @@ def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
         assert memory(driver)["effective_budget_bytes"] == left
 
 
+def test_a_reload_that_lowers_the_budget_reclaims_before_it_evicts() -> None:
+    driver = pair_and_more()
+    beat(driver, "a", cache_gib=1)
+    models = tuple(sized(name, 4 * GIB) for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(6 * GIB), models=models))
+    assert (asked(driver), states(driver, "ab")) == (["a"], [State.READY] * 2)
+    sample(driver, a=4, b=4)
+    assert (asked(driver), states(driver, "ab")) == ([], [State.STOPPING, State.READY])
+
+
 # Busy models under memory pressure
 
 TURN_S = 20.0
