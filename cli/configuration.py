@@ -88,7 +88,7 @@ def check_models(configuration: DaemonConfig, path: Path) -> None:
     """
     from mlxsup.supervisor.config.load import ConfigError
     from mlxsup.supervisor.config.model_folders import check_model_folders
-    from mlxsup.supervisor.memory.estimator import check_memory
+    from mlxsup.supervisor.memory.needs import check_memory
 
     problems: list[str] = []
     for check in (partial(check_model_folders, path=path), check_memory):

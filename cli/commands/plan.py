@@ -24,10 +24,11 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-    from mlxsup.supervisor.core.memory import Budget, Figure, Need
+    from mlxsup.supervisor.core.budget import Budget
+    from mlxsup.supervisor.core.need import Figure, Need
+    from mlxsup.supervisor.core.placement import Candidate, Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.measurements import Measurements
-    from mlxsup.supervisor.memory.placement import Candidate, Placement
 
 
 @click.command()
@@ -105,10 +106,10 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.memory import bounded
+    from mlxsup.supervisor.core.need import bounded
+    from mlxsup.supervisor.core.placement import Candidate, fit
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
-    from mlxsup.supervisor.memory.placement import Candidate, make_plan
 
     backend = find_backend()
     budget = _find_budget(memory_budget, backend, runtime_dir)
@@ -126,7 +127,7 @@ def _plan_of(
         for model in models
         if model.name in bounds
     ]
-    made = make_plan(candidates, budget.size_bytes)
+    made = fit(candidates, budget)
     others = _other_hosts(models, bounds)
     placements = {place.model: place for place in made.placements}
     needs = {one.model: one for one in candidates}
@@ -138,11 +139,11 @@ def _plan_of(
             "reason": budget.reason,
         },
         "needed_bytes": made.reserved_bytes,
-        "fits": made.fits
+        "fits": made.is_complete
         and not problems
         and all(one["fits"] for ranks in others.values() for one in ranks),
         "swap": swap,
-        "change": None if made.fits else advice(candidates, budget),
+        "change": None if made.is_complete else advice(candidates, budget),
         "measurements": measurements.problem or None,
         "models": [
             {"name": model.name, "preload": model.preload, "problem": problems[model.name]}
@@ -181,7 +182,7 @@ def _other_hosts(
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
     """Return what to change in a configuration whose models do not fit, and after a colon why."""
-    from mlxsup.supervisor.memory.placement import required_bytes
+    from mlxsup.supervisor.core.placement import required_bytes
 
     required = required_bytes(candidates)
     if budget.automatic_bytes is not None and required <= budget.automatic_bytes:
@@ -211,8 +212,8 @@ def _needs_of(
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.store.model_folder import FolderError
-    from mlxsup.supervisor.core.memory import known_problem
-    from mlxsup.supervisor.memory.estimator import needs_without_daemon
+    from mlxsup.supervisor.core.need import known_problem
+    from mlxsup.supervisor.memory.needs import needs_without_daemon
 
     def asking(count: int) -> None:
         """Say why the next seconds are silent; they come once for each model."""

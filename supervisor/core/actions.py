@@ -42,7 +42,8 @@ from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .memory import Budget, Need
+from .budget import Budget
+from .need import Need
 
 if TYPE_CHECKING:
     from .model import Model

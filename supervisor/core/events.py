@@ -14,7 +14,8 @@ from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
-from .memory import Need, Reading
+from .budget import Reading
+from .need import Need
 from .settings import CoreSettings, ModelSettings
 
 

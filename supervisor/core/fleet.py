@@ -29,15 +29,17 @@ from .actions import (
     Spawn,
 )
 from .attaching import Attaching
+from .budget import Pressure, Reading
 from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
-from .memory import Need, Pressure, Reading, bounded, raised
+from .memory_facts import at_rest, loaded_models, view_of
 from .memory_plan import Plan, plan
-from .memory_view import MemoryView, at_rest, loaded_models, view_of
+from .memory_view import MemoryView
 from .model import Model
+from .need import Need, bounded, raised
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
@@ -117,8 +119,8 @@ class Fleet:
         self._pressure = Pressure()
         self._log_level: str | None = None  # None: as each worker was started
         self._is_plan_due = True
-        self._is_division_due = self._is_measured = False
-        self.ran_out: Model | None = None
+        self._is_division_due = False
+        self.ran_out: ModelName | None = None
         # A dict because a set's order would change with the interpreter's hash seed (P22).
         self._touched: dict[ModelName, None] = {}
         for entry in models:
@@ -184,14 +186,9 @@ class Fleet:
         for model in self:
             self.touch(model)
 
-    def memory_changed(self, *, is_measured: bool = False) -> None:
-        """Something has changed that the memory plan depends on.
-
-        Args:
-            is_measured: whether the memory of the processes has just been measured.
-        """
+    def memory_changed(self) -> None:
+        """Something has changed that the memory plan depends on."""
         self._is_plan_due = self._is_division_due = True
-        self._is_measured |= is_measured
 
     def has_processes(self) -> bool:
         """True if any process whose end must be waited for is alive."""
@@ -436,11 +433,10 @@ class Fleet:
                 self.warm_pool,
                 self.settings,
                 now,
-                is_measured=self._is_measured,
                 ran_out=self.ran_out,
                 is_division_due=self._is_division_due,
             )
-            self._is_measured, self.ran_out = False, None
+            self.ran_out = None
             found = plan(view)
             self._carry_out_plan(found, now)
             if not (found.steps or found.shed):

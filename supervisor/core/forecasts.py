@@ -19,11 +19,22 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
 from .errors import does_not_fit, load_failed
-from .life import Abandoned, Life, Swapping, Urgency, Wait
-from .memory import Need, bounded
-from .memory_plan import Admit, Evict, Refuse, Swap, Verdict, idle_to_evict, needs, verdict_on
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
+from .life import Abandoned, Life, Swapping
+from .load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Swap,
+    Verdict,
+    idle_to_evict,
+    needs,
+    verdict_on,
+)
+from .memory_facts import loaded_models
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
 from .model import Model
+from .need import Need, bounded
 from .settings import CoreSettings, ModelSettings
 from .transitions import Removed, apply, reload_command
 
@@ -118,7 +129,7 @@ def forecast(
             reserved_bytes = sum(one.life.reserved_bytes for one in others if one is not model)
             short = needs(model.bytes_to_load, budget_bytes - reserved_bytes)
             return {**answer, "outcome": "fits", "reason": f"it {short}"}
-        case Evict(models=(), reason=reason):
+        case Reclaim(reason=reason):
             return {**answer, "outcome": "fits", "reason": reason}
         case Evict(models=names, reason=reason):
             return {**answer, "outcome": "evicts", "evicts": list(names), "reason": reason}
@@ -198,7 +209,8 @@ def foreseen(
         `foreseen`: for each model that it concerns `model`, `change` (`added`, `changed` or
         `removed`), `state` (None if it is new), `becomes` (None if nothing is left of it at once)
         and how many requests are `running`. `over_budget_bytes`, how much more than the budget
-        would be reserved; `evicts`, the names of the idle models that would be evicted at once;
+        would be reserved; `evicts`, the names of the idle models that would be evicted, unless
+        workers give back enough of what they keep for reuse;
         `still_over_bytes`, what only busy models could free; and `refuses`: a `model` and a
         `reason`, a phrase, for each that could not be loaded with all others gone.
     """

@@ -33,19 +33,6 @@ GIVES_AGAIN_AFTER_S = 10.0
 """A model that has given back what it could is asked again after this long at the earliest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The memory that the rows of a model need, and that they can use.
-
-    Attributes:
-        least_bytes: for one row.
-        wanted_bytes: for all of its rows, each of the whole context.
-    """
-
-    least_bytes: int
-    wanted_bytes: int
-
-
 class Row(NamedTuple):
     """A row of a batch.
 
@@ -72,7 +59,8 @@ class Rows:
 
     Attributes:
         layers: what each layer keeps for a row.
-        claim: what they need and can use.
+        least_bytes: what one row needs, as long as the longest open answer.
+        wanted_bytes: what they can use: all rows, each of the whole context.
         bare_bytes: what the process takes without any row.
         raise_bytes: what is reserved besides because processes before it ran out of memory.
         measured_bytes: what the process holds.
@@ -85,7 +73,8 @@ class Rows:
     """
 
     layers: tuple[CacheLayers, ...]
-    claim: Claim
+    least_bytes: int
+    wanted_bytes: int
     bare_bytes: int = 0
     raise_bytes: int = 0
     measured_bytes: int = 0
@@ -122,7 +111,7 @@ class Rows:
         than the least of their model, and no more than it can use."""
         longest = max(lengths, default=0) + GROWTH_TOKENS
         rows_bytes = cache_bytes(self.layers, rows=len(lengths), longest=longest)
-        return min(max(self.claim.least_bytes, rows_bytes), self.claim.wanted_bytes)
+        return min(max(self.least_bytes, rows_bytes), self.wanted_bytes)
 
 
 class _GivingBack(Enum):
@@ -246,18 +235,19 @@ def bare_bytes(model: Model) -> int:
     return model.process.ready.active_bytes + own_bytes
 
 
-def claim_of(model: Model) -> Claim:
-    """Return what its rows need: one row, as long as its longest open answer. With `memory` in its
-    entry that is what there is; it is enough for a short row, or the load would have failed."""
+def _claim_of(model: Model) -> tuple[int, int]:
+    """Return the bytes of one row, as long as the longest open answer, and those of all rows. With
+    `memory` in its entry both are what there is; it is enough for a short row, or the load would
+    have failed."""
     need = model.life.need
     assert need is not None
     if need.given_bytes is not None:
         limit_bytes = max(0, need.given_bytes - fixed_bytes(model))
-        return Claim(least_bytes=limit_bytes, wanted_bytes=limit_bytes)
+        return limit_bytes, limit_bytes
     longest = min(max(need.least_tokens, model.longest_stream), need.context_tokens)
     least_bytes = _bytes_of(model, rows=1, longest=longest)
     wanted_bytes = _bytes_of(model, rows=need.max_rows, longest=need.context_tokens)
-    return Claim(least_bytes=least_bytes, wanted_bytes=max(least_bytes, wanted_bytes))
+    return least_bytes, max(least_bytes, wanted_bytes)
 
 
 def rows_of(model: Model) -> Rows | None:
@@ -268,9 +258,11 @@ def rows_of(model: Model) -> Rows | None:
     ready, budget = model.process.ready, model.batch.budget
     assert ready is not None
     may_go = model.life.state is State.READY and not model.process.is_unlinked
+    least_bytes, wanted_bytes = _claim_of(model)
     return Rows(
         layers=tuple(ready.cache_layers),
-        claim=claim_of(model),
+        least_bytes=least_bytes,
+        wanted_bytes=wanted_bytes,
         bare_bytes=bare_bytes(model),
         raise_bytes=model.life.raise_bytes,
         measured_bytes=model.measured_bytes,

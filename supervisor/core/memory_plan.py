@@ -1,11 +1,8 @@
 """The memory plan: which models load, wait, go or give way, decided in one place.
 
 `plan` looks at a `MemoryView` and returns triggers for the lives of models. It remembers nothing:
-which models wait for memory, since when and why, is part of their phase.
-
-`verdict_on` decides about one load: there is room, there will be, or there never is. A verdict
-carries its sentence, so that status, events, notices and errors say the same; `load --dry-run` and
-`reload --dry-run` ask for it about a changed view.
+which models wait for memory, since when and why, is part of their phase. What may be done about one
+load is decided in `load_verdict.py`.
 
 In this order: models that make room stay if that is no longer needed; those that wait are admitted,
 and idle ones evicted for them, `parallel_loads` at a time; the first in line over all models has
@@ -18,7 +15,6 @@ While the models leave that go for one that waits, its need counts as taken for 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,11 +22,23 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
+from .budget import Budget
 from .errors import does_not_fit
 from .kv_budget import Part, Row
-from .life import Lack, Shortage, Swapping, Urgency, Wait
-from .memory import Budget, Room, equal_shares, fewest, find_room, listed
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from .life import Shortage, Swapping
+from .load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Swap,
+    Verdict,
+    idle_to_evict,
+    needs,
+    verdict_on,
+)
+from .memory_view import Lack, LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
+from .room import equal_shares, fewest
 from .transitions import (
     LacksMemory,
     NoMemory,
@@ -50,436 +58,6 @@ BUDGET = "because the loaded models need more than memory_budget"
 
 LEAST_SHARE = 100
 """What a worker keeps is asked for if it is at least this part of what is missing."""
-
-
-# ---------------------------------------------------------------- one load
-
-SHORTAGE = "other programs hold the rest of the memory budget"
-"""The cause of the wait of a model that would fit if memory were not short."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admit:
-    """There is room for it now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evict:
-    """There is room once these have gone; all of them are idle.
-
-    Attributes:
-        models: which must go, the least recently used first; none if it is enough that the others
-            give back.
-        reason: a phrase that follows the name of the model that is to be loaded.
-        reclaims: whether the others must also give back what they do not need now.
-    """
-
-    models: tuple[ModelName, ...]
-    reason: str
-    reclaims: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
-    """There is room once these have gone, some of which are busy: their requests wait.
-
-    Attributes:
-        models: the busy ones, whose turns are over; the longest loaded first.
-        evicted: the idle ones.
-        reason: a phrase that follows the name of the model that is to be loaded.
-    """
-
-    models: tuple[ModelName, ...]
-    evicted: tuple[ModelName, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """There is no room even if everything goes that may.
-
-    Attributes:
-        reason: a phrase that follows its name.
-        blockers: the models that would have to go.
-    """
-
-    reason: str
-    blockers: tuple[ModelName, ...]
-
-
-Verdict = Admit | Evict | Swap | Wait | Refuse
-"""The outcome for a model that is to be loaded."""
-
-
-def verdict_on(request: LoadRequest, view: MemoryView) -> Verdict:
-    """Decide about one load, next to the other models of the view."""
-    budget = view.budget
-    if budget is None:
-        return Admit()
-    others = view.beside(request.name)
-    fixed = [one for one in others if one.never_bytes]
-    fixed_bytes = sum(one.never_bytes for one in fixed)
-    if request.needed_bytes > budget.whole_bytes - fixed_bytes:
-        return _never(request, fixed, budget.whole_bytes)
-    free_bytes = budget.size_bytes - sum(one.reserved_bytes for one in others)
-    if request.needed_bytes <= free_bytes:
-        return Admit()
-    short = needs(request.needed_bytes, free_bytes)
-    if request.needed_bytes > budget.size_bytes - fixed_bytes:
-        return Wait(reason=f"{short}: {SHORTAGE}")
-    return _Displacing(request, view, budget, short).verdict()
-
-
-def needs(needed_bytes: int, free_bytes: int) -> str:
-    """Return how a sentence about a model that has to wait begins."""
-    return f"needs {size_text(needed_bytes)}; {size_text(max(free_bytes, 0))} is free"
-
-
-def _never(request: LoadRequest, fixed: list[LoadedModel], budget_bytes: int) -> Wait | Refuse:
-    size = f"needs {size_text(request.needed_bytes)}"
-    budget = size_text(budget_bytes)
-    if request.needed_bytes > budget_bytes:
-        reason = f"{size}, but the memory budget is {budget}"
-        blockers: tuple[ModelName, ...] = ()
-    else:
-        why = {Standing.PINNED: "is pinned", Standing.STUCK: "has a process that cannot be ended"}
-        held = "; ".join(
-            f"{one.name} {why[one.standing]} and holds {size_text(one.never_bytes)}"
-            for one in fixed
-        )
-        reason = f"{size} of {budget}: {held}"
-        blockers = tuple(one.name for one in fixed)
-    if request.urgency is Urgency.NONE:
-        return Wait(reason=reason)
-    return Refuse(reason=reason, blockers=blockers)
-
-
-class _Displacing:
-    """A load that has no room next to what is there."""
-
-    def __init__(self, request: LoadRequest, view: MemoryView, budget: Budget, short: str) -> None:
-        self._request = request
-        self._short = short
-        self._now = view.now
-        self._budget_bytes = budget.size_bytes
-        self._others = {one.name: one for one in view.beside(request.name)}
-        self._staying = [one for one in self._others.values() if not one.is_leaving]
-
-    def verdict(self) -> Verdict:
-        """Find room at once, by what leaves already or by evicting; otherwise later."""
-        request, short = self._request, self._short
-        late_bytes = {n: late for n, one in self._others.items() if (late := one.freed_late_bytes)}
-        spare_bytes = sum(r.spare_bytes for n, r in self._others.items() if n not in late_bytes)
-        idle = [one for one in self._staying if one.standing is Standing.IDLE]
-        room = self._room_without(
-            one
-            for one in sorted(idle, key=lambda one: one.used_at)
-            if _may_go(one, request.urgency, self._now)
-        )
-        if room is not None and not room.models:
-            reclaims = room.spare_bytes < spare_bytes
-            if reclaims and sum(late_bytes.values()) <= room.spare_bytes:
-                reason = f"{short}; other models release memory they do not need"
-                return Evict(models=(), reason=reason, reclaims=True)
-            reason = f"{short}: {is_or_are(list(late_bytes))} about to go"
-            return Wait(reason=reason, is_under_way=True, reclaims=reclaims)
-        if room is not None:
-            spare_bytes -= sum(self._others[name].spare_bytes for name in room.models)
-            return Evict(
-                models=room.models,
-                reason=f"{short}: {is_or_are(room.models)} idle",
-                reclaims=room.spare_bytes < spare_bytes,
-            )
-        if request.urgency is Urgency.NONE:
-            return Wait(reason=f"{short}; other models are unloaded once it gets a request")
-        return self._later(idle)
-
-    def _later(self, idle: list[LoadedModel]) -> Swap | Wait:
-        """Wait for models that were just used, if that is enough, and otherwise for busy ones, or
-        for what rows of pinned ones take."""
-        room = self._room_without(sorted(idle, key=lambda one: one.ripe_at))
-        if room is not None:
-            until = max(self._others[name].ripe_at for name in room.models)
-            names = is_or_are(room.models)
-            reason = f"{self._short}; {names} idle, but not for long enough"
-            return Wait(reason=reason, until=until)
-        swaps_from = self._request.swaps_from
-        if swaps_from is not None and (swap := self._swap(swaps_from)):
-            return swap
-        return Wait(reason=f"{self._short}: {_holds_up(self._staying)}")
-
-    def _swap(self, swaps_from: float) -> Swap | Wait | None:
-        """Return which models go now, or when they will; None if it is not enough if all go that
-        may."""
-        whens = {one.name: self._goes_at(one) for one in self._staying}
-        goes_at = {name: when for name, when in whens.items() if when is not None}
-        may_go = [self._others[name] for name in goes_at]
-        at_once = [one for one in may_go if goes_at[one.name] <= self._now]
-        room = self._room_without(sorted(at_once, key=_idle_first))
-        if room is not None and swaps_from <= self._now:
-            busy = self._busy(room.models)
-            idle = tuple(name for name in room.models if name not in busy)
-            reason = f"{self._short}: {is_or_are(busy)} busy"
-            return Swap(models=busy, evicted=idle, reason=reason)
-        if room is None:
-            room = self._room_without(sorted(may_go, key=lambda one: goes_at[one.name]))
-        if room is None:
-            return None
-        busy = self._busy(room.models)
-        until = max(swaps_from, *(goes_at[name] for name in room.models))
-        when = (
-            "makes room when its turn ends" if len(busy) == 1 else "make room when their turns end"
-        )
-        reason = f"{self._short}: {is_or_are(busy)} busy and {when}"
-        return Wait(reason=reason, until=until if until < math.inf else None, swaps=busy)
-
-    def _goes_at(self, one: LoadedModel) -> float | None:
-        """Return from when on a model may go for this load; None if it may not, as things are."""
-        if one.standing is Standing.IDLE:
-            return -math.inf if self._request.urgency is Urgency.COMMAND else one.ripe_at
-        wants = self._request.wants or Priority.BATCH
-        return None if one.runs is not None and one.runs.is_above(wants) else one.turn_ends_at
-
-    def _busy(self, names: Iterable[ModelName]) -> tuple[ModelName, ...]:
-        return tuple(n for n in names if self._others[n].standing is Standing.BUSY)
-
-    def _room_without(self, may_go: Iterable[LoadedModel]) -> Room | None:
-        return find_room(
-            self._request.needed_bytes,
-            budget_bytes=self._budget_bytes,
-            reserved={one.name: one.least_bytes for one in self._staying},
-            may_go=[one.name for one in may_go],
-        )
-
-
-def _may_go(one: LoadedModel, urgency: Urgency, now: float) -> bool:
-    if urgency is Urgency.COMMAND:
-        return True
-    return urgency is Urgency.REQUEST and one.ripe_at <= now
-
-
-def _idle_first(one: LoadedModel) -> tuple[bool, float]:
-    """Sort the idle ones first, the least recently used at the front; then the busy ones."""
-    is_busy = one.standing is Standing.BUSY
-    return is_busy, one.loaded_since if is_busy else one.used_at
-
-
-def is_or_are(names: Iterable[str]) -> str:
-    """Return the names with their verb: `a is`, `a and b are`."""
-    found = list(names)
-    return f"{listed(found)} {'is' if len(found) == 1 else 'are'}"
-
-
-def _holds_up(staying: Iterable[LoadedModel]) -> str:
-    """Return what a load waits for: models that stay until their answers have ended, and what
-    pinned ones hold beyond what they keep for good."""
-    there = list(staying)
-    busy = {one.name: one.stays_because for one in there if one.standing is Standing.BUSY}
-    why = [f"{is_or_are(busy)} busy"] if busy else []
-    why += [
-        f"{name} stays loaded until its answers are complete, because {reason}"
-        for name, reason in busy.items()
-        if reason
-    ]
-    why += [
-        f"{one.name} is pinned and holds {size_text(one.least_bytes)} for now"
-        for one in there
-        if one.standing is Standing.PINNED and one.least_bytes > one.never_bytes
-    ]
-    return "; ".join(why)
-
-
-# ---------------------------------------------------------------- more reserved than may be kept
-
-
-def idle_to_evict(view: MemoryView) -> tuple[ModelName, ...]:
-    """Return the idle models that must go because more is reserved than the budget allows: as many
-    as are needed, the least recently used first, or all if that is not enough."""
-    if view.budget is None:
-        return ()
-    staying = [one for one in view.loaded.values() if not one.is_leaving]
-    idle = sorted(
-        (one for one in staying if one.standing is Standing.IDLE), key=lambda one: one.used_at
-    )
-    may_go = tuple(one.name for one in idle)
-    room = find_room(
-        0,
-        budget_bytes=view.budget.kept_bytes,
-        reserved={one.name: one.least_bytes for one in staying},
-        may_go=may_go,
-    )
-    return may_go if room is None else room.models
-
-
-def _counted_bytes(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> dict[ModelName, int]:
-    """Return what each model that stays cannot give back without going, by name.
-
-    While others do not lack memory, what it has grown by does not count: it would be let in again
-    at once, and grow again.
-    """
-    return {
-        one.name: one.least_bytes if budget.is_short else min(one.least_bytes, one.needed_bytes)
-        for one in loaded.values()
-        if not one.is_leaving
-    }
-
-
-def _shortage_text(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> str:
-    """Return how much is reserved, how much may be kept, and why it is no more, a phrase."""
-    reserved_bytes = sum(one.reserved_bytes for one in loaded.values())
-    sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
-    return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
-
-
-def _rows_to_shed(
-    loaded: Mapping[ModelName, LoadedModel], budget: Budget
-) -> dict[ModelName, list[Row]]:
-    """Return the rows that must leave now, by model: those served last, and none without which the
-    others would free as much as is missing. If all of them are not enough, those that free any."""
-    missing_bytes = sum(_counted_bytes(loaded, budget).values()) - budget.kept_bytes
-    if missing_bytes <= 0 or not budget.is_short:
-        return {}
-    rows = [(one, row) for one in loaded.values() for row in _may_leave(one)]
-    enough_bytes = min(missing_bytes, _freed_bytes(rows))
-    rows.sort(key=lambda pair: pair[1])
-    return _by_model(fewest(rows, lambda left: _freed_bytes(left) >= enough_bytes))
-
-
-def _may_leave(one: LoadedModel) -> list[Row]:
-    """Return the rows that may leave, but never all: the one that was served first stays."""
-    if one.rows is None or one.is_leaving:
-        return []
-    staying = [row for row in one.rows.rows if not row.is_leaving]
-    may_go = sorted(row for row in staying if row.may_go)
-    return may_go[1:] if len(may_go) == len(staying) else may_go
-
-
-def _freed_bytes(rows: list[tuple[LoadedModel, Row]]) -> int:
-    """Return how much less must be reserved once these rows have left."""
-    models = {one.name: one for one, _ in rows}
-    return sum(
-        _kept_bytes(models[name]) - _kept_bytes(models[name], left)
-        for name, left in _by_model(rows).items()
-    )
-
-
-def _kept_bytes(one: LoadedModel, without: Iterable[Row] = ()) -> int:
-    assert one.rows is not None
-    left = frozenset(row.key for row in without)
-    return min(one.reserved_bytes, one.rows.needed_bytes(left))
-
-
-def _by_model(rows: Iterable[tuple[LoadedModel, Row]]) -> dict[ModelName, list[Row]]:
-    found: dict[ModelName, list[Row]] = {}
-    for one, row in rows:
-        found.setdefault(one.name, []).append(row)
-    return found
-
-
-# ---------------------------------------------------------------- what is free, divided
-
-LEAST_CHANGE = 8
-"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
-
-
-def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
-    """Divide the memory that is free for rows.
-
-    Args:
-        is_short: whether every model must give back what it does not need now.
-
-    Returns:
-        A part for each member, in the order in which they are told: lower budgets come first.
-    """
-    coulds = {name: _could_bytes(name, view) for name in view.members}
-    raises = {name: rows.raise_bytes for name, rows in view.members.items()}
-    if view.budget is not None:
-        # What was raised gives way to a row that could not run otherwise, until the next load.
-        for name, rows in view.members.items():
-            room_bytes = max(0, coulds[name] - rows.claim.least_bytes)
-            raises[name] = min(rows.raise_bytes, room_bytes)
-    view = _with_raises(view, raises)
-    targets = _targets(view, is_short=is_short)
-    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
-    lowered = {}
-    for name in view.members:
-        size_bytes = _lowered(view.loaded[name], targets[name], is_short=is_short)
-        if size_bytes is not None:
-            lowered[name] = replace(parts.pop(name), size_bytes=size_bytes, gives_back=is_short)
-    free_bytes = view.members_bytes
-    if free_bytes is not None:
-        free_bytes -= sum(view.loaded[name].reserved_bytes for name in view.members)
-    raised = []
-    for name, rows in view.members.items():
-        target_bytes, reserved_bytes = targets[name], view.loaded[name].reserved_bytes
-        if free_bytes is not None:
-            held_bytes = reserved_bytes - rows.fixed_bytes
-            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
-        if rows.size_bytes is None:  # the first row needs nothing that is free
-            target_bytes = max(target_bytes, rows.claim.least_bytes)
-        elif target_bytes <= rows.size_bytes or name in lowered:
-            continue
-        raised.append(replace(parts.pop(name), size_bytes=target_bytes))
-        if free_bytes is not None:
-            free_bytes -= rows.reserved_with(target_bytes) - reserved_bytes
-    return [*lowered.values(), *raised, *parts.values()]
-
-
-def _with_raises(view: MemoryView, raises: Mapping[ModelName, int]) -> MemoryView:
-    """Return the view with so much reserved besides for each member."""
-    loaded = dict(view.loaded)
-    for name, rows in view.members.items():
-        loaded[name] = replace(loaded[name], rows=replace(rows, raise_bytes=raises[name]))
-    return replace(view, loaded=loaded)
-
-
-def _could_bytes(name: ModelName, view: MemoryView) -> int:
-    rows = view.members[name]
-    if view.budget is None or rows.is_given:
-        return rows.claim.wanted_bytes
-    others = [other for n, other in view.members.items() if n != name]
-    taken_bytes = sum(other.fixed_bytes + other.claim.least_bytes for other in others)
-    return view.budget.whole_bytes - taken_bytes - view.others_bytes - rows.bare_bytes
-
-
-def _lowered(one: LoadedModel, target_bytes: int, *, is_short: bool) -> int | None:
-    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
-    for no news. It is lowered by little only if that is needed elsewhere."""
-    if one.rows is None or one.rows.size_bytes is None:
-        return None
-    size_bytes = one.rows.size_bytes
-    target_bytes = min(target_bytes, size_bytes)
-    if is_short:
-        has_spare = one.spare_bytes > 0 and not one.rows.is_asked
-        return target_bytes if target_bytes < size_bytes or has_spare else None
-    return target_bytes if target_bytes < size_bytes - size_bytes // LEAST_CHANGE else None
-
-
-def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take: what they hold if memory is
-    short or a request of another model has run out of memory alone, no more than now while a model
-    waits for memory, or else also an equal share of what is free."""
-    held = {name: rows.held_bytes for name, rows in view.members.items()}
-    if is_short:
-        return held
-    shares = _shares(view, held)
-    tried = view.tried_again
-    if not tried:
-        return shares
-    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
-
-
-def _shares(view: MemoryView, held: Mapping[ModelName, int]) -> dict[ModelName, int]:
-    """Return what the rows of each model should be allowed to take while memory is not short."""
-    members, size_bytes = view.members, view.members_bytes
-    if size_bytes is None:
-        return {name: rows.claim.wanted_bytes for name, rows in members.items()}
-    if view.is_awaited:
-        return {name: rows.size_bytes or 0 for name, rows in members.items()}
-    least_bytes = sum(rows.fixed_bytes + rows.claim.least_bytes for rows in members.values())
-    wanted = {n: rows.claim.wanted_bytes - rows.claim.least_bytes for n, rows in members.items()}
-    extras = equal_shares(size_bytes - least_bytes, wanted)
-    return {n: max(rows.claim.least_bytes + extras[n], held[n]) for n, rows in members.items()}
 
 
 # ---------------------------------------------------------------- all models
@@ -555,20 +133,17 @@ class _Planner:
         """Have workers give back what they keep for reuse: all others if one has run out of memory,
         and otherwise those that keep a part worth asking for of what must go."""
         view, budget, missing_bytes = self._view, self._view.budget, self._view.overshoot_bytes
+        ready = [one for one in self._loaded.values() if one.is_ready]
         if view.ran_out is not None:
-            self.plan.reclaimed += [
-                (one.name, "") for one in view.caches if one.name != view.ran_out
-            ]
-        if budget is None or not (view.is_measured and missing_bytes):
-            return
-        reserved_bytes = budget.kept_bytes + missing_bytes
-        for cache in view.caches:
-            if cache.may_be_asked and cache.size_bytes * LEAST_SHARE >= missing_bytes:
-                note = (
-                    f"asked to give back {size_text(cache.size_bytes)} kept for reuse:"
-                    f" {size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
-                )
-                self.plan.reclaimed.append((cache.name, note))
+            self.plan.reclaimed += [(one.name, "") for one in ready if one.name != view.ran_out]
+        elif budget is not None and missing_bytes:
+            reserved_bytes = budget.kept_bytes + missing_bytes
+            of_budget = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)}"
+            for one in ready:
+                if one.reclaimable_bytes * LEAST_SHARE >= missing_bytes:
+                    kept = f"{size_text(one.reclaimable_bytes)} kept for reuse"
+                    note = f"asked to give back {kept}: {of_budget} are reserved"
+                    self.plan.reclaimed.append((one.name, note))
 
     def call_off(self, one: LoadedModel, swap: Swapping) -> None:
         """Let a model stay whose rows leave, if what they leave for no longer needs them to."""
@@ -595,16 +170,18 @@ class _Planner:
                 self._wait(request, Wait(reason=reason, is_under_way=True))
             case Admit() if is_open:
                 self._admit(request)
-            case Evict(models=names, reason=reason, reclaims=reclaims) if is_open and (
-                self._may_evict or not names
+            case Reclaim(reason=reason) if is_open:
+                self._wait(request, Wait(reason=reason, is_under_way=True, reclaims=True))
+            case Evict(models=names, reason=reason, reclaims=reclaims) if (
+                is_open and self._may_evict
             ):
                 self._evict(names, _for(request))
                 self._wait(request, Wait(reason=reason, is_under_way=True, reclaims=reclaims))
-            case Admit() | Evict() if request.is_promised:
+            case Admit() | Reclaim() | Evict() if request.is_promised:
                 needed = size_text(request.needed_bytes)
                 reason = f"needs {needed}, which is kept for it: other models load first"
                 self._wait(request, Wait(reason=reason, is_under_way=True))
-            case Admit() | Evict():
+            case Admit() | Reclaim() | Evict():
                 if request.lack is not None:
                     self.put(request.name, LacksMemory(lack=None))
             case Swap(models=names, reason=reason) if not self._view.swaps:
@@ -673,7 +250,7 @@ class _Planner:
         fixed_bytes = sum(one.never_bytes for one in others)
         leaves_room = fixed_bytes + needed_bytes + self._promised_bytes <= budget.size_bytes
         is_back = needed_bytes <= request.reserved_bytes  # after a crash or a restart
-        if isinstance(verdict, Admit | Evict) and not (leaves_room or is_back):
+        if isinstance(verdict, Admit | Reclaim | Evict) and not (leaves_room or is_back):
             return Wait(reason=f"needs {size_text(needed_bytes)}; another model has waited longer")
         return verdict
 
@@ -748,7 +325,7 @@ class _Planner:
             why = f"{_for(request)} and has waited for {waits_s:.0f} s"
             self._swap_out(name, request.name, why)
         under_way = self._verdict(request)
-        if isinstance(under_way, Evict) and not under_way.models:
+        if isinstance(under_way, Reclaim):
             under_way = Wait(reason=under_way.reason, is_under_way=True, reclaims=True)
         assert isinstance(under_way, Wait), under_way
         self._wait(request, under_way, is_promised=True)
@@ -891,3 +468,177 @@ def _runs_least(one: LoadedModel) -> tuple[int, float]:
     been loaded."""
     rank = len(CLASSES) if one.runs is None else one.runs.rank
     return -rank, one.loaded_since
+
+
+# ---------------------------------------------------------------- more reserved than may be kept
+
+
+def _counted_bytes(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> dict[ModelName, int]:
+    """Return what each model that stays cannot give back without going, by name.
+
+    While others do not lack memory, what it has grown by does not count: it would be let in again
+    at once, and grow again.
+    """
+    return {
+        one.name: one.least_bytes if budget.is_short else min(one.least_bytes, one.needed_bytes)
+        for one in loaded.values()
+        if not one.is_leaving
+    }
+
+
+def _shortage_text(loaded: Mapping[ModelName, LoadedModel], budget: Budget) -> str:
+    """Return how much is reserved, how much may be kept, and why it is no more, a phrase."""
+    reserved_bytes = sum(one.reserved_bytes for one in loaded.values())
+    sizes = f"{size_text(reserved_bytes)} of {size_text(budget.kept_bytes)} are reserved"
+    return f"{sizes} and {budget.shortage}" if budget.is_short else sizes
+
+
+def _rows_to_shed(
+    loaded: Mapping[ModelName, LoadedModel], budget: Budget
+) -> dict[ModelName, list[Row]]:
+    """Return the rows that must leave now, by model: those served last, and none without which the
+    others would free as much as is missing. If all of them are not enough, those that free any."""
+    missing_bytes = sum(_counted_bytes(loaded, budget).values()) - budget.kept_bytes
+    if missing_bytes <= 0 or not budget.is_short:
+        return {}
+    rows = [(one, row) for one in loaded.values() for row in _may_leave(one)]
+    enough_bytes = min(missing_bytes, _freed_bytes(rows))
+    rows.sort(key=lambda pair: pair[1])
+    return _by_model(fewest(rows, lambda left: _freed_bytes(left) >= enough_bytes))
+
+
+def _may_leave(one: LoadedModel) -> list[Row]:
+    """Return the rows that may leave, but never all: the one that was served first stays."""
+    if one.rows is None or one.is_leaving:
+        return []
+    staying = [row for row in one.rows.rows if not row.is_leaving]
+    may_go = sorted(row for row in staying if row.may_go)
+    return may_go[1:] if len(may_go) == len(staying) else may_go
+
+
+def _freed_bytes(rows: list[tuple[LoadedModel, Row]]) -> int:
+    """Return how much less must be reserved once these rows have left."""
+    models = {one.name: one for one, _ in rows}
+    return sum(
+        _kept_bytes(models[name]) - _kept_bytes(models[name], left)
+        for name, left in _by_model(rows).items()
+    )
+
+
+def _kept_bytes(one: LoadedModel, without: Iterable[Row] = ()) -> int:
+    assert one.rows is not None
+    left = frozenset(row.key for row in without)
+    return min(one.reserved_bytes, one.rows.needed_bytes(left))
+
+
+def _by_model(rows: Iterable[tuple[LoadedModel, Row]]) -> dict[ModelName, list[Row]]:
+    found: dict[ModelName, list[Row]] = {}
+    for one, row in rows:
+        found.setdefault(one.name, []).append(row)
+    return found
+
+
+# ---------------------------------------------------------------- what is free, divided
+
+LEAST_CHANGE = 8
+"""Divides a KV budget: it is lowered only by at least one part, unless memory is needed."""
+
+
+def divide(view: MemoryView, *, is_short: bool) -> list[Part]:
+    """Divide the memory that is free for rows.
+
+    Args:
+        is_short: whether every model must give back what it does not need now.
+
+    Returns:
+        A part for each member, in the order in which they are told: lower budgets come first.
+    """
+    coulds = {name: _could_bytes(name, view) for name in view.members}
+    raises = {name: rows.raise_bytes for name, rows in view.members.items()}
+    if view.budget is not None:
+        # What was raised gives way to a row that could not run otherwise, until the next load.
+        for name, rows in view.members.items():
+            room_bytes = max(0, coulds[name] - rows.least_bytes)
+            raises[name] = min(rows.raise_bytes, room_bytes)
+    view = _with_raises(view, raises)
+    targets = _targets(view, is_short=is_short)
+    parts = {n: Part(name=n, could_bytes=coulds[n], raise_bytes=raises[n]) for n in coulds}
+    lowered = {}
+    for name in view.members:
+        size_bytes = _lowered(view.loaded[name], targets[name], is_short=is_short)
+        if size_bytes is not None:
+            lowered[name] = replace(parts.pop(name), size_bytes=size_bytes, gives_back=is_short)
+    free_bytes = view.members_bytes
+    if free_bytes is not None:
+        free_bytes -= sum(view.loaded[name].reserved_bytes for name in view.members)
+    raised = []
+    for name, rows in view.members.items():
+        target_bytes, reserved_bytes = targets[name], view.loaded[name].reserved_bytes
+        if free_bytes is not None:
+            held_bytes = reserved_bytes - rows.fixed_bytes
+            target_bytes = min(target_bytes, held_bytes + max(0, free_bytes))
+        if rows.size_bytes is None:  # the first row needs nothing that is free
+            target_bytes = max(target_bytes, rows.least_bytes)
+        elif target_bytes <= rows.size_bytes or name in lowered:
+            continue
+        raised.append(replace(parts.pop(name), size_bytes=target_bytes))
+        if free_bytes is not None:
+            free_bytes -= rows.reserved_with(target_bytes) - reserved_bytes
+    return [*lowered.values(), *raised, *parts.values()]
+
+
+def _with_raises(view: MemoryView, raises: Mapping[ModelName, int]) -> MemoryView:
+    """Return the view with so much reserved besides for each member."""
+    loaded = dict(view.loaded)
+    for name, rows in view.members.items():
+        loaded[name] = replace(loaded[name], rows=replace(rows, raise_bytes=raises[name]))
+    return replace(view, loaded=loaded)
+
+
+def _could_bytes(name: ModelName, view: MemoryView) -> int:
+    rows = view.members[name]
+    if view.budget is None or rows.is_given:
+        return rows.wanted_bytes
+    others = [other for n, other in view.members.items() if n != name]
+    taken_bytes = sum(other.fixed_bytes + other.least_bytes for other in others)
+    return view.budget.whole_bytes - taken_bytes - view.others_bytes - rows.bare_bytes
+
+
+def _lowered(one: LoadedModel, target_bytes: int, *, is_short: bool) -> int | None:
+    """Return a lower budget, or the same if the worker must give back what it keeps for speed; None
+    for no news. It is lowered by little only if that is needed elsewhere."""
+    if one.rows is None or one.rows.size_bytes is None:
+        return None
+    size_bytes = one.rows.size_bytes
+    target_bytes = min(target_bytes, size_bytes)
+    if is_short:
+        has_spare = one.spare_bytes > 0 and not one.rows.is_asked
+        return target_bytes if target_bytes < size_bytes or has_spare else None
+    return target_bytes if target_bytes < size_bytes - size_bytes // LEAST_CHANGE else None
+
+
+def _targets(view: MemoryView, *, is_short: bool) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take: what they hold if memory is
+    short or a request of another model has run out of memory alone, no more than now while a model
+    waits for memory, or else also an equal share of what is free."""
+    held = {name: rows.held_bytes for name, rows in view.members.items()}
+    if is_short:
+        return held
+    shares = _shares(view, held)
+    tried = view.tried_again
+    if not tried:
+        return shares
+    return {n: shares[n] if tried <= {n} else min(shares[n], held[n]) for n in shares}
+
+
+def _shares(view: MemoryView, held: Mapping[ModelName, int]) -> dict[ModelName, int]:
+    """Return what the rows of each model should be allowed to take while memory is not short."""
+    members, size_bytes = view.members, view.members_bytes
+    if size_bytes is None:
+        return {name: rows.wanted_bytes for name, rows in members.items()}
+    if view.is_awaited:
+        return {name: rows.size_bytes or 0 for name, rows in members.items()}
+    least_bytes = sum(rows.fixed_bytes + rows.least_bytes for rows in members.values())
+    wanted = {n: rows.wanted_bytes - rows.least_bytes for n, rows in members.items()}
+    extras = equal_shares(size_bytes - least_bytes, wanted)
+    return {n: max(rows.least_bytes + extras[n], held[n]) for n, rows in members.items()}

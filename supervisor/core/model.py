@@ -21,7 +21,8 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .kv_budget import RowBudget
-from .life import Lack, Life, Pending, Ready, Urgency
+from .life import Life, Pending, Ready
+from .memory_view import Lack, Urgency
 from .poison import Blame, Held
 from .requests import Queue, Request, Stage
 from .watchdog import Watch

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from mlxsup.protocol.states import Priority, State
 
 from .kv_budget import has_memory_beside
-from .memory import fewest
 from .model import Model
 from .requests import Request, Stage
+from .room import fewest
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""

@@ -14,7 +14,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority
 
-from .memory import Budget
+from .budget import Budget
 
 if TYPE_CHECKING:
     from mlxsup.protocol.download import Repository

@@ -58,9 +58,9 @@ from .events import (
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
 from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
-from .memory import loaded_problem
-from .memory_view import may_have_been_restored
+from .memory_facts import may_have_been_restored
 from .model import WATCHED, Model, Residency
+from .need import loaded_problem
 from .poison import Evidence
 from .requests import Request, Stage
 from .transitions import Died, Due, Ending
@@ -245,7 +245,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
             fleet.look_at_files(model)
         if was_measured(model, event.now):
             fleet.touch(model)
-    fleet.memory_changed(is_measured=True)
+    fleet.memory_changed()
     fleet.squeeze(event.reading, event.now)
     if fleet.warm_pool.measured(event.footprint_bytes, fleet.settings):
         fleet.look_at_all()
@@ -441,8 +441,9 @@ def _handle_exit(fleet: Fleet, model: Model, seen: Ending, now: float) -> None:
     entry = _worker_died(model, died, moments, running, fleet.outbox, now)
     if entry is not None:
         fleet.outbox.record(entry)
-    if verdict.is_tried_again:
-        fleet.ran_out = model
+    # One that must run through, or was cancelled, is open no longer.
+    if verdict.is_tried_again and any(fleet.ledger.get(one.key) for one in running):
+        fleet.ran_out = model.name
     if verdict.story and model.name in fleet.by_name:
         fleet.announce(model, verdict.story)
 

@@ -20,7 +20,7 @@ from mlxsup.protocol.codec import DecodeError, read_part, to_line
 from mlxsup.protocol.estimate import ModelMemory, estimate_argv
 from mlxsup.protocol.launch import child_environment
 
-from .folder import UNASKED, Estimate
+from .folder import UNASKED
 from .folder_reader import Look, Place, Question, reader_argv
 
 QUIET_S = 5.0
@@ -101,28 +101,25 @@ class Estimates:
         return looks
 
     async def _with_layers(self, looks: Mapping[Place, Look]) -> dict[Place, Look]:
-        unasked = {look.path: look.estimate for look in looks.values() if look.estimate}
-        unasked = {path: one for path, one in unasked.items() if one.remark == UNASKED}
-        if not unasked:
+        keys = {
+            look.path: look.estimate.key
+            for look in looks.values()
+            if look.estimate and look.estimate.remark == UNASKED
+        }
+        if not keys:
             return dict(looks)
         async with self._asking_engine:
-            found = await ask_engine(unasked)
-        return {place: _with_answer(look, found.get(look.path)) for place, look in looks.items()}
+            said = await ask_engine(keys)
+        return {
+            place: replace(look, estimate=look.estimate.as_said(said[look.path]))
+            if look.estimate and look.path in said
+            else look
+            for place, look in looks.items()
+        }
 
     def _fingerprint(self, place: Place) -> str:
         known = self._known.get(place)
         return known.estimate.fingerprint if known is not None and known.estimate else ""
-
-
-def _with_answer(look: Look, said: Estimate | None) -> Look:
-    """Return the same with what mlx-lm has said of its folder, whose adapters it was not asked
-    about."""
-    if look.estimate is None or said is None:
-        return look
-    estimate = replace(
-        look.estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark=said.remark
-    )
-    return replace(look, estimate=estimate)
 
 
 def _look_of(place: Place, answer: Look | str, known: Look | None) -> Look:
@@ -169,34 +166,32 @@ async def ask(
 
 
 async def ask_engine(
-    unasked: Mapping[str, Estimate],
+    keys: Mapping[str, str],
     *,
     argv: Sequence[str] | None = None,
     quiet_s: float = ENGINE_QUIET_S,
-) -> dict[str, Estimate]:
+) -> dict[str, ModelMemory | str]:
     """Ask mlx-lm what models take, one after the other in one process.
 
     Args:
-        unasked: what the files of their folders say, by folder.
+        keys: under which the answers are kept, by the folder of each model.
         argv: the command; None: that of the worker's package.
         quiet_s: see `ENGINE_QUIET_S`.
 
     Returns:
-        The same with the layers; without them, and with the cause as its remark, for a model whose
-        layers can only be measured when it is loaded. The folder that a process ends with, or does
-        not answer for, is not asked about again; those behind it are.
+        By folder the answer, or why there is none. The folder that a process ends with, or does not
+        answer for, is not asked about again; those behind it are.
     """
-    found: dict[str, Estimate] = {}
-    left = list(unasked)
+    found: dict[str, ModelMemory | str] = {}
+    left = list(keys)
 
     def take(line: bytes) -> None:
         value = json.loads(line)
-        path = left[value["number"]]
-        found[path] = _answered(unasked[path], value)
+        found[left[value["number"]]] = _said_in(value)
 
     while left:
         lines = [
-            json.dumps({"number": number, "path": path, "key": unasked[path].key}).encode() + b"\n"
+            json.dumps({"number": number, "path": path, "key": keys[path]}).encode() + b"\n"
             for number, path in enumerate(left)
         ]
         environment = child_environment(os.environ) | {"OPENBLAS_NUM_THREADS": "1"}
@@ -205,27 +200,22 @@ async def ask_engine(
         )
         left = [path for path in left if path not in found]
         if left:
-            problem = ENGINE_FATAL.format(cause=cause) if cause else ENGINE_SILENT
-            found[left[0]] = _unanswered(unasked[left[0]], problem)
+            found[left[0]] = ENGINE_FATAL.format(cause=cause) if cause else ENGINE_SILENT
             left = left[1:]
     return found
 
 
-def _answered(estimate: Estimate, value: Mapping[str, object]) -> Estimate:
+def _said_in(value: Mapping[str, object]) -> ModelMemory | str:
     memory = value["memory"]
     if not isinstance(memory, dict):
-        return _unanswered(estimate, str(value["problem"]))
+        return str(value["problem"])
     try:
         said = read_part(ModelMemory, memory, "")
     except DecodeError:  # such as of a negative size
         said = None
     if said is None or not said.is_possible:
-        return _unanswered(estimate, "its config.json has impossible sizes")
-    return replace(estimate, weight_bytes=said.weight_bytes, layers=said.layers, remark="")
-
-
-def _unanswered(estimate: Estimate, problem: str) -> Estimate:
-    return replace(estimate, remark=f"{UNASKED}: {problem}")
+        return "its config.json has impossible sizes"
+    return said
 
 
 async def _converse(

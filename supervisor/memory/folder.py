@@ -22,7 +22,7 @@ from typing import Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import declared_context_length
-from mlxsup.protocol.estimate import MAX_BYTES
+from mlxsup.protocol.estimate import MAX_BYTES, ModelMemory
 from mlxsup.protocol.model_files import (
     ADAPTER_CONFIG,
     MLX_ADAPTER,
@@ -56,6 +56,9 @@ _ENGINE_VERSION = re.compile(r"(?:mlx|mlx_lm)-[^-]+\.dist-info")
 ADAPTER_FILES = (MLX_ADAPTER, PEFT_ADAPTER, ADAPTER_CONFIG)
 MAX_ADAPTER_HEADER_BYTES = 4 * MIB
 
+UNASKED = "the caches of its rows are measured at its first load"
+"""The remark of a model that mlx-lm has not been asked about."""
+
 Stamp = Mapping[str, tuple[int, int]]
 """Size in bytes and time of modification in nanoseconds of each file, by name."""
 
@@ -86,8 +89,12 @@ class Estimate:
     takes_pictures: bool = False
     adapter_bytes: int = 0
 
-
-UNASKED = "the caches of its rows are measured at its first load"
+    def as_said(self, said: ModelMemory | str) -> Estimate:
+        """Return the same with what mlx-lm says, or why it says nothing; it was not asked about
+        adapters."""
+        if isinstance(said, str):
+            return replace(self, remark=f"{UNASKED}: {said}")
+        return replace(self, weight_bytes=said.weight_bytes, layers=said.layers, remark="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,9 +136,7 @@ def read_folder(path: Path, adapters: Sequence[str] = ()) -> Estimate:
     with _PARSING:
         found = estimate(read)
     kept = find_kept(found.key, estimates_folder())
-    if kept is None:
-        return found
-    return replace(found, weight_bytes=kept.weight_bytes, layers=kept.layers, remark="")
+    return found if kept is None else found.as_said(kept)
 
 
 def look(question: Question) -> Look:

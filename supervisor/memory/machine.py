@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlxsup.protocol.text import size_text
 
-from ..core.memory import Budget
+from ..core.budget import Budget
 
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 

@@ -11,14 +11,15 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.text import size_text
 
 from ..config.load import DaemonConfig, located
-from ..core.memory import Budget, Need
+from ..core.budget import Budget
+from ..core.need import Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
 from .estimates import Estimates
-from .estimator import FIRST_GUESS_BYTES, MemoryEstimator, check_needs, measured_place
 from .folder_reader import Look, Place, place_of
 from .machine import NoDeviceMemoryError, find_backend, find_budget
 from .measurements import Measurements
+from .needs import FIRST_GUESS_BYTES, check_needs, measured_place, need_of
 from .watch import Watch, find_watch
 
 
@@ -55,7 +56,6 @@ class MemorySnapshot:
         self._estimates = estimates or Estimates()
         self._backend = find_backend()
         self._measurements = measurements
-        self._estimator = MemoryEstimator(self._backend, measurements)
         self._log = log
         # What it was when the daemon started: later, its own workers hold some of it.
         self._automatic: Budget | None = None
@@ -229,13 +229,13 @@ class MemorySnapshot:
     def _need_of(self, launch: LaunchSettings, place: Place | None) -> Need | None:
         """Return what is known of a model without looking at its folder; None if nothing is."""
         if launch.engine == "fake":
-            return self._estimator.need_of(launch, None)
+            return need_of(launch, None, self._measurements, self._backend)
         look = self._estimates.of(place) if place is not None else None
         if look is None or look.estimate is None:
             return None
         drafts = [self._estimates.of(one) for one in _draft_places([launch])]
         draft = drafts[0].estimate if drafts and drafts[0] is not None else None
-        return self._estimator.need_of(launch, look.estimate, draft)
+        return need_of(launch, look.estimate, self._measurements, self._backend, draft)
 
     def _known_places(self) -> list[Place]:
         return [*self._places.values(), *_draft_places(self._launches.values())]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from ..core.memory import Reading, Strain
+from ..core.budget import Reading, Strain
 from .machine import CGROUP_ROOT, OWN_CGROUPS, limit_files, read_limit, reserve_bytes
 
 KEPT_FREE_SHARE = 4

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from ..core.memory import Reading
+from ..core.budget import Reading
 from ..memory.watch import Watch
 
 REPORT_INTERVAL_S = 60.0

@@ -16,8 +16,8 @@ from ..core.events import FilesSeen, SpawnFailed, WorkerSeen
 from ..file_threads import SILENT, FileLooks
 from ..log_files import LogWriter
 from ..logs import ModelLog
-from ..memory.estimator import measured_by
 from ..memory.measurements import Measurements
+from ..memory.needs import measured_by
 from .instance import Surroundings, WorkerUnit
 from .measure import is_process_stopped
 from .prewarmed import PrewarmedUnits

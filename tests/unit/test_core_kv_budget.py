@@ -12,15 +12,17 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
-from mlxsup.supervisor.core.kv_budget import Claim, Row, RowBudget, Rows
-from mlxsup.supervisor.core.life import Lack, Urgency, Wait
+from mlxsup.supervisor.core.kv_budget import Row, RowBudget, Rows
+from mlxsup.supervisor.core.memory_facts import loaded_models
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import (
+    Lack,
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
-    loaded_models,
+    Urgency,
+    Wait,
 )
 from mlxsup.supervisor.core.settings import ModelSettings
 
@@ -67,7 +69,8 @@ MEMBER = LoadedModel(
     spare_bytes=1,
     rows=Rows(
         layers=(CacheLayers(layers=1, row_bytes=200),),
-        claim=Claim(least_bytes=100, wanted_bytes=1000),
+        least_bytes=100,
+        wanted_bytes=1000,
         size_bytes=300,
         most_bytes=500,
         rows=(Row(0.0, RequestKey(1), 64),),
@@ -117,15 +120,14 @@ def changed(**rows: Any) -> MemoryView:
 
 def test_a_given_memory_is_all_that_rows_could_take() -> None:
     """Whatever the other models leave: `memory` in the entry is what the row would be told."""
-    wanted = MEMBER.rows.claim.wanted_bytes if MEMBER.rows is not None else 0
+    wanted = MEMBER.rows.wanted_bytes if MEMBER.rows is not None else 0
     assert divide(changed(is_given=True), is_short=False)[0].could_bytes == wanted
     assert divide(changed(), is_short=False)[0].could_bytes > wanted
 
 
 def test_what_was_raised_gives_way_to_a_row_at_once() -> None:
     """Its row needs 900 of 1000 bytes, of which 300 are there because others ran out of memory."""
-    claim = Claim(least_bytes=900, wanted_bytes=1000)
-    [one] = changed(claim=claim, raise_bytes=300, size_bytes=600).loaded.values()
+    [one] = changed(least_bytes=900, raise_bytes=300, size_bytes=600).loaded.values()
     full = replace(one, reserved_bytes=1000)
     short = replace(view_with(), budget=budget(1000), loaded={one.name: full})
     part = divide(short, is_short=False)[0]
@@ -134,9 +136,8 @@ def test_what_was_raised_gives_way_to_a_row_at_once() -> None:
 
 def test_a_budget_is_lowered_by_an_eighth_or_not_at_all() -> None:
     """A worker that is told of every token would be told at every step."""
-    at_most = Claim(least_bytes=100, wanted_bytes=1000)
     told = [
-        divide(changed(claim=at_most, size_bytes=size_bytes), is_short=False)[0].size_bytes
+        divide(changed(size_bytes=size_bytes), is_short=False)[0].size_bytes
         for size_bytes in (1142, 1144)
     ]
     assert told == [None, 1000]

@@ -14,18 +14,28 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.kv_budget import Claim, Row, Rows
-from mlxsup.supervisor.core.life import Urgency, Wait
-from mlxsup.supervisor.core.memory import find_room, pins_problem
-from mlxsup.supervisor.core.memory_plan import Admit, Evict, Refuse, Verdict, plan, verdict_on
+from mlxsup.supervisor.core.kv_budget import Row, Rows
+from mlxsup.supervisor.core.load_verdict import (
+    Admit,
+    Evict,
+    Reclaim,
+    Refuse,
+    Verdict,
+    verdict_on,
+)
+from mlxsup.supervisor.core.memory_plan import plan
 from mlxsup.supervisor.core.memory_view import (
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
+    Urgency,
+    Wait,
 )
+from mlxsup.supervisor.core.need import pins_problem
+from mlxsup.supervisor.core.placement import Candidate, fit, required_bytes
+from mlxsup.supervisor.core.room import find_room
 from mlxsup.supervisor.core.transitions import LacksMemory
-from mlxsup.supervisor.memory.placement import Candidate, make_plan, required_bytes
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 
@@ -64,6 +74,15 @@ def test_plan_evicts_no_more_than_needed() -> None:
     assert found.models == (B,)
 
 
+def test_what_is_given_back_may_be_enough_without_what_leaves() -> None:
+    leaving = held(A, 2, Standing.LEAVING)
+    busy = replace(held(B, 6, Standing.BUSY), spare_bytes=4 * GIB)
+    enough, too_little = verdict(4, leaving, busy), verdict(5, leaving, busy)
+    assert isinstance(enough, Reclaim)
+    assert isinstance(too_little, Wait)
+    assert (too_little.is_under_way, too_little.reclaims) == (True, True)
+
+
 def test_refusal_names_its_blockers_I4() -> None:
     pinned, stuck = held(A, 3, Standing.PINNED), held(B, 2, Standing.STUCK)
     assert verdict(4, pinned, stuck, held(C, 3, Standing.IDLE)) == Refuse(
@@ -96,7 +115,8 @@ def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
         rows = Rows(
             layers=layers,
             bare_bytes=GIB,
-            claim=Claim(least_bytes=0, wanted_bytes=99 * GIB),
+            least_bytes=0,
+            wanted_bytes=99 * GIB,
             kept_bytes=kept_bytes,
             rows=batch,
         )
@@ -124,11 +144,13 @@ def one_resident(draw: st.DrawFn) -> LoadedModel:
     reserved_bytes = draw(st.integers(1, 10))
     standing = draw(st.sampled_from(Standing))
     least = {Standing.PINNED: 1, Standing.STUCK: reserved_bytes}.get(standing)
+    never_bytes = 0 if least is None else draw(st.integers(least, reserved_bytes))
     return LoadedModel(
         name=draw(st.sampled_from([A, B, C, *map(ModelName, "defgh")])),
         reserved_bytes=reserved_bytes,
         standing=standing,
-        never_bytes=0 if least is None else draw(st.integers(least, reserved_bytes)),
+        never_bytes=never_bytes,
+        spare_bytes=draw(st.integers(0, reserved_bytes - never_bytes)),
         used_at=float(draw(st.integers(0, 99))),
         ripe_at=float(draw(st.integers(50, 150))),
     )
@@ -151,25 +173,26 @@ def test_any_verdict_keeps_the_rules_H9_I2(
     found = verdict_on(request, view(others, size))
     by_name = {resident.name: resident for resident in others}
     everything = sum(resident.reserved_bytes for resident in others)
-    leaving = sum(r.reserved_bytes for r in others if r.standing is Standing.LEAVING)
+    leaving = sum(one.reserved_bytes for one in others if one.is_leaving)
+    least = sum(one.least_bytes for one in others if not one.is_leaving)
     never = sum(resident.never_bytes for resident in others)
+    assert isinstance(found, Admit) == (everything + needed <= size)
     match found:
-        case Admit():
-            assert everything + needed <= size
+        case Reclaim():
+            assert leaving + least + needed <= size
         case Evict(models=names):
             gone = [by_name[name] for name in names]
-            freed = sum(resident.reserved_bytes for resident in gone)
+            freed = sum(resident.least_bytes for resident in gone)
             assert all(resident.standing is Standing.IDLE for resident in gone)
-            assert everything - leaving - freed + needed <= size
+            assert least - freed + needed <= size
             for one in gone:
-                assert everything - leaving - freed + one.reserved_bytes + needed > size
+                assert least - freed + one.least_bytes + needed > size
             assert urgency is not Urgency.NONE
             if urgency is Urgency.REQUEST:
                 assert all(resident.ripe_at <= NOW for resident in gone)
         case Wait(until=until, is_under_way=is_under_way):
-            assert everything + needed > size
             assert until is None or until > NOW
-            assert is_under_way == (everything - leaving + needed <= size)
+            assert is_under_way == (least + needed <= size)
             assert never + needed <= size or urgency is Urgency.NONE
         case Refuse():
             assert never + needed > size
@@ -290,7 +313,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_situation(name: str) -> None:
     one = SITUATIONS[name]
-    made = make_plan(one.models, one.budget_bytes)
+    made = fit(one.models, budget(one.budget_bytes))
     placed = {place.model: place for place in made.placements}
     assert "".join(name for name, place in placed.items() if place.is_placed) == one.loaded
     assert {name: place.context_tokens for name, place in placed.items()} == one.contexts
@@ -299,7 +322,7 @@ def test_a_situation(name: str) -> None:
     assert goes == one.goes
     found = {name: place.missing_bytes for name, place in placed.items() if place.missing_bytes}
     assert found == one.missing
-    assert made.fits == (one.change == "")
+    assert made.is_complete == (one.change == "")
     assert one.change in advice(one.models, budget(one.budget_bytes, one.automatic))
 
 
@@ -328,8 +351,8 @@ def test_the_required_budget_is_enough_and_a_byte_less_is_not(
 ) -> None:
     models = [replace(one, is_pinned=one.model in pinned) for one in models]
     required = required_bytes(models)
-    assert make_plan(models, required).fits
-    assert required == 0 or not make_plan(models, required - 1).fits
+    assert fit(models, budget(required)).is_complete
+    assert required == 0 or not fit(models, budget(required - 1)).is_complete
 
 
 # Pinned models in a plan
@@ -342,22 +365,22 @@ def sized(name: str, size: int, **more: bool) -> Candidate:
 
 def test_a_pinned_model_does_not_go_for_another_one() -> None:
     models = [sized("p", 4, is_pinned=True), sized("q", 2, is_resident=False)]
-    made = make_plan(models, 5 * GIB)
+    made = fit(models, budget(5 * GIB))
     p, q = made.placements
     assert (p.is_placed, q.is_placed, q.goes, q.missing_bytes) == (True, False, (), GIB)
-    assert not made.fits
+    assert not made.is_complete
     assert "pinned = false" in advice(models, budget(5 * GIB))
 
 
 def test_a_pinned_model_has_its_memory_before_those_that_stand_above_it() -> None:
     models = [sized("q", 2), sized("p", 4, is_pinned=True)]
-    q, p = make_plan(models, 5 * GIB).placements
+    q, p = fit(models, budget(5 * GIB)).placements
     assert (q.is_placed, p.is_placed) == (False, True)
 
 
 def test_a_pinned_model_keeps_its_memory_while_it_is_not_loaded() -> None:
     models = [sized("p", 4, is_pinned=True, is_resident=False), sized("q", 2)]
-    made = make_plan(models, 5 * GIB)
+    made = fit(models, budget(5 * GIB))
     p, q = made.placements
     assert (p.is_placed, p.goes, p.missing_bytes) == (False, (), 0)
     assert (q.is_placed, q.missing_bytes) == (False, GIB)

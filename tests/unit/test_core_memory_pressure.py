@@ -15,9 +15,9 @@ from mlxsup.protocol.ids import Caller, Generation, ModelName, RequestId
 from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Exit, GiveBack, Heartbeat, PauseRow
 from mlxsup.supervisor.core.actions import BudgetChanged, SendToWorker
+from mlxsup.supervisor.core.budget import CALM_S, STEPS, Pressure, Reading
 from mlxsup.supervisor.core.events import FilesSeen, Reloaded, Sampled
 from mlxsup.supervisor.core.life import FILES_COUNT_FOR_S, Files
-from mlxsup.supervisor.core.memory import CALM_S, STEPS, Pressure, Reading
 
 from support.core.looks import ALICE
 from support.core.memory import (
@@ -277,6 +277,16 @@ def test_a_reload_keeps_the_budget_lowered_and_says_how_much_must_go() -> None:
         assert reply.value["over_budget_bytes"] == 8 * GIB - left
         assert memory(driver)["budget_bytes"] == budget
         assert memory(driver)["effective_budget_bytes"] == left
+
+
+def test_a_reload_that_lowers_the_budget_reclaims_before_it_evicts() -> None:
+    driver = pair_and_more()
+    beat(driver, "a", cache_gib=1)
+    models = tuple(sized(name, 4 * GIB) for name in "abc")
+    driver.do(Reloaded(now=driver.now, settings=limited(6 * GIB), models=models))
+    assert (asked(driver), states(driver, "ab")) == (["a"], [State.READY] * 2)
+    sample(driver, a=4, b=4)
+    assert (asked(driver), states(driver, "ab")) == ([], [State.STOPPING, State.READY])
 
 
 # Busy models under memory pressure

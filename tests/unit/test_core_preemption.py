@@ -34,8 +34,8 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.core.actions import SendToWorker
+from mlxsup.supervisor.core.budget import CALM_S
 from mlxsup.supervisor.core.events import Appraised, Reloaded
-from mlxsup.supervisor.core.memory import CALM_S
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -641,6 +641,7 @@ def test_latest_rows_are_shed_first() -> None:
 SHED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "no other class": ([{"priority": NORMAL}, {"priority": INTERACTIVE}, {}], [3]),
     "not the last row": ([{}, {}], [2]),
+    "nor if its step of growth ends beyond its context": ([{"prompt": 7900}, {}], [2]),
     "not one that may not be resumed": ([{}, {"resume": False}], [1]),
     "none that frees nothing": ([{"prompt": 10}, {"prompt": 10}], []),
     "none for what is freed anyway": (
@@ -816,5 +817,17 @@ def test_ready_workers_give_back_before_the_second_try() -> None:
         "bring_up a b; load c; serve r model=a; exit a code=75; asked_back -> returns=[b];"
         " cancel r; up a; serve r model=a; cancel r; exit a code=75; asked_back -> returns=[];"
         " wait 4; up a; serve r1 r2 model=a; exit a code=75; asked_back -> returns=[]",
+        asked_back,
+    )
+
+
+def test_no_worker_gives_back_for_a_request_that_waits_from_an_earlier_death() -> None:
+    """The one that ran now must run through, so it is not tried again."""
+    driver = MemoryDriver([entry(name) for name in "ab"], limited(10**12))
+    play(
+        driver,
+        "bring_up a b; serve r model=a; accept 1 a; exit a code=75; asked_back -> returns=[b];"
+        " pause r; up a; serve s model=a resume=False; accept 2 a;"
+        " exit a code=75 -> errors={s: worker_crashed}; asked_back -> returns=[]",
         asked_back,
     )

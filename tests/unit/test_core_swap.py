@@ -219,8 +219,9 @@ def test_the_higher_class_is_next() -> None:
     assert driver.spawns() == ["c"]
 
 
-def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
-    driver = rivals("abc")
+def unequal(**changes: Any) -> SwapDriver:
+    """`a` is busy; ALICE has received 3 and 4 seconds of `b` and `a`, BOB 5 of `c`."""
+    driver = rivals("abc", **changes)
     driver.unload("a")
     driver.exit("a", code=0)
     for model, seconds, who in (("b", 3.0, ALICE), ("c", 5.0, BOB), ("a", 4.0, ALICE)):
@@ -232,10 +233,27 @@ def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
             finish(driver, model, key)
             driver.unload(model)
             driver.exit(model, code=0)
+    return driver
+
+
+def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
+    driver = unequal()
     driver.ask("r2", "b", ALICE)
     driver.ask("r3", "c", BOB)
     driver.swap("a")
     assert driver.spawns() == ["c"], "5 seconds are less than 3 and 4"
+
+
+@pytest.mark.parametrize(("turn_s", "comes"), [(110.0, "c"), (130.0, "b")])
+def test_a_model_that_has_waited_for_two_agings_is_next_whoever_asks(
+    turn_s: float, comes: str
+) -> None:
+    driver = unequal(min_residency_s=turn_s, aging_s=60.0)
+    driver.ask("r2", "b", ALICE)
+    driver.pass_time(20.0)
+    driver.ask("r3", "c", BOB)
+    driver.swap("a")
+    assert driver.spawns() == [comes]
 
 
 def test_three_models_of_one_client_take_turns() -> None:

@@ -23,7 +23,6 @@ from mlxsup.protocol.estimate import (
 )
 from mlxsup.store.model_folder import MAX_HEADERS_BYTES, FolderError
 from mlxsup.supervisor.memory import folder as folder_module
-from mlxsup.supervisor.memory.estimator import estimate_folders
 from mlxsup.supervisor.memory.folder import (
     UNASKED,
     Estimate,
@@ -33,6 +32,7 @@ from mlxsup.supervisor.memory.folder import (
     stamp,
 )
 from mlxsup.supervisor.memory.folder_reader import read_folder
+from mlxsup.supervisor.memory.needs import estimate_folders
 
 from support.daemon.estimates_here import estimates_here
 from support.models.safetensors_files import (
@@ -284,6 +284,17 @@ def test_estimate_names_the_wrong_file(tmp_path: Path, what: str) -> None:
         estimate(read_bytes(folder))
     expected = message.format(folder=folder, less=whole - 1, whole=whole)
     assert str(raised.value).startswith(expected)
+
+
+def test_an_estimate_with_another_adapter_has_another_fingerprint(tmp_path: Path) -> None:
+    """What was measured with the one does not count for the other."""
+    write_folder(tmp_path / "model", llama_config(), llama_arrays())
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_weights(tmp_path / name / "adapters.safetensors", {"q.lora_a": ("F32", (2, 4))})
+    choices = [[], [str(tmp_path / "one")], [str(tmp_path / "two")]]
+    found = {read_folder(tmp_path / "model", adapters).fingerprint for adapters in choices}
+    assert len(found) == 3
 
 
 def test_adapters_take_as_much_for_each_and_for_none_as_the_largest(tmp_path: Path) -> None:

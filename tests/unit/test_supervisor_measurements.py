@@ -16,19 +16,18 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
-from mlxsup.supervisor.core.memory import Figure, Need, Source
+from mlxsup.supervisor.core.need import Figure, Need, Source
 from mlxsup.supervisor.core.settings import ModelSettings
-from mlxsup.supervisor.memory import estimator as estimator_module
-from mlxsup.supervisor.memory.estimator import (
-    MemoryEstimator,
+from mlxsup.supervisor.memory import needs as needs_module
+from mlxsup.supervisor.memory.folder import fingerprint, stamp
+from mlxsup.supervisor.memory.machine import find_budget
+from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
+from mlxsup.supervisor.memory.needs import (
     check_memory,
     check_needs,
     measured_by,
     needs_without_daemon,
 )
-from mlxsup.supervisor.memory.folder import fingerprint, stamp
-from mlxsup.supervisor.memory.machine import find_budget
-from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
 
 from support.daemon.estimates_here import UNSERVED, estimated, estimates_here
 from support.models.safetensors_files import (
@@ -194,7 +193,7 @@ def need_of(
 ) -> Need:
     """Return what a model with this launch needs on a machine with this backend."""
     settings = replace(settings, **more)
-    return MemoryEstimator(backend, measurements).need_of(settings, estimated(settings))
+    return needs_module.need_of(settings, estimated(settings), measurements, backend)
 
 
 def measured(settings: LaunchSettings, **more: Any) -> Measured:
@@ -447,7 +446,7 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
         raise FileNotFoundError("nvidia-smi")
 
     monkeypatch.setattr(subprocess, "run", ask)
-    monkeypatch.setattr(estimator_module, "find_backend", lambda: "cuda")
+    monkeypatch.setattr(needs_module, "find_backend", lambda: "cuda")
     for entry, count in (("pinned = true", 0), ("memory = 1", 2)):
         config = config_of(tmp_path, "1MiB", entry)
         assert len(problems_of(replace(config, memory_budget=None))) == count
@@ -456,7 +455,7 @@ def test_without_a_budget_pinned_models_are_not_in_the_way(
 def test_check_memory_counts_measured_weights_and_not_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measurements: Measurements
 ) -> None:
-    monkeypatch.setattr(estimator_module, "find_backend", lambda: "cpu")
+    monkeypatch.setattr(needs_module, "find_backend", lambda: "cpu")
     settings = config_of(tmp_path, "2GiB", "").models[0].launch
     layers = need_of(settings, measurements).layers
     least = 2**28 + cache_bytes(layers, rows=1, longest=GROWTH_TOKENS)

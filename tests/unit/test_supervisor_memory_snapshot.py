@@ -17,18 +17,19 @@ from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
-from mlxsup.supervisor.core.memory import Budget, Need
+from mlxsup.supervisor.core.budget import Budget
+from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog
-from mlxsup.supervisor.memory import estimator as estimator_module
 from mlxsup.supervisor.memory import machine
+from mlxsup.supervisor.memory import needs as needs_module
 from mlxsup.supervisor.memory import snapshot as snapshot_module
-from mlxsup.supervisor.memory.estimator import MemoryEstimator, measured_place
-from mlxsup.supervisor.memory.estimator import check_memory as check_needs
 from mlxsup.supervisor.memory.folder import fingerprint, stamp
 from mlxsup.supervisor.memory.machine import command_budget, held_on_device
 from mlxsup.supervisor.memory.measurements import FILE_NAME, Measured, Measurements
+from mlxsup.supervisor.memory.needs import check_memory as check_needs
+from mlxsup.supervisor.memory.needs import measured_place, need_of
 from mlxsup.supervisor.memory.snapshot import ConfigSnapshot, MemorySnapshot
 from mlxsup.supervisor.workers.orphans import WorkerRecord, live_workers
 
@@ -279,8 +280,7 @@ def test_raised_bytes_survive_a_measurement_and_the_daemon(desk: Desk) -> None:
     assert desk.memory.needs[OTHER].raised_bytes == 700
     desk.memory.raised(launch, 900)
     desk.memory.measured(launch)
-    next_daemon = MemoryEstimator("cpu", Measurements(desk.folder))
-    kept = next_daemon.need_of(launch, estimated(launch))
+    kept = need_of(launch, estimated(launch), Measurements(desk.folder), "cpu")
     assert desk.memory.needs[MODEL].raised_bytes == kept.raised_bytes == 900
     assert desk.logged() == []
 
@@ -406,7 +406,7 @@ def test_plan_and_config_check_leave_out_what_the_own_workers_hold(
 ) -> None:
     """They say what the daemon plans with, which found its budget before it had workers."""
     smi.write_text(f"{MINE}, 30720\n")
-    for module in (machine, estimator_module):
+    for module in (machine, needs_module):
         monkeypatch.setattr(module, "find_backend", lambda: "cuda")
     write_folder(tmp_path / "model", llama_config(), llama_arrays())
     path = tmp_path / "mlxsup.toml"

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsup.supervisor.core.memory import Reading, Strain
+from mlxsup.supervisor.core.budget import Reading, Strain
 from mlxsup.supervisor.memory import watch as watch_module
 from mlxsup.supervisor.memory.watch import (
     find_watch,

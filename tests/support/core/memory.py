@@ -8,7 +8,7 @@ from typing import Any
 from mlxsup.protocol.client_messages import Event, Load, Reply
 from mlxsup.protocol.ids import ModelName, RequestId
 from mlxsup.protocol.states import FinishReason, State
-from mlxsup.supervisor.core.memory import Budget
+from mlxsup.supervisor.core.budget import Budget
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, Driver, entry

@@ -21,7 +21,7 @@ from mlxsup.protocol.worker_messages import (
 )
 from mlxsup.supervisor.core.actions import Action, SendToWorker
 from mlxsup.supervisor.core.events import Appraised, Sampled
-from mlxsup.supervisor.core.memory import Need
+from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import LAUNCH, entry

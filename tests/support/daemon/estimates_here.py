@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import read_part, to_line
+from mlxsup.protocol.estimate import ModelMemory
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.model_folder import FolderError
 from mlxsup.supervisor.memory import estimates
-from mlxsup.supervisor.memory.estimator import estimate_folders
-from mlxsup.supervisor.memory.folder import UNASKED, Estimate
+from mlxsup.supervisor.memory.folder import UNASKED, Estimate, estimate, read_bytes
 from mlxsup.supervisor.memory.folder_reader import Look, Question, look
+from mlxsup.supervisor.memory.needs import estimate_folders
 
-UNSERVED = f"{UNASKED}: mlx-lm does not know its type"
+WHY = "mlx-lm does not know its type"
+UNSERVED = f"{UNASKED}: {WHY}"
 
 
 async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Look | str]:
@@ -27,17 +28,18 @@ async def ask_here(questions: Sequence[Question], **_: object) -> dict[int, Look
     return {one.number: read_part(Look, json.loads(to_line(look(one))), "") for one in asked}
 
 
-async def ask_engine_here(unasked: Mapping[str, Estimate], **_: object) -> dict[str, Estimate]:
+async def ask_engine_here(keys: Mapping[str, str], **_: object) -> dict[str, ModelMemory | str]:
     """Answers for the llama of `safetensors_files` as mlx-lm does, and for no other type."""
-    found = {}
-    for path, one in unasked.items():
+    found: dict[str, ModelMemory | str] = {}
+    for path in keys:
         config = json.loads((Path(path) / "config.json").read_bytes())
         if config["model_type"] != "llama":
-            found[path] = replace(one, remark=UNSERVED)
+            found[path] = WHY
             continue
         numbers = 2 * config["num_key_value_heads"] * 16
         layers = (CacheLayers(layers=config["num_hidden_layers"], token_bytes=2 * numbers),)
-        found[path] = replace(one, layers=layers, remark="")
+        weight_bytes = estimate(read_bytes(Path(path))).weight_bytes
+        found[path] = ModelMemory(weight_bytes=weight_bytes, layers=layers)
     return found
 
 

@@ -15,7 +15,8 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.store.model_folder import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
-from ..core.memory import Budget, Figure, Need, Source, known_problem, pins_problem
+from ..core.budget import Budget
+from ..core.need import Figure, Need, Source, known_problem, pins_problem
 from ..core.settings import ModelSettings
 from .folder import UNASKED, Estimate, Stamp, fingerprint
 from .folder_reader import read_folder
@@ -39,96 +40,89 @@ FAKE_PROCESS_BYTES = 64 * MIB
 FAKE_CONTEXT_LENGTH = 4096
 
 
-class MemoryEstimator:
-    """Needs of models: measured if a worker has run, or else estimated.
+def need_of(
+    launch: LaunchSettings,
+    estimate: Estimate | None,
+    measurements: Measurements,
+    backend: str,
+    draft: Estimate | None = None,
+) -> Need:
+    """Return what a model needs: measured if a worker has run, or else estimated.
 
     Args:
-        backend: that MLX uses here: `cpu`, `cuda` or `metal`.
+        launch: what its worker is started with.
+        estimate: what its folder says; None for the fake engine, which has no folder.
         measurements: what is remembered.
+        backend: that MLX uses here: `cpu`, `cuda` or `metal`.
+        draft: what the folder of its draft model says; None: it has none, or a load will say what
+            is wrong with it.
     """
+    if estimate is None:
+        return _need_of_fake(launch)
+    context = limited_context_length(estimate.context_length, launch.context_length)
+    place = measured_place(launch)
+    measured = measurements.find(place, backend, estimate.fingerprint)
+    layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
+    estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
+    if hosts := len(launch.hosts):
+        # An equal share, also of the caches: of their heads or of the layers. A latent that each
+        # host of `tensor` keeps whole is measured at the first load.
+        estimated_bytes = -(-estimated_bytes // hosts)
+        layers = tuple(replace(one, layers=-(-one.layers // hosts)) for one in layers)
+    elif draft is not None:
+        estimated_bytes += draft.weight_bytes
+        layers += draft.layers
+        remark = remark or draft.remark
+    weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
+    task = estimate.task
+    if launch.pooling and task is Task.GENERATE:
+        task = Task.EMBED
+    if measured is not None and measured.weight_bytes is not None:
+        weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
+        if measured.layers:
+            layers, layers_source, remark = measured.layers, Source.MEASURED, ""
+    own_bytes, own_source = measured.own_bytes if measured else None, Source.MEASURED
+    if own_bytes is None:
+        own_bytes, own_source = measurements.largest_own_bytes(backend), Source.ESTIMATED
+    if own_bytes is None:
+        own_bytes = FIRST_GUESS_BYTES[backend]
+    return Need(
+        weights=weights,
+        own=Figure(size_bytes=own_bytes, source=own_source),
+        layers=layers,
+        layers_source=layers_source,
+        remark=remark,
+        context_tokens=context,
+        least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
+        max_rows=launch.max_concurrency,
+        task=task,
+        takes_pictures=estimate.takes_pictures and not launch.adapters,
+        given_bytes=launch.memory_limit_bytes,
+        raised_bytes=measured.raised_bytes if measured is not None else 0,
+    )
 
-    def __init__(self, backend: str, measurements: Measurements) -> None:
-        self._backend = backend
-        self._measurements = measurements
 
-    def need_of(
-        self, launch: LaunchSettings, estimate: Estimate | None, draft: Estimate | None = None
-    ) -> Need:
-        """Return what a model needs.
-
-        Args:
-            launch: what its worker is started with.
-            estimate: what its folder says; None for the fake engine, which has no folder.
-            draft: what the folder of its draft model says; None: it has none, or a load will say
-                what is wrong with it.
-        """
-        if estimate is None:
-            return self._need_of_fake(launch)
-        context = limited_context_length(estimate.context_length, launch.context_length)
-        place = measured_place(launch)
-        measured = self._measurements.find(place, self._backend, estimate.fingerprint)
-        layers, layers_source, remark = estimate.layers, Source.ESTIMATED, estimate.remark
-        estimated_bytes = estimate.weight_bytes + estimate.adapter_bytes
-        if hosts := len(launch.hosts):
-            # An equal share, also of the caches: of their heads or of the layers. A latent that
-            # each host of `tensor` keeps whole is measured at the first load.
-            estimated_bytes = -(-estimated_bytes // hosts)
-            layers = tuple(replace(one, layers=-(-one.layers // hosts)) for one in layers)
-        elif draft is not None:
-            estimated_bytes += draft.weight_bytes
-            layers += draft.layers
-            remark = remark or draft.remark
-        weights = Figure(size_bytes=estimated_bytes, source=Source.ESTIMATED)
-        task = estimate.task
-        if launch.pooling and task is Task.GENERATE:
-            task = Task.EMBED
-        if measured is not None and measured.weight_bytes is not None:
-            weights = Figure(size_bytes=measured.weight_bytes, source=Source.MEASURED)
-            if measured.layers:
-                layers, layers_source, remark = measured.layers, Source.MEASURED, ""
-        return Need(
-            weights=weights,
-            own=self._own(measured),
-            layers=layers,
-            layers_source=layers_source,
-            remark=remark,
-            context_tokens=context,
-            least_tokens=context if launch.context_length else min(context, LEAST_TOKENS),
-            max_rows=launch.max_concurrency,
-            task=task,
-            takes_pictures=estimate.takes_pictures and not launch.adapters,
-            given_bytes=launch.memory_limit_bytes,
-            raised_bytes=measured.raised_bytes if measured is not None else 0,
-        )
-
-    def _own(self, measured: Measured | None) -> Figure:
-        if measured is not None and measured.own_bytes is not None:
-            return Figure(size_bytes=measured.own_bytes, source=Source.MEASURED)
-        largest = self._measurements.largest_own_bytes(self._backend)
-        guess = FIRST_GUESS_BYTES[self._backend] if largest is None else largest
-        return Figure(size_bytes=guess, source=Source.ESTIMATED)
-
-    def _need_of_fake(self, launch: LaunchSettings) -> Need:
-        """Return the need of the fake engine: no weights, and rows as its options say."""
-        declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
-        asked = launch.context_length or declared
-        context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH
-        token_bytes = launch.fake.get("token_bytes", 0)
-        is_size = type(token_bytes) is int and token_bytes > 0
-        layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
-        task = launch.fake.get("task")
-        return Need(
-            weights=Figure(size_bytes=0, source=Source.MEASURED),
-            own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.GIVEN),
-            layers=layers,
-            layers_source=Source.MEASURED,
-            context_tokens=context,
-            least_tokens=context,
-            max_rows=launch.max_concurrency,
-            task=Task(task) if task in list(Task) else Task.GENERATE,
-            takes_pictures=launch.fake.get("takes_pictures") is True,
-            given_bytes=launch.memory_limit_bytes,
-        )
+def _need_of_fake(launch: LaunchSettings) -> Need:
+    """Return the need of the fake engine: no weights, and rows as its options say."""
+    declared = launch.fake.get("context_length", FAKE_CONTEXT_LENGTH)
+    asked = launch.context_length or declared
+    context = min(asked, declared) if type(declared) is int else FAKE_CONTEXT_LENGTH
+    token_bytes = launch.fake.get("token_bytes", 0)
+    is_size = type(token_bytes) is int and token_bytes > 0
+    layers = (CacheLayers(layers=1, token_bytes=token_bytes),) if is_size else ()
+    task = launch.fake.get("task")
+    return Need(
+        weights=Figure(size_bytes=0, source=Source.MEASURED),
+        own=Figure(size_bytes=FAKE_PROCESS_BYTES, source=Source.GIVEN),
+        layers=layers,
+        layers_source=Source.MEASURED,
+        context_tokens=context,
+        least_tokens=context,
+        max_rows=launch.max_concurrency,
+        task=Task(task) if task in list(Task) else Task.GENERATE,
+        takes_pictures=launch.fake.get("takes_pictures") is True,
+        given_bytes=launch.memory_limit_bytes,
+    )
 
 
 def measured_place(launch: LaunchSettings) -> str:
@@ -206,7 +200,6 @@ def needs_without_daemon(
         measurements: what its runtime folder remembers.
         asking: see `estimate_folders`.
     """
-    estimator = MemoryEstimator(backend, measurements)
     launches = [model.launch for model in models if model.launch.engine != "fake"]
     folders: dict[str, Collection[str]] = {
         one.draft_folder: () for one in launches if one.draft_folder
@@ -220,8 +213,12 @@ def needs_without_daemon(
         needs[model.name] = (
             estimate
             if isinstance(estimate, FolderError)
-            else estimator.need_of(
-                model.launch, estimate, draft if isinstance(draft, Estimate) else None
+            else need_of(
+                model.launch,
+                estimate,
+                measurements,
+                backend,
+                draft if isinstance(draft, Estimate) else None,
             )
         )
     return needs
@@ -253,7 +250,8 @@ def estimate_folders(
         from .estimates import ask_engine
 
         asking(len(unasked))
-        found |= asyncio.run(ask_engine(unasked))
+        said = asyncio.run(ask_engine({path: one.key for path, one in unasked.items()}))
+        found |= {path: one.as_said(said[path]) for path, one in unasked.items()}
     return found
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import psutil
 import pytest
 
 from mlxsup.protocol.codec import to_line
+from mlxsup.protocol.estimate import ModelMemory
 from mlxsup.supervisor.memory import estimates as estimates_module
 from mlxsup.supervisor.memory.estimates import Estimates, ask, ask_engine
-from mlxsup.supervisor.memory.folder import UNASKED, Estimate
 from mlxsup.supervisor.memory.folder_reader import Look, Place, Question, reader_argv
 
 from support.daemon.hub_caches import REPO, write_repository
@@ -173,16 +172,6 @@ def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the process that asks mlx-lm
 
 
-def unasked(*paths: str) -> dict[str, Estimate]:
-    return {
-        path: Estimate(
-            fingerprint="f", key=path, weight_bytes=1, layers=(), remark=UNASKED,
-            context_length=None,
-        )
-        for path in paths
-    }  # fmt: skip
-
-
 ENGINE = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -212,25 +201,21 @@ def test_a_model_that_cannot_be_asked_about_is_measured_and_says_why(
     monkeypatch.setattr(estimates_module, "WORK_S", 0.01)  # a busy machine leaves it little
     paths = ["a", "deadly", "b", "busy", "silent", "huge", "refused", "c"]
     argv = [sys.executable, "-c", ENGINE]
-    found = asyncio.run(ask_engine(unasked(*paths), argv=argv, quiet_s=2.0))
+    found = asyncio.run(ask_engine(dict.fromkeys(paths, "k"), argv=argv, quiet_s=2.0))
     ended = "the process that asked mlx-lm has ended (signal 9)"
     slow = "mlx-lm takes too long to build it"
-    assert {path: one.remark for path, one in found.items()} == {
-        "a": "", "b": "", "c": "", "deadly": f"{UNASKED}: {ended}",
-        "busy": f"{UNASKED}: {slow}", "silent": f"{UNASKED}: {slow}",
-        "huge": f"{UNASKED}: its config.json has impossible sizes",
-        "refused": f"{UNASKED}: why",
+    assert found == {
+        **dict.fromkeys("abc", ModelMemory(weight_bytes=5, layers=())),
+        "deadly": ended, "busy": slow, "silent": slow, "refused": "why",
+        "huge": "its config.json has impossible sizes",
     }  # fmt: skip
-    assert {path: one.weight_bytes for path, one in found.items() if one.weight_bytes != 1} == (
-        dict.fromkeys("abc", 5)
-    )
     children = psutil.Process().children()
     assert not [one for one in children if ENGINE in one.cmdline()]
 
 
 def test_an_engine_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    found = asyncio.run(ask_engine(unasked("a", "b"), argv=[str(tmp_path / "none")]))
-    assert all("could not be started" in one.remark for one in found.values())
+    found = asyncio.run(ask_engine({"a": "k", "b": "k"}, argv=[str(tmp_path / "none")]))
+    assert all("could not be started" in str(one) for one in found.values())
 
 
 def test_one_process_asks_mlx_lm_at_a_time_and_an_answer_is_not_asked_for_again(
@@ -239,14 +224,14 @@ def test_one_process_asks_mlx_lm_at_a_time_and_an_answer_is_not_asked_for_again(
     running, most = 0, 0
     asked: list[str] = []
 
-    async def engine(some: dict[str, Estimate]) -> dict[str, Estimate]:
+    async def engine(keys: dict[str, str]) -> dict[str, ModelMemory]:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0)
         running -= 1
-        asked.extend(some)
-        return {path: replace(one, remark="") for path, one in some.items()}
+        asked.extend(keys)
+        return dict.fromkeys(keys, ModelMemory(weight_bytes=1, layers=()))
 
     monkeypatch.setattr(estimates_module, "ask_engine", engine)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
