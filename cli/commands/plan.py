@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
     from mlxsup.supervisor.core.budget import Budget
     from mlxsup.supervisor.core.need import Figure, Need
-    from mlxsup.supervisor.core.placement import Candidate, Placement
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.measurements import Measurements
+    from mlxsup.supervisor.memory.placement import Candidate, Placement
 
 
 @click.command()
@@ -107,9 +107,9 @@ def _plan_of(
     output: Output | None,
 ) -> dict[str, Any]:
     from mlxsup.supervisor.core.need import bounded
-    from mlxsup.supervisor.core.placement import Candidate, fit
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
+    from mlxsup.supervisor.memory.placement import Candidate, fit
 
     backend = find_backend()
     budget = _find_budget(memory_budget, backend, runtime_dir)
@@ -182,7 +182,7 @@ def _other_hosts(
 
 def advice(candidates: Sequence[Candidate], budget: Budget) -> str:
     """Return what to change in a configuration whose models do not fit, and after a colon why."""
-    from mlxsup.supervisor.core.placement import required_bytes
+    from mlxsup.supervisor.memory.placement import required_bytes
 
     required = required_bytes(candidates)
     if budget.automatic_bytes is not None and required <= budget.automatic_bytes:

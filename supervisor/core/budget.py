@@ -1,4 +1,5 @@
-"""The memory budget: what all models may take together, and what other programs leave of it.
+"""The memory budget: what all models may take together, what other programs leave of it, and which
+models have room in it.
 
 What models hold and what is available do not change together when a model loads, grows or ends,
 only with what all other programs hold. The room for models is that sum, less what is kept free.
@@ -6,10 +7,15 @@ only with what all other programs hold. The room for models is that sum, less wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import NamedTuple, TypeVar
 
+from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.text import size_text
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,3 +203,76 @@ class Pressure:
             self.limit_bytes = None
             return after
         return after.lowered(self.limit_bytes, before.shortage, is_short=before.is_short)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return `a`, `a and b`, `a, b and c`."""
+    *front, last = names
+    return f"{', '.join(front)} and {last}" if front else last
+
+
+class Room(NamedTuple):
+    """There is room.
+
+    Attributes:
+        models: must go for it, and leaving out any one of them is not enough; empty: there is room
+            as things are.
+        spare_bytes: what is left then.
+    """
+
+    models: tuple[ModelName, ...]
+    spare_bytes: int
+
+
+def find_room(
+    needed_bytes: int,
+    *,
+    budget_bytes: int,
+    reserved: Mapping[ModelName, int],
+    may_go: Sequence[ModelName],
+) -> Room | None:
+    """Return which models must go so that a model fits; None if it does not even if all go that
+    may.
+
+    Args:
+        budget_bytes: what all models may take together.
+        reserved: what is reserved for each model that is there; not for the one that asks.
+        may_go: those of them that may go, the one that should go first at the beginning.
+    """
+    free_bytes = budget_bytes - sum(reserved.values())
+
+    def left_bytes(going: Sequence[ModelName]) -> int:
+        return free_bytes + sum(reserved[model] for model in going) - needed_bytes
+
+    if left_bytes(()) >= 0:
+        return Room((), left_bytes(()))
+    enough = (count for count in range(1, len(may_go) + 1) if left_bytes(may_go[:count]) >= 0)
+    count = next(enough, None)
+    if count is None:
+        return None
+    # A large one that goes late may have made an earlier one's going needless.
+    latest_first = fewest(list(may_go[:count])[::-1], lambda going: left_bytes(going) >= 0)
+    going = tuple(latest_first[::-1])
+    return Room(going, left_bytes(going))
+
+
+def fewest(going: list[T], is_enough: Callable[[list[T]], bool]) -> list[T]:
+    """Return those of `going`, which are enough together, without any that may as well stay: the
+    first ones stay first."""
+    for one in list(going):
+        others = [other for other in going if other is not one]
+        if is_enough(others):
+            going = others
+    return going
+
+
+def equal_shares(free_bytes: int, wanted: Mapping[ModelName, int]) -> dict[ModelName, int]:
+    """Return what each model gets of what is free: equal shares, and none more than it can use."""
+    left_bytes, shares = max(0, free_bytes), {}
+    # The one that can use least comes first: what it leaves of its share is for the others.
+    order = sorted(wanted, key=lambda name: (wanted[name], name))
+    for place, name in enumerate(order):
+        part_bytes = left_bytes // (len(order) - place)
+        shares[name] = max(0, min(wanted[name], part_bytes))
+        left_bytes -= shares[name]
+    return shares

@@ -15,9 +15,8 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
-from .budget import Budget
+from .budget import Budget, Room, find_room, listed
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
-from .room import Room, find_room, listed
 
 SHORTAGE = "other programs hold the rest of the memory budget"
 """The cause of the wait of a model that would fit if memory were not short."""

@@ -22,7 +22,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import size_text
 
-from .budget import Budget
+from .budget import Budget, equal_shares, fewest
 from .errors import does_not_fit
 from .kv_budget import Part, Row
 from .life import Shortage, Swapping
@@ -38,7 +38,6 @@ from .load_verdict import (
     verdict_on,
 )
 from .memory_view import Lack, LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
-from .room import equal_shares, fewest
 from .transitions import (
     LacksMemory,
     NoMemory,

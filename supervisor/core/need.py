@@ -19,7 +19,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import size_text
 
-from .room import listed
+from .budget import listed
 
 if TYPE_CHECKING:
     from mlxsup.protocol.worker_messages import Ready

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.states import Priority, State
 
+from .budget import fewest
 from .kv_budget import has_memory_beside
 from .model import Model
 from .requests import Request, Stage
-from .room import fewest
 
 GIVES_WAY = Priority.BATCH
 """The class whose rows are freed."""

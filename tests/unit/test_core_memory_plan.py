@@ -14,6 +14,7 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
+from mlxsup.supervisor.core.budget import find_room
 from mlxsup.supervisor.core.kv_budget import Row, Rows
 from mlxsup.supervisor.core.load_verdict import (
     Admit,
@@ -33,9 +34,8 @@ from mlxsup.supervisor.core.memory_view import (
     Wait,
 )
 from mlxsup.supervisor.core.need import pins_problem
-from mlxsup.supervisor.core.placement import Candidate, fit, required_bytes
-from mlxsup.supervisor.core.room import find_room
 from mlxsup.supervisor.core.transitions import LacksMemory
+from mlxsup.supervisor.memory.placement import Candidate, fit, required_bytes
 
 from support.core.needs import GROWTH, MIB, budget, candidate, need
 

@@ -6,7 +6,7 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
 from mlxsup.supervisor.core.budget import Budget
 from mlxsup.supervisor.core.need import Figure, Need, Source
-from mlxsup.supervisor.core.placement import Candidate
+from mlxsup.supervisor.memory.placement import Candidate
 
 MIB = 2**20
 GIB = 2**30

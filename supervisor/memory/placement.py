@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 
-from .budget import Budget
-from .load_verdict import Admit, Evict, verdict_on
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency
-from .need import Need
-from .room import equal_shares
+from ..core.budget import Budget, equal_shares
+from ..core.load_verdict import Admit, Evict, verdict_on
+from ..core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency
+from ..core.need import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
