@@ -245,9 +245,7 @@ def test_the_account_that_has_received_less_from_all_models_is_next() -> None:
 
 
 @pytest.mark.parametrize(("turn_s", "comes"), [(110.0, "c"), (130.0, "b")])
-def test_a_model_that_has_waited_for_two_agings_is_next_whoever_asks(
-    turn_s: float, comes: str
-) -> None:
+def test_a_model_that_has_waited_for_two_agings_is_next(turn_s: float, comes: str) -> None:
     driver = unequal(min_residency_s=turn_s, aging_s=60.0)
     driver.ask("r2", "b", ALICE)
     driver.pass_time(20.0)

@@ -184,7 +184,7 @@ def take_share(
 
 @dataclass(frozen=True)
 class _Played:
-    """The group of a rank that is alone, as far as models ask it when they are divided."""
+    """The group of one rank, with what models ask of it when they are divided."""
 
     ranks: int
 
