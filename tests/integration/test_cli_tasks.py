@@ -75,14 +75,3 @@ def test_a_shell_completes_the_models_that_a_command_can_use(
     done = run_cli(COMP_WORDS=f"mlxsup {command} ", COMP_CWORD="2", **asked)
     found = [line.partition(",")[2] for line in done.stdout.splitlines()]
     assert [name for name in found if name in MODELS] == names
-
-
-def test_only_the_best_of_a_ranking_are_printed(daemon: Daemon) -> None:
-    texts = ("one", "two", "three")
-    whole, best = (
-        run_cli("embed", "b-ranks", "--rank", "tide", *texts, *more, "--endpoint", daemon.endpoint)
-        for more in ((), ("--top", "2"))
-    )
-    lines = whole.stdout.splitlines()
-    assert len(lines) == 1 + len(texts), whole
-    assert best.stdout.splitlines() == lines[:3]

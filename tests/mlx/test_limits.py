@@ -368,7 +368,7 @@ def test_memory_is_given_back_with_known_prompts_or_without(
         assert solo(engine, make_row(4, prompt)) == first
         # A pass under way would give its memory back too late, and CUDA's pool only at a wait.
         with monkeypatch.context() as patch:
-            patch.setattr(mx, "synchronize", lambda stream: order.append("wait"))
+            patch.setattr(mx, "synchronize", lambda *streams: order.extend("wait" for _ in streams))
             patch.setattr(mx, "clear_cache", lambda: order.append("clear"))
             engine.give_back()
     assert order == ["wait", "clear", "wait"]
