@@ -548,7 +548,7 @@ class App:
         except Exception as error:  # noqa: BLE001 - see above
             self._log.bug(error, "nothing was changed", self._core.stories())
             message = f"a bug of mlxsup: {type(error).__name__}; nothing was changed"
-            detail = {"hint": "`mlxsup doctor --report FILE` collects what a report of it needs"}
+            detail = {"hint": "please report it with the file from `mlxsup why --report FILE`"}
             bug = RemoteError(ErrorCode.INTERNAL, message, detail=detail)
             self._loop.call_soon(self._refuse, asked, bug)
 
