@@ -32,7 +32,7 @@ BARE = {
 HEAVY = {
     "asyncio", "email.message", "hashlib", "httpx2", "huggingface_hub",
     "importlib.metadata", "importlib.util", "logging", "mlx", "msgpack", "numpy", "prompt_toolkit",
-    "psutil", "pydantic", "rich", "secrets", "selectors", "socket", "subprocess", "textual",
+    "psutil", "pydantic", "rich", "secrets", "selectors", "socket", "subprocess",
     "tomlkit", "tomllib", "zmq",
     "mlxsup.client", "mlxsup.gateway", "mlxsup.store", "mlxsup.supervisor", "mlxsup.worker",
     *(f"mlxsup.protocol.{name}" for name in (
