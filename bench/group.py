@@ -1,5 +1,5 @@
-"""What the control of a group of two ranks costs: the leader's own time in each step, and tokens
-per second beside ranks that a few lines of code keep in step without any control."""
+"""Measures the control of a group of two ranks: the leader's own time in each step, and tokens per
+second beside ranks that a few lines of code keep in step without any control."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import GroupHost
@@ -81,16 +82,13 @@ def control_us() -> list[float]:
     group: Any = GroupEngine(make_spec(hosts=HOSTS, max_concurrency=ROWS), time.perf_counter, None)
     group.load(lambda phase, progress: None)
     _insert(group, WARM_UP + STEPS + 1)
-    FakeEngine.step = timed  # type: ignore[method-assign, assignment]
-    try:
-        found = []
+    found = []
+    with patch.object(FakeEngine, "step", timed):
         for _ in range(WARM_UP + STEPS):
             began = time.perf_counter()
             group.step()
             found.append(1e6 * (time.perf_counter() - began - own_s))
-    finally:
-        FakeEngine.step = plain  # type: ignore[method-assign]
-        group.close()
+    group.close()
     return found[WARM_UP:]
 
 
@@ -130,7 +128,9 @@ def speed_by_hand(path: Path) -> float:
     """Return the tokens per second of two ranks that make the same calls and exchange nothing
     else."""
     addresses = (free_address("127.0.0.1"), free_address("127.0.0.1"))
-    other = _start(_keep_step, 1, addresses, str(path))
+    context = multiprocessing.get_context("spawn")
+    other = context.Process(target=_keep_step, args=(1, addresses, str(path)))
+    other.start()
     speed = _in_process(_keep_step, 0, addresses, str(path))
     other.join()
     return speed
@@ -147,12 +147,6 @@ def _keep_step(number: int, addresses: tuple[str, ...], path: str) -> float:
 
 def _spec(path: str, hosts: Sequence[GroupHost]) -> Any:
     return make_spec(engine="mlx", path=path, hosts=tuple(hosts), max_concurrency=ROWS)
-
-
-def _start(measure: Any, *arguments: object) -> multiprocessing.Process:
-    process = multiprocessing.get_context("spawn").Process(target=measure, args=arguments)
-    process.start()
-    return process  # type: ignore[return-value]
 
 
 def _in_process(measure: Any, *arguments: object) -> float:

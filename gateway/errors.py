@@ -112,7 +112,7 @@ def failure_of(
     elif isinstance(given := error.detail.get("parameter"), str):
         param = names.get(given, given)
         # Once: a text of the client's may follow.
-        message = re.sub(rf"\b{re.escape(given)}\b", param, message, count=1)
+        message = re.sub(rf"\b{re.escape(given)}\b", lambda _: param, message, count=1)
     code = NAMES.get(error.code, error.code.value)
     after_s = error.detail.get("retry_after_s")
     failure = _failure(ROWS[error.code], message, code, param, after_s)

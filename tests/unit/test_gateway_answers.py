@@ -424,6 +424,7 @@ def test_overload_says_when_to_come_back_and_no_later_than_clients_wait(
         ("/api/embeddings", "texts", "prompt"),
         ("/detokenize", "prompt_tokens", "tokens"),
         ("/detokenize", "prompt", "tokens"),
+        ("/v1/chat/completions", r"a client's own\q", r"a client's own\q"),
     ],
 )
 @pytest.mark.parametrize("begin", ["", "no answer can fit "])
