@@ -1,4 +1,4 @@
-"""What `mlxsup start` prints: where the daemon answers, what changes, and that its end is near."""
+"""Prints for `mlxsup start` where the daemon answers, each change, and that its end is near."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ MARK, NO_MARK = "> ", "  "
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 COLOURS = {name: f"ansi{name}" for name in ("red", "green", "yellow")}
-"""What prompt_toolkit calls the colours of our lines; it knows `bold`, `dim` and `reverse`."""
+"""The colours of our lines by their names in prompt_toolkit, which knows `bold`, `dim` and
+`reverse`."""
 
 Verb = Literal["restart", "load", "unload", "cancel", "pause", "resume"]
 
@@ -144,7 +145,7 @@ class Order(NamedTuple):
 
 
 class Screen:
-    """What is known of a daemon, what is selected, and how both are shown.
+    """The picture of a daemon and the selection in it.
 
     Attributes:
         look: the latest one; None before the first.

@@ -748,7 +748,7 @@ def _placed(answer: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
 
 
 _Refused = ConfigError | RefusedModelError | RemoteError
-"""Why what was asked of the configuration was not done."""
+"""The reason why a request about the configuration was refused."""
 
 
 def _refusal(error: _Refused) -> RemoteError:

@@ -383,7 +383,7 @@ FATES = {
     PAUSED: "is paused, until `mlxsup resume ID`",
     "quarantined": "was quarantined, because it crashed the model each time it ran alone",
 }
-"""What a death meant for a request that ran; any other is the code of its error."""
+"""The outcomes of a death for a request that ran; any other is the code of its error."""
 
 
 # ---------------------------------------------------------------- a request

@@ -1,4 +1,4 @@
-"""What answers with vectors and rankings look like.
+"""The shapes of answers with vectors and rankings.
 
 Every vector becomes text in the turn of the event loop that brings it: 2,048 vectors of 1,024
 numbers at the end would take the loop for a second.

@@ -180,7 +180,7 @@ class PrewarmedEnded(_Event):
 
 
 Report = DownloadProgress | DownloadDone | DownloadFailed
-"""What the download of a model may report."""
+"""A report of the download of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What was seen of the end of a process.
+    """The end of a process, as the shell saw it.
 
     Attributes:
         text: how it ended, one phrase for people.

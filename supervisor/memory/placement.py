@@ -1,5 +1,5 @@
-"""Which models of a configuration fit together, which go for the others, and with how much context
-each can run: what `mlxsup plan` prints. The verdict on each is the daemon's.
+"""Plans for `mlxsup plan` which models of a configuration fit together, which go for others, and
+with how much context each can run. The verdict on each is the daemon's.
 """
 
 from __future__ import annotations
