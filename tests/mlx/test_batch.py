@@ -13,6 +13,7 @@ import pytest
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Batching, FinishReason
 from mlxsup.worker.engine import Row
+from mlxsup.worker.engines.mlx import batch as mlx_batch
 from mlxsup.worker.engines.mlx.batch_modes import LoneDecode
 from mlxsup.worker.engines.mlx.engine import MlxEngine
 from mlxsup.worker.engines.mlx.sampler import DrawingBatch
@@ -253,7 +254,9 @@ def test_memory_for_reuse_is_given_back_every_512_steps(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("plan_s", [0.0, 1.0], ids=["exact shapes", "shapes that have run"])
-def test_padded_passes_change_no_answer(tmp_path: Path, plan_s: float) -> None:
+def test_padded_passes_change_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan_s: float
+) -> None:
     """What pads the tokens is cut off again, and what pads the keys is masked."""
     folder = make_tiny_model(tmp_path)
     prompts = {1: 300, 2: 9, 3: 10, 4: 41, 5: 1, 6: 30}
@@ -265,7 +268,8 @@ def test_padded_passes_change_no_answer(tmp_path: Path, plan_s: float) -> None:
     with chunks_of(64), loaded_engine(folder, known_batching=known) as engine:
         alone = {int(row.key): run_rows(engine, [row])[int(row.key)] for row in rows}
         assert engine.batch is not None
-        engine.batch.pad(plan_s)
+        monkeypatch.setattr(mlx_batch, "PLAN_S", plan_s)
+        engine.batch.pad()
         for row in rows:
             engine.insert(row)
             engine.step()

@@ -275,7 +275,7 @@ def test_passes_that_are_padded_to_few_shapes_answer_alike(
     rows = rows_of()
     with loaded_engine(folder, drafts=source) as engine, guessing(*texts_of(rows, plain)):
         assert engine.batch is not None
-        engine.batch.pad(0.1)
+        engine.batch.pad()
         run = Counted(engine)
         for row in rows:
             engine.insert(row)

@@ -30,7 +30,7 @@ from .prefix_cache import Found, KeptRows, PrefixCache
 from .prefix_index import Tokens, as_tokens, shared_length
 from .prompt_batch import NewRow
 from .sampler import make_draws
-from .shapes import SeenShapes, Shape, padded_tokens, pass_shape
+from .shapes import PLAN_S, SeenShapes, Shape, padded_tokens, pass_shape
 
 WARMUP_KEY = RequestKey(-1)
 """The first key of the rows that warm up the engine, which have it and those below it: they end by
@@ -114,7 +114,6 @@ class MlxBatch:
         self._slots: dict[int, int] = {}  # of rows with an adapter
         self._shapes = shapes
         self._drafts = drafts
-        self._plan_s = 0.0
         self.clock = mode.clock = clock
         self._kept = KeptRows()
         self._ended: list[tuple[list[Any], list[int]]] = []  # in the last step: caches, tokens
@@ -133,10 +132,8 @@ class MlxBatch:
         self.logits_width: int | None = None
         self.gives_numbers = True
 
-    def pad(self, plan_s: float) -> None:
-        """Pad passes over prompts to few shapes from now on, the first pass of each of which takes
-        so many seconds longer than others."""
-        self._plan_s = plan_s
+    def pad(self) -> None:
+        """Pad passes over prompts to few shapes from now on."""
         self._shapes = self._shapes or SeenShapes()
         self._scheduler.pads = True
         self.mode.width_of = self._width_of
@@ -147,7 +144,7 @@ class MlxBatch:
         """See `SeenShapes.width_for`; the rows of the warm-up are there to show new shapes."""
         assert self._shapes is not None
         is_warm_up = _warms_up(next(iter(self._uids), WARMUP_KEY))
-        plan_s = 0.0 if is_warm_up else self._plan_s
+        plan_s = 0.0 if is_warm_up else PLAN_S
         token_s = self._costs.token_s
         return self._shapes.width_for(
             rows, tokens, held, is_even=is_even, plan_s=plan_s, token_s=token_s

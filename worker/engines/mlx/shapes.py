@@ -13,6 +13,9 @@ COMPILE_S = 15.0
 """Added to the prediction of a step of a new shape; four times this is added to its limit. Steps of
 25 and 30 s were seen when everything was compiled."""
 
+PLAN_S = 0.05
+"""The first pass of a shape takes so much longer than others, on an H200 40 to 65 ms."""
+
 SMALL = 256
 """Up to this many tokens a pass takes a GPU the same time, so few sizes are enough for them."""
 

@@ -4,13 +4,13 @@ knows what a pass costs and what its tokens do.
 With CUDA they also have the kernels compiled that requests of a usual size need, which may take
 half a minute for one of them: while the model loads, each step of them is progress.
 
-On some devices the first pass of a shape is dear whatever was compiled: with CUDA attention is
-planned anew. Whether it is so is measured. Passes are then padded to few shapes, and what the load
-has no time for is run while the worker is idle.
+With CUDA the first pass of a shape is dear whatever was compiled, because attention is planned
+anew. So passes are padded to few shapes, and what the load has no time for is run while the worker
+is idle.
 
 Several sizes are shown, because a cost model that saw 8 tokens cannot tell the cost of a pass from
-that of its tokens. A worker that follows a crash or a restart of the same daemon runs the shapes
-again for 0.3 s at most: their kernels are on disk, but their first run in a process is slow, too.
+that of its tokens. Answers wait for a worker that follows a crash: it compiles nothing, because the
+kernels are on disk, and shows one size.
 """
 
 from __future__ import annotations
@@ -51,24 +51,12 @@ BURST_TOKENS = 32
 """Of each prompt of the passes over many of them: a burst of short requests."""
 
 USUAL_BURSTS = ((2, 128), (4, 128), (2, 512), (8, 128), (4, 512))
-"""Prompts and their tokens of more passes, if a new shape is dear: with these, what the first
-traffic brings can be padded to a shape that has run."""
+"""Prompts and their tokens of more passes: with these, what the first traffic brings can be padded
+to a shape that has run."""
 
 COMPILE_LIMIT_S = 120.0
 """Nothing more is compiled before READY after this long; what is left compiles when it is needed,
 under the longer limit of a new shape."""
-
-AGAIN_LIMIT_S = 0.3
-"""The same in a worker that follows a crash or a restart, whose answers wait. The kernels were
-kept, but the first run of each in a process is slow: on a GPU 0.3 to 0.4 s for a burst of 16, which
-is what comes next."""
-
-TRIED = (9, 10, 11)
-"""Tokens of the passes that show whether a new shape is dear."""
-
-DEAR_S = 0.005
-"""A new shape is dear if its first pass takes so much longer than its second one. With CUDA it is
-40 to 65 ms; on other devices what is left is noise."""
 
 MOST_TOKENS = 2048
 """Of all prompts of a pass that is run while the worker is idle."""
@@ -187,20 +175,6 @@ class WarmUp:
             return True
         return False
 
-    def _time_shapes(self, tried: Sequence[int]) -> float:
-        """Return how many seconds the first pass of a shape takes longer than its second one.
-
-        Args:
-            tried: tokens of passes that were not run yet.
-        """
-        extra_s = (self._time(tokens) - self._time(tokens) for tokens in tried)
-        return min(extra_s, default=0.0)
-
-    def _time(self, tokens: int) -> float:
-        began = self._batch.clock()
-        self._run([tokens + 1])
-        return self._batch.clock() - began
-
     def run(
         self,
         *,
@@ -217,30 +191,27 @@ class WarmUp:
             is_again: whether an earlier life of the same daemon has compiled it.
             reads_together: whether one pass reads many prompts.
         """
+        if compiles and reads_together:
+            self._batch.pad()
         self._read(FIRST_CHUNK)
+        shown: Sequence[int] = SHOWN
         if compiles:
-            plan_s = self._time_shapes(TRIED[:1] if is_again else TRIED) if reads_together else 0.0
-            if plan_s > DEAR_S:
-                self._batch.pad(plan_s)
-                self._read(FIRST_CHUNK)  # padded it is a new shape, and is timed below
-            ends_at = self._batch.clock() + (AGAIN_LIMIT_S if is_again else COMPILE_LIMIT_S)
-            self._compile(most_rows, ends_at, is_again=is_again, reads_together=reads_together)
+            if not is_again:
+                self._compile(most_rows, reads_together=reads_together)
             # Until here, passes had kernels compiled, or loaded from where they are kept.
             self._batch.costs.forget()
             self._read(FIRST_CHUNK)
-        # Where shapes are prepared, only the second pass of one shows what its tokens cost.
-        for tokens in [size for size in SHOWN for _ in range(2 if compiles else 1)]:
+            # Only the second pass of a shape shows what its tokens cost.
+            shown = [size for size in SHOWN[: 1 if is_again else None] for _ in range(2)]
+        for tokens in shown:
             if not self._fits(tokens) or not self._batch.costs.shows_chunk(tokens, CHEAP_S):
                 break
             self._read(tokens)
 
-    def _compile(
-        self, most_rows: int, ends_at: float, *, is_again: bool, reads_together: bool
-    ) -> None:
-        """Runs the usual shapes, those first that most depends on: if they were compiled before,
-        bursts as large as they come; otherwise what every request needs."""
-        counts = powers_up_to(most_rows)
-        for count in reversed(counts) if is_again else counts:
+    def _compile(self, most_rows: int, *, reads_together: bool) -> None:
+        """Run the usual shapes, those first that every request needs."""
+        ends_at = self._batch.clock() + COMPILE_LIMIT_S
+        for count in powers_up_to(most_rows):
             if self._batch.clock() >= ends_at:
                 return
             if not reads_together or not self._read_burst(count, BURST_TOKENS, ends_at):
@@ -253,8 +224,7 @@ class WarmUp:
         for count, tokens in USUAL_BURSTS if self._batch.is_padded else ():
             if count <= most_rows and self._batch.clock() < ends_at:
                 self._read_burst(count, tokens, ends_at)
-        is_deep_due = self._batch.is_padded and not is_again  # else it is left for idle times
-        if is_deep_due and self._batch.clock() < ends_at and self._fits(DEEP):
+        if self._batch.is_padded and self._batch.clock() < ends_at and self._fits(DEEP):
             self._has_run_deep = True
             self._batch.costs.shows_chunk(DEEP, math.inf)
             self._run([DEEP + 1], ends_at=ends_at)
