@@ -7,7 +7,7 @@ only with what all other programs hold. The room for models is that sum, less wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
@@ -203,12 +203,6 @@ class Pressure:
             self.limit_bytes = None
             return after
         return after.lowered(self.limit_bytes, before.shortage, is_short=before.is_short)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return `a`, `a and b`, `a, b and c`."""
-    *front, last = names
-    return f"{', '.join(front)} and {last}" if front else last
 
 
 class Room(NamedTuple):

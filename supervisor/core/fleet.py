@@ -35,9 +35,8 @@ from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
-from .memory_facts import at_rest, loaded_models, view_of
 from .memory_plan import Plan, plan
-from .memory_view import MemoryView
+from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
 from .need import Need, bounded, raised
 from .prefill_slots import PrefillSlots

@@ -17,9 +17,7 @@ from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, tokens_within
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.tasks import Task
-from mlxsup.protocol.text import size_text
-
-from .budget import listed
+from mlxsup.protocol.text import listed, size_text
 
 if TYPE_CHECKING:
     from mlxsup.protocol.worker_messages import Ready

@@ -44,6 +44,7 @@ from .life import (
     Backoff,
     Draining,
     Failed,
+    Lack,
     LastExit,
     Life,
     Loading,
@@ -57,8 +58,8 @@ from .life import (
     Stopping,
     StopStage,
     Swapping,
+    Wait,
 )
-from .memory_view import Lack, Wait
 from .poison import NO_VERDICT, Evidence, Verdict
 from .settings import ModelSettings
 

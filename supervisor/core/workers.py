@@ -58,7 +58,6 @@ from .events import (
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
 from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
-from .memory_facts import may_have_been_restored
 from .model import WATCHED, Model, Residency
 from .need import loaded_problem
 from .poison import Evidence
@@ -241,7 +240,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
             if model.process.watch.grows_silently(event.now):
                 look_after(fleet, model, event.now)
         model.process.rates.append((event.now, model.totals.tokens))
-        if may_have_been_restored(model, event.now):
+        if model.may_have_been_restored(event.now):
             fleet.look_at_files(model)
         if was_measured(model, event.now):
             fleet.touch(model)

@@ -13,17 +13,16 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Row, RowBudget, Rows
-from mlxsup.supervisor.core.memory_facts import loaded_models
+from mlxsup.supervisor.core.life import Lack, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import (
-    Lack,
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
-    Urgency,
-    Wait,
+    loaded_models,
 )
+from mlxsup.supervisor.core.model import Urgency
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART

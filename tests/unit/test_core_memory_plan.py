@@ -16,23 +16,18 @@ from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
 from mlxsup.supervisor.core.budget import find_room
 from mlxsup.supervisor.core.kv_budget import Row, Rows
-from mlxsup.supervisor.core.load_verdict import (
+from mlxsup.supervisor.core.life import Wait
+from mlxsup.supervisor.core.memory_plan import (
     Admit,
     Evict,
     Reclaim,
     Refuse,
     Verdict,
+    plan,
     verdict_on,
 )
-from mlxsup.supervisor.core.memory_plan import plan
-from mlxsup.supervisor.core.memory_view import (
-    LoadedModel,
-    LoadRequest,
-    MemoryView,
-    Standing,
-    Urgency,
-    Wait,
-)
+from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from mlxsup.supervisor.core.model import Urgency
 from mlxsup.supervisor.core.need import pins_problem
 from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, fit, required_bytes
