@@ -212,7 +212,6 @@ def _needs_of(
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.store.model_folder import FolderError
-    from mlxsup.supervisor.core.need import known_problem
     from mlxsup.supervisor.memory.needs import needs_without_daemon
 
     def asking(count: int) -> None:
@@ -226,7 +225,7 @@ def _needs_of(
     for name, need in needs_without_daemon(models, backend, measurements, asking).items():
         if isinstance(need, FolderError):
             problems[name] = str(need)
-        elif too_little := known_problem(need):
+        elif too_little := need.known_problem():
             problems[name] = too_little
         else:
             needs[name] = need

@@ -14,7 +14,6 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Want
 from mlxsup.protocol.text import size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
-from .accounting import Meter, Terms
 from .actions import (
     Abandon,
     BudgetChanged,
@@ -28,9 +27,7 @@ from .actions import (
     SignalWorker,
     Spawn,
 )
-from .attaching import Attaching
 from .budget import Pressure, Reading
-from .deadlines import Deadlines
 from .downloads import Downloads
 from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
@@ -98,19 +95,17 @@ class Fleet:
         random: random.Random,
         is_strict: bool,
     ) -> None:
-        self.deadlines = deadlines = Deadlines()
         self.outbox = outbox = Outbox()
         self.machine_bytes = 0
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        self._meter = meter = Meter()
-        self.ledger = Ledger(Terms(settings), deadlines)
-        self.attaching = Attaching(outbox)
-        self.serving = Serving(self.ledger, self.attaching, outbox, meter)
-        self.prefill_slots = PrefillSlots(outbox, meter)
-        self.warm_pool = WarmPool(deadlines, outbox)
+        self.ledger = Ledger(settings, outbox.deadlines)
+        self.serving = Serving(self.ledger, outbox)
+        self.attaching = self.serving.attaching
+        self.prefill_slots = PrefillSlots(outbox, self.serving.meter)
+        self.warm_pool = WarmPool(outbox)
         self.downloads = Downloads(outbox)
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
@@ -397,7 +392,7 @@ class Fleet:
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
-                    self.deadlines.set(model.name, self.prefill_slots.deadline(model))
+                    self.outbox.deadlines.set(model.name, self.prefill_slots.deadline(model))
                 if self.ledger.has_filled:  # whose turn or return it was must wait
                     self.ledger.has_filled = False
                     for one in self:
@@ -537,7 +532,8 @@ class Fleet:
             case RowsLeave():
                 self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
             case RunningLost():
-                self._lose_worker(model, outcome, now)
+                self.serving.lose_worker(model, outcome.text, outcome.verdict, now)
+                model.forget_process()
             case ForgetModel():
                 self.outbox.add(outcome)
                 del self.by_name[model.name]
@@ -547,18 +543,6 @@ class Fleet:
                 self.outbox.add(outcome)
             case _:
                 assert_never(outcome)
-
-    def _lose_worker(self, model: Model, lost: RunningLost, now: float) -> None:
-        """Drop everything that a process held which is gone: what it renders for readers, its rows,
-        its share of the device, and what it has said of itself.
-
-        What it held of the memory budget follows from the state, and its lease from whether it
-        serves: `prefill_slots` looks at every model that was touched.
-        """
-        self.attaching.worker_lost(model.name)
-        self.serving.lose_running(model, lost.text, lost.verdict, now)
-        self._meter.rests(model, now)
-        model.forget_process()
 
     def _answer(
         self, model: Model, waiters: Waiters, error: RemoteError | None, now: float

@@ -28,7 +28,6 @@ from mlxsup.protocol.states import CLASSES, Priority, Why
 from mlxsup.protocol.text import listed, size_text
 
 from .budget import Budget, Room, equal_shares, fewest, find_room
-from .errors import does_not_fit
 from .kv_budget import Part, Row
 from .life import Lack, Shortage, Swapping, Wait
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing
@@ -548,14 +547,13 @@ class _Planner:
 
     def _refuse(self, request: LoadRequest, refusal: Refuse) -> None:
         assert self._view.budget is not None
-        error = does_not_fit(
-            request.name,
-            refusal.reason,
+        refused = NoMemory(
+            reason=refusal.reason,
             needed_bytes=request.needed_bytes,
             budget_bytes=self._view.budget.whole_bytes,
             blockers=refusal.blockers,
         )
-        self.put(request.name, NoMemory(reason=refusal.reason, error=error))
+        self.put(request.name, refused)
         if request.pinned_bytes is None:
             self._loaded.pop(request.name, None)
 

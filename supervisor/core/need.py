@@ -46,6 +46,11 @@ class Figure:
     source: Source
 
 
+SPARE_SHARE = 4
+"""A process that was measured may take a quarter more the next time; one that was only guessed at
+may take twice as much. A size that a hint names allows for both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """The memory that one model needs. A row is a request that runs; a batch pads its rows to the
@@ -145,6 +150,60 @@ class Need:
         one = cache_bytes(self.layers, rows=1, longest=longest)
         return self.max_rows if one == 0 else min(self.max_rows, room // one)
 
+    def loaded_problem(self, ready: Ready) -> str:
+        """Return what is wrong with the `memory` of the entry now that a worker has loaded it, a
+        clause; empty if it is enough, or if the entry gives none.
+
+        Args:
+            ready: what the worker has measured; its process counts as there if it cannot measure
+                that.
+        """
+        own = replace(self.own, source=Source.GIVEN)
+        if ready.own_bytes is not None:
+            own = Figure(size_bytes=ready.own_bytes, source=Source.MEASURED)
+        weights = Figure(size_bytes=ready.active_bytes, source=Source.MEASURED)
+        layers = tuple(ready.cache_layers)
+        return replace(self, weights=weights, own=own, layers=layers, remark="").known_problem()
+
+    def known_problem(self, *, is_measured_again: bool = False) -> str:
+        """Return the same as `loaded_problem`, before a load. An estimate of the process may be too high, so it refuses
+        nothing, but a hint allows for it.
+
+        Args:
+            is_measured_again: leaves out what was measured of its process, which differs a little
+                from one load to the next.
+        """
+        if self.given_bytes is None:
+            return ""
+        longest = min(GROWTH_TOKENS, self.context_tokens)
+        row_bytes = cache_bytes(self.layers, rows=1, longest=longest)
+        own_bytes, source = self.own.size_bytes, self.own.source
+        left_out = {Source.ESTIMATED, Source.MEASURED} if is_measured_again else {Source.ESTIMATED}
+        least_bytes = self.weights.size_bytes
+        least_bytes += 0 if source in left_out else own_bytes
+        least_bytes += 0 if self.remark else row_bytes
+        if self.given_bytes >= least_bytes:
+            return ""
+        spare_bytes = {
+            Source.GIVEN: 0,
+            Source.MEASURED: own_bytes // SPARE_SHARE,
+            Source.ESTIMATED: own_bytes,
+        }[source]
+        about = "about " if source is Source.ESTIMATED else ""
+        parts = {
+            "its weights": (self.weights.size_bytes, ""),
+            "its process": (own_bytes, about),
+            "a short request": (row_bytes, ""),
+        }
+        takes = [
+            f"{word}{size_text(size)} for {what}" for what, (size, word) in parts.items() if size
+        ]
+        enough_bytes = sum(size for size, _ in parts.values()) + spare_bytes
+        return (
+            f"its memory is {size_text(self.given_bytes)}, but it needs at least "
+            f'{" + ".join(takes)}; set memory to "{size_text(enough_bytes)}" or more, or to "auto"'
+        )
+
     def _unraised_for(self, stream_tokens: int) -> int:
         longest = max(self.least_tokens, min(stream_tokens, self.context_tokens))
         return self.bytes_for(rows=1, longest=longest)
@@ -200,68 +259,6 @@ def bounded(
         if name not in pinned:
             found[name] = replace(need, most_bytes=max(0, left_bytes))
     return {name: found[name] for name in needs}
-
-
-SPARE_SHARE = 4
-"""A process that was measured may take a quarter more the next time; one that was only guessed at
-may take twice as much. A size that a hint names allows for both."""
-
-
-def loaded_problem(need: Need | None, ready: Ready) -> str:
-    """Return what is wrong with the `memory` of a model that a worker has loaded, a clause; empty
-    if it is enough, or if the entry gives none.
-
-    Args:
-        need: of the model; its process counts as there if the worker cannot measure that.
-        ready: what the worker has measured.
-    """
-    if need is None:
-        return ""
-    own = replace(need.own, source=Source.GIVEN)
-    if ready.own_bytes is not None:
-        own = Figure(size_bytes=ready.own_bytes, source=Source.MEASURED)
-    weights = Figure(size_bytes=ready.active_bytes, source=Source.MEASURED)
-    return known_problem(
-        replace(need, weights=weights, own=own, layers=tuple(ready.cache_layers), remark="")
-    )
-
-
-def known_problem(need: Need, *, is_measured_again: bool = False) -> str:
-    """Return the same before a load. An estimate of the process may be too high, so it refuses
-    nothing, but a hint allows for it.
-
-    Args:
-        is_measured_again: leaves out what was measured of its process, which differs a little from
-            one load to the next.
-    """
-    if need.given_bytes is None:
-        return ""
-    longest = min(GROWTH_TOKENS, need.context_tokens)
-    row_bytes = cache_bytes(need.layers, rows=1, longest=longest)
-    own_bytes, source = need.own.size_bytes, need.own.source
-    left_out = {Source.ESTIMATED, Source.MEASURED} if is_measured_again else {Source.ESTIMATED}
-    least_bytes = need.weights.size_bytes
-    least_bytes += 0 if source in left_out else own_bytes
-    least_bytes += 0 if need.remark else row_bytes
-    if need.given_bytes >= least_bytes:
-        return ""
-    spare_bytes = {
-        Source.GIVEN: 0,
-        Source.MEASURED: own_bytes // SPARE_SHARE,
-        Source.ESTIMATED: own_bytes,
-    }[source]
-    about = "about " if source is Source.ESTIMATED else ""
-    parts = {
-        "its weights": (need.weights.size_bytes, ""),
-        "its process": (own_bytes, about),
-        "a short request": (row_bytes, ""),
-    }
-    takes = [f"{word}{size_text(size)} for {what}" for what, (size, word) in parts.items() if size]
-    enough_bytes = sum(size for size, _ in parts.values()) + spare_bytes
-    return (
-        f"its memory is {size_text(need.given_bytes)}, but it needs at least "
-        f'{" + ".join(takes)}; set memory to "{size_text(enough_bytes)}" or more, or to "auto"'
-    )
 
 
 def pins_problem(pinned: Mapping[ModelName, int], budget_bytes: int) -> str:

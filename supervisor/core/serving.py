@@ -72,10 +72,11 @@ from .errors import (
     priority_too_high,
     quarantined,
     queue_timeout,
+    row_does_not_fit,
     with_engine_s,
     worker_crashed,
 )
-from .kv_budget import is_held_back, why_never
+from .kv_budget import is_held_back, needs_in_vain
 from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
@@ -97,13 +98,18 @@ WHY = {
 
 
 class Serving:
-    """Moves requests between the ledger, the queues and the workers."""
+    """Moves requests between the ledger, the queues and the workers.
 
-    def __init__(self, ledger: Ledger, attaching: Attaching, outbox: Outbox, meter: Meter) -> None:
+    Attributes:
+        attaching: the streams that have more than one reader.
+        meter: what the requests cost.
+    """
+
+    def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self.ledger = ledger
-        self._attaching = attaching
+        self.attaching = Attaching(outbox)
+        self.meter = Meter()
         self._outbox = outbox
-        self._meter = meter
 
     # ------------------------------------------------------------ in
 
@@ -247,8 +253,15 @@ class Serving:
             return
         had_room = model.has_room
         while model.has_room and (request := next_for_row(model)) is not None:
-            error = why_never(model, request)
-            if error is not None:
+            needed_bytes = needs_in_vain(model, request)
+            if needed_bytes is not None:
+                assert model.batch.budget is not None
+                error = row_does_not_fit(
+                    model.name,
+                    needed_bytes=needed_bytes,
+                    available_bytes=model.batch.budget.could_bytes,
+                    tokens_sent=request.tokens_sent,
+                )
                 self.fail(model, request, error, now)
                 continue
             if is_held_back(model, request):
@@ -351,7 +364,7 @@ class Serving:
                 request.sent.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
         if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
-            self._meter.works(model, now)
+            self.meter.works(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
@@ -373,7 +386,7 @@ class Serving:
             Whether there may be room for others now, or at a later time than before.
         """
         model.process.steps = message.step
-        self._meter.add(model, message, now)
+        self.meter.add(model, message, now)
         has_begun = has_freed = False
         has_suspects = bool(model.blame.suspects)
         deltas: defaultdict[ConnectionId, list[ClientDelta]] = defaultdict(list)
@@ -484,7 +497,7 @@ class Serving:
 
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
-            self._meter.rests(model, now)
+            self.meter.rests(model, now)
 
     # ------------------------------------------------------------ one request ends
 
@@ -497,7 +510,7 @@ class Serving:
         """End a request whose client is gone without an answer (D12)."""
         self._withdraw(model, request, now)
         ended = self._forget(request, GONE, now)
-        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
+        self.attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
         """End a request with an error, at any stage."""
@@ -538,7 +551,7 @@ class Serving:
             assert finish is not None
             message = _done(request, finish, ended)
         self._outbox.send(request.connection, message)
-        self._attaching.ended(request, message)
+        self.attaching.ended(request, message)
 
     # ------------------------------------------------------------ what people ask
 
@@ -677,12 +690,14 @@ class Serving:
             begun = for_interrupted(error, model.name, request.tokens_sent)
             self.fail(model, request, error if request.acceptance is None else begun, now)
 
-    def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
-        """Queue the rows of a process that is gone again, ahead of all others.
+    def lose_worker(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+        """Queue the rows of a process that is gone again, ahead of all others; what it was asked to
+        render for readers does not come.
 
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
+        self.attaching.worker_lost(model.name)
         model.settle()
         again: list[Request] = []
         for request in list(model.batch.running.values()):
@@ -707,6 +722,7 @@ class Serving:
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
                     self.fail(model, request, error, now)
+        self.meter.rests(model, now)
 
     # ------------------------------------------------------------ inside
 
