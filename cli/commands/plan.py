@@ -24,8 +24,7 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-    from mlxsup.supervisor.core.budget import Budget
-    from mlxsup.supervisor.core.need import Figure, Need
+    from mlxsup.supervisor.core.budget import Budget, Figure, Need
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, Placement
@@ -106,7 +105,7 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.need import bounded
+    from mlxsup.supervisor.core.budget import bounded
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, fit

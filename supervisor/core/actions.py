@@ -43,8 +43,7 @@ from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .budget import Budget
-from .need import Need
+from .budget import Budget, Need
 
 if TYPE_CHECKING:
     from .model import Model

@@ -49,6 +49,7 @@ from .errors import (
     slow_consumer,
     superseded,
     superseded_subscription,
+    unknown_model,
 )
 from .events import (
     ClientEvent,
@@ -206,7 +207,7 @@ class ClientEvents:
             raise duplicate_id(caller.id)
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        model, adapter = self._fleet.find_adapted(message.model)
+        model, adapter = _find_adapted(self._fleet, message.model)
         self._fleet.serving.admit(
             model,
             message,
@@ -370,7 +371,7 @@ class ClientEvents:
         """
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        return self._fleet.find(name)
+        return _find(self._fleet, name)
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
         """End the subscription of a connection, what it listens to and its waiting commands; return
@@ -382,6 +383,42 @@ class ClientEvents:
                 forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
+
+
+def _find(fleet: Fleet, name: ModelName) -> Model:
+    """Find a model by its name in the configuration, or by an alias.
+
+    Raises:
+        RemoteError: `unknown_model`.
+    """
+    model = fleet.by_name.get(name)
+    if model is None or model.life.wanted is Wanted.GONE:
+        models = (m for m in fleet if m.life.wanted is not Wanted.GONE)
+        model = next((m for m in models if name in m.life.settings.aliases), None)
+    if model is None:
+        known = [m.name for m in fleet if m.life.wanted is not Wanted.GONE]
+        raise unknown_model(name, known)
+    return model
+
+
+def _find_adapted(fleet: Fleet, name: ModelName) -> tuple[Model, str]:
+    """Find what a request names: a model, and one of its adapters if it is `NAME:ADAPTER`.
+
+    Raises:
+        RemoteError: `unknown_model`.
+    """
+    base, colon, adapter = name.rpartition(":")
+    if not colon:
+        return _find(fleet, name), ""
+    try:
+        model = _find(fleet, ModelName(base))
+    except RemoteError:
+        return _find(fleet, name), ""  # which says that there is no such model
+    adapters = model.life.settings.launch.adapters
+    if adapter not in adapters:
+        known = [model.name, *(ModelName(f"{model.name}:{one}") for one in adapters)]
+        raise unknown_model(name, known)
+    return model, adapter
 
 
 def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:

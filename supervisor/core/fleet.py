@@ -27,15 +27,13 @@ from .actions import (
     SignalWorker,
     Spawn,
 )
-from .budget import Pressure, Reading
+from .budget import Need, Pressure, Reading, bounded, raised
 from .downloads import Downloads
-from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
 from .memory_plan import Plan, plan
 from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
-from .need import Need, bounded, raised
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
@@ -128,40 +126,6 @@ class Fleet:
         """Return the `[supervisor]` table as it was last read, with what there is of the budget
         now."""
         return self.ledger.terms.settings
-
-    def find(self, name: ModelName) -> Model:
-        """Find a model by its name in the configuration, or by an alias.
-
-        Raises:
-            RemoteError: `unknown_model`.
-        """
-        model = self.by_name.get(name)
-        if model is None or model.life.wanted is Wanted.GONE:
-            models = (m for m in self if m.life.wanted is not Wanted.GONE)
-            model = next((m for m in models if name in m.life.settings.aliases), None)
-        if model is None:
-            known = [m.name for m in self if m.life.wanted is not Wanted.GONE]
-            raise unknown_model(name, known)
-        return model
-
-    def find_adapted(self, name: ModelName) -> tuple[Model, str]:
-        """Find what a request names: a model, and one of its adapters if it is `NAME:ADAPTER`.
-
-        Raises:
-            RemoteError: `unknown_model`.
-        """
-        base, colon, adapter = name.rpartition(":")
-        if not colon:
-            return self.find(name), ""
-        try:
-            model = self.find(ModelName(base))
-        except RemoteError:
-            return self.find(name), ""  # which says that there is no such model
-        adapters = model.life.settings.launch.adapters
-        if adapter not in adapters:
-            known = [model.name, *(ModelName(f"{model.name}:{one}") for one in adapters)]
-            raise unknown_model(name, known)
-        return model, adapter
 
     def touch(self, model: Model) -> None:
         """Something about this model changed: `run_policies` looks at it."""

@@ -18,6 +18,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
+from .budget import Need, bounded
 from .errors import does_not_fit, load_failed
 from .life import Abandoned, Life, Swapping, Wait
 from .memory_plan import (
@@ -33,7 +34,6 @@ from .memory_plan import (
 )
 from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
 from .model import Model, Urgency
-from .need import Need, bounded
 from .settings import CoreSettings, ModelSettings
 from .transitions import Removed, apply, reload_command
 

@@ -29,8 +29,8 @@ from mlxsup.protocol.states import (
     Why,
 )
 
+from .budget import Need
 from .errors import cut_off
-from .need import Need
 from .settings import ModelSettings, RestartSettings
 
 # ---------------------------------------------------------------- states

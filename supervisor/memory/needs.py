@@ -15,8 +15,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.store.model_folder import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
-from ..core.budget import Budget
-from ..core.need import Figure, Need, Source, pins_problem
+from ..core.budget import Budget, Figure, Need, Source, pins_problem
 from ..core.settings import ModelSettings
 from .folder import UNASKED, Estimate, Stamp, fingerprint
 from .folder_reader import read_folder

@@ -16,8 +16,8 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, Ready
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
+from mlxsup.supervisor.core.budget import Figure, Need, Source, raised
 from mlxsup.supervisor.core.events import Appraised, LaunchAppraised, Reloaded
-from mlxsup.supervisor.core.need import Figure, Need, Source, raised
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry

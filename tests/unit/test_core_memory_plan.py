@@ -14,7 +14,7 @@ from mlxsup.cli.commands.plan import advice
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.budget import find_room
+from mlxsup.supervisor.core.budget import find_room, pins_problem
 from mlxsup.supervisor.core.kv_budget import Row, Rows
 from mlxsup.supervisor.core.life import Wait
 from mlxsup.supervisor.core.memory_plan import (
@@ -28,7 +28,6 @@ from mlxsup.supervisor.core.memory_plan import (
 )
 from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
 from mlxsup.supervisor.core.model import Urgency
-from mlxsup.supervisor.core.need import pins_problem
 from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, fit, required_bytes
 

@@ -23,10 +23,9 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
-from mlxsup.supervisor.core.budget import Budget
+from mlxsup.supervisor.core.budget import Budget, Need
 from mlxsup.supervisor.core.errors import bad_configuration
 from mlxsup.supervisor.core.events import Appraised, Reloaded, ReloadRefused
-from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
