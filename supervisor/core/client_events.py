@@ -165,8 +165,7 @@ class ClientEvents:
                 fleet.serving.resume(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case Attach():
-                if fleet.ledger.find(caller.connection, caller.id) is not None:
-                    raise duplicate_id(caller.id)
+                self._check_id(caller)
                 request = find_named(fleet.ledger, message.request)
                 fleet.attaching.attach(fleet.by_name[request.model], request, caller)
             case CancelRequest():
@@ -203,8 +202,7 @@ class ClientEvents:
             if value is not None and value < 0:
                 raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
         check_keep_alive(message.keep_alive)
-        if self._fleet.attaching.listens(caller):
-            raise duplicate_id(caller.id)
+        self._check_id(caller)
         if self._fleet.is_shutting_down:
             raise shutting_down()
         model, adapter = _find_adapted(self._fleet, message.model)
@@ -372,6 +370,13 @@ class ClientEvents:
         if self._fleet.is_shutting_down:
             raise shutting_down()
         return _find(self._fleet, name)
+
+    def _check_id(self, caller: Caller) -> None:
+        """Raise RemoteError if another stream comes under this id."""
+        fleet = self._fleet
+        is_open = fleet.ledger.find(caller.connection, caller.id) is not None
+        if is_open or fleet.attaching.listens(caller):
+            raise duplicate_id(caller.id)
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
         """End the subscription of a connection, what it listens to and its waiting commands; return

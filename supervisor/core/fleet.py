@@ -102,7 +102,7 @@ class Fleet:
         self.ledger = Ledger(settings, outbox.deadlines)
         self.serving = Serving(self.ledger, outbox)
         self.attaching = self.serving.attaching
-        self.prefill_slots = PrefillSlots(outbox, self.serving.meter)
+        self.prefill_slots = PrefillSlots(outbox)
         self.warm_pool = WarmPool(outbox)
         self.downloads = Downloads(outbox)
         self._random = random
@@ -350,6 +350,7 @@ class Fleet:
             self._plan_memory(now)
             most = self.settings.max_parallel_prefills
             for reader in self.prefill_slots.settle(self.by_name, self._touched, most, now):
+                self.serving.work_if_busy(reader, now)
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}

@@ -62,7 +62,6 @@ from .errors import (
     already_paused,
     cut_off,
     deadline_exceeded,
-    duplicate_id,
     for_interrupted,
     insufficient_memory,
     may_not_be_paused,
@@ -102,13 +101,12 @@ class Serving:
 
     Attributes:
         attaching: the streams that have more than one reader.
-        meter: what the requests cost.
     """
 
     def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self.ledger = ledger
         self.attaching = Attaching(outbox)
-        self.meter = Meter()
+        self._meter = Meter()
         self._outbox = outbox
 
     # ------------------------------------------------------------ in
@@ -134,8 +132,6 @@ class Serving:
         Raises:
             RemoteError: why it may not wait.
         """
-        if self.ledger.find(connection, message.id) is not None:
-            raise duplicate_id(message.id)
         account = self.ledger.terms.account(message.client, process, connection)
         priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body, adapter)
@@ -363,8 +359,7 @@ class Serving:
             if message.warnings:
                 request.sent.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
-            self.meter.works(model, now)
+        self.work_if_busy(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
@@ -386,7 +381,7 @@ class Serving:
             Whether there may be room for others now, or at a later time than before.
         """
         model.process.steps = message.step
-        self.meter.add(model, message, now)
+        self._meter.add(model, message, now)
         has_begun = has_freed = False
         has_suspects = bool(model.blame.suspects)
         deltas: defaultdict[ConnectionId, list[ClientDelta]] = defaultdict(list)
@@ -495,9 +490,14 @@ class Serving:
         request.crashes.is_interrupted = request.pauses.is_paused = False
         self._outbox.notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
+    def work_if_busy(self, model: Model, now: float) -> None:
+        """Note that an engine computes if it holds a request and does not wait for a lease."""
+        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
+            self._meter.works(model, now)
+
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
-            self.meter.rests(model, now)
+            self._meter.rests(model, now)
 
     # ------------------------------------------------------------ one request ends
 
@@ -722,7 +722,7 @@ class Serving:
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
                     self.fail(model, request, error, now)
-        self.meter.rests(model, now)
+        self._meter.rests(model, now)
 
     # ------------------------------------------------------------ inside
 
