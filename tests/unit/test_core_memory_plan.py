@@ -75,6 +75,10 @@ def test_what_is_given_back_may_be_enough_without_what_leaves() -> None:
     assert isinstance(enough, Reclaim)
     assert isinstance(too_little, Wait)
     assert (too_little.is_under_way, too_little.reclaims) == (True, True)
+    half, other = held(A, 4, Standing.LEAVING), held(B, 4, Standing.BUSY)
+    without = verdict(4, half, replace(other, spare_bytes=1))
+    assert isinstance(without, Wait)
+    assert (without.is_under_way, without.reclaims) == (True, False), "what leaves is enough"
 
 
 def test_refusal_names_its_blockers_I4() -> None:

@@ -153,7 +153,8 @@ def test_preemption_of_batch_rows(rule: str) -> None:
     play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
 
 
-def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_row_that_leaves_is_told_when_it_gets_another_one(is_cancelled: bool) -> None:
     """The urgent request is still in line then, and takes the row that becomes free."""
     driver = driver_of(1)
     begin(driver, "r1", 1)
@@ -161,10 +162,13 @@ def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
     begin(driver, "r2", 2, notices=True)
     driver.pass_time(2.0)
     assert ask(driver) == [2]
+    if is_cancelled:
+        driver.cancel("now")
     driver.row_left(2)
     told = [(one.kind, one.detail["expected_s"]) for one in driver.sent(Notice)]
     wait_s = driver.model("m").next_free_s()
-    assert told == [(NoticeKind.PAUSED, wait_s), (NoticeKind.QUEUED, wait_s)]
+    queued = [] if is_cancelled else [(NoticeKind.QUEUED, wait_s)]
+    assert told == [(NoticeKind.PAUSED, wait_s), *queued]
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
