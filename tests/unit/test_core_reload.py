@@ -120,6 +120,22 @@ def test_a_removed_busy_model_ends_who_waits_and_not_what_runs() -> None:
     )
 
 
+def test_aliases_and_adapters_are_known_while_their_model_is_configured() -> None:
+    launch = replace(LAUNCH, adapters={"sql": "/sql"})
+    driver = Driver([entry(aliases=("fast",), launch=launch)])
+    driver.load()
+    driver.come_up()
+    driver.ask("r1", "fast:sql")
+    assert [one.adapter for one in driver.told(Dispatch)] == ["sql"]
+    driver.ask("r2", "fast:poet")
+    [failed] = driver.sent(Failed)
+    assert failed.error.detail["known"] == ["m", "m:sql"]
+    reload(driver, entry("other"))
+    driver.ask("r3", "fast")
+    [failed] = driver.sent(Failed)
+    assert failed.error.detail["known"] == ["other"]
+
+
 def test_a_removed_busy_model_that_is_named_again_comes_up_again() -> None:
     driver = in_state(State.READY)
     reload(driver, entry("other"))

@@ -78,6 +78,8 @@ def test_load_dry_run_names_swaps() -> None:
     assert answer["reason"] == (
         "needs 4.00 GiB; 0.0 MiB is free: a is busy and makes room when its turn ends"
     )
+    driver.now += 100.0
+    assert driver.foresees("b")["reason"] == answer["reason"], "it has to wait, too"
     off = rivals(swap=False)
     off.stream("a", "r1")
     assert off.foresees("b")["outcome"] == "waits"
