@@ -378,7 +378,8 @@ class Serving:
         """Handle one engine step: each connection's deltas in one message, then what has ended.
 
         Returns:
-            Whether there may be room for others now, or at a later time than before.
+            Whether there may be room for others now, or at a later time than before, or another
+            request than the one that is held back may be first, because clients have been charged.
         """
         model.process.steps = message.step
         self._meter.add(model, message, now)
@@ -436,7 +437,8 @@ class Serving:
                 detail = {"done": read.done, "total": read.total}
                 self._outbox.notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
-        is_awaited = has_begun and bool(model.queue.urgent)
+        # What is held back is first only until its client has been charged more than another one.
+        is_awaited = model.batch.held_back is not None or (has_begun and bool(model.queue.urgent))
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
         return has_changed or is_awaited or (has_suspects and model.blame.is_anyone_on_probation)
 

@@ -787,6 +787,22 @@ def _needed(placed: dict[RequestKey, Row], staying: Iterable[RequestKey]) -> int
     )
 
 
+def test_a_request_that_is_held_back_keeps_its_place_only_until_another_client_is_due() -> None:
+    """A step may charge its client so much that a request of another one is first."""
+    clients = {name: ClientSettings() for name in ("one", "two")}
+    driver = RowsDriver("a", FIXED + ONE_ROW, clients=clients)
+    driver.bring_up("a")
+    running = driver.begin("a", "r1", 3000, client="one")
+    driver.gain("a", running, 1)
+    [short] = driver.serve("r2", model="a", client="one")
+    driver.short("a", short)
+    driver.ask("r3", "a", client="two")
+    assert (driver.dispatched(), driver.model("a").batch.held_back) == ([], short)
+    row = RowDelta(key=running, text="x", tokens=b"\1\0\0\0")
+    driver.worker(Step(step=1, rows=[row], took_s=1.0), "a")
+    assert driver.dispatched() == [short + 1]
+
+
 # Requests that run out of memory alone
 
 
