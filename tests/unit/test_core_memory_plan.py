@@ -137,7 +137,7 @@ def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
 
 
 def test_the_last_row_that_is_not_leaving_stays() -> None:
-    assert shed(row(1), row(2, is_leaving=True)) == []
+    assert shed(row(1, is_leaving=True), row(2)) == []
 
 
 def test_a_row_frees_no_more_than_is_reserved_for_it() -> None:
