@@ -80,6 +80,7 @@ class Fleet:
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         ledger: the open requests, which `serving` moves.
+        attaching: their streams that have more than one reader.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
