@@ -8,7 +8,7 @@ is. A verdict carries its sentence, so that status, events, notices and errors s
 plan asks for it in each model's turn; `load --dry-run`, `reload --dry-run` and `mlxsup plan` ask
 about a changed view.
 
-In this order: models that make room stay if that is no longer needed; those that wait are admitted,
+The order: models that make room stay if that is no longer needed; those that wait are admitted,
 and idle ones evicted for them, `parallel_loads` at a time; the first in line over all models has
 busy ones swapped out. If more is reserved than may be kept, prewarmed workers go, workers give back
 what they keep for reuse, then idle models go, then rows of `batch` requests, and at last a busy
