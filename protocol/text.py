@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """From the least to the most important."""
@@ -53,6 +53,12 @@ def size_text(count: int) -> str:
     if count < TIB:
         return f"{math.ceil(count * 100 / GIB) / 100:.2f} GiB"
     return f"{math.ceil(count * 100 / TIB) / 100:.2f} TiB"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return `a`, `a and b`, `a, b and c`."""
+    *front, last = names
+    return f"{', '.join(front)} and {last}" if front else last
 
 
 def rank_name(rank: int, host: str | None, address: str) -> str:

@@ -24,8 +24,7 @@ from ..terminal.text import INDENT, format_bytes, wrapped
 
 if TYPE_CHECKING:
     from mlxsup.supervisor.config.load import DaemonConfig
-    from mlxsup.supervisor.core.budget import Budget
-    from mlxsup.supervisor.core.need import Figure, Need
+    from mlxsup.supervisor.core.budget import Budget, Figure, Need
     from mlxsup.supervisor.core.settings import ModelSettings
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, Placement
@@ -106,7 +105,7 @@ def _plan_of(
     swap: bool,
     output: Output | None,
 ) -> dict[str, Any]:
-    from mlxsup.supervisor.core.need import bounded
+    from mlxsup.supervisor.core.budget import bounded
     from mlxsup.supervisor.memory.machine import find_backend
     from mlxsup.supervisor.memory.measurements import Measurements
     from mlxsup.supervisor.memory.placement import Candidate, fit
@@ -212,7 +211,6 @@ def _needs_of(
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
     from mlxsup.store.model_folder import FolderError
-    from mlxsup.supervisor.core.need import known_problem
     from mlxsup.supervisor.memory.needs import needs_without_daemon
 
     def asking(count: int) -> None:
@@ -226,7 +224,7 @@ def _needs_of(
     for name, need in needs_without_daemon(models, backend, measurements, asking).items():
         if isinstance(need, FolderError):
             problems[name] = str(need)
-        elif too_little := known_problem(need):
+        elif too_little := need.known_problem():
             problems[name] = too_little
         else:
             needs[name] = need

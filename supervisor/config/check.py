@@ -27,7 +27,7 @@ from mlxsup.protocol.key_file import KeyPlace, have_been_made
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.text import size_text
 
-from ..core.need import pins_problem
+from ..core.budget import pins_problem
 from ..core.settings import ANYONE
 from ..memory.machine import find_backend, largest_budget_bytes
 from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place

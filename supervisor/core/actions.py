@@ -4,7 +4,8 @@ The outbox collects those of one event. Its journal keeps the facts of models an
 `mlxsup why`: only what is rare (changes of state, deaths, and the start, pauses and end of each
 request), as facts and not as sentences, because a better sentence then explains an old death, too.
 Requests that are refused on arrival are left out, because a flood of them would push out what
-others ask for.
+others ask for. Its deadlines are the times at which something may be due, earliest first; the shell
+is only asked for the next one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxsup.protocol.client_messages import (
     AddModel,
@@ -36,14 +37,13 @@ from mlxsup.protocol.flight import (
     WorkerDied,
 )
 from mlxsup.protocol.gateway import Address
-from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId
+from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName, RequestId, RequestKey
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Record, record
 from mlxsup.protocol.states import NoticeKind
 from mlxsup.protocol.worker_messages import MessageToWorker
 
-from .budget import Budget
-from .need import Need
+from .budget import Budget, Need
 
 if TYPE_CHECKING:
     from .model import Model
@@ -401,6 +401,92 @@ def _ring(
     return ring
 
 
+# ---------------------------------------------------------------- when something is due
+
+
+class Housekeeping(Enum):
+    """The subjects that are no model and no request."""
+
+    WARM_POOL = auto()
+    """The next attempt to start a prewarmed worker."""
+    GATEWAY = auto()
+    """The next attempt to start the gateway, or its next sign of life."""
+
+
+class SignsOf(NamedTuple):
+    """The signs of life of a model's process. Each beat moves their time, and no other."""
+
+    model: ModelName
+
+
+Subject = ModelName | SignsOf | RequestKey | Housekeeping
+"""A model (text), its process, a request (integer), or none of them."""
+
+
+class _Due(NamedTuple):
+    when: float
+    order: int
+    subject: Subject
+
+
+class Deadlines:
+    """Keeps one time per subject: its earliest deadline that still applies.
+
+    Attributes:
+        has_changed: whether the earliest time may be another one since this was last set to false.
+    """
+
+    def __init__(self) -> None:
+        self._when: dict[Subject, float] = {}
+        self._heap: list[_Due] = []
+        self._order = 0
+        self.has_changed = False
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    @property
+    def held(self) -> int:
+        """Return how many times it keeps, with those that were replaced and not yet forgotten."""
+        return len(self._heap)
+
+    def of(self, subject: Subject) -> float | None:
+        """Return the subject's time; None for none."""
+        return self._when.get(subject)
+
+    def set(self, subject: Subject, when: float | None) -> None:
+        """Replace the subject's time; None for none."""
+        if when is None:
+            self._when.pop(subject, None)  # a wake too many does no harm
+        elif self._when.get(subject) != when:
+            self._when[subject] = when
+            self.has_changed = True
+            self._order += 1
+            heapq.heappush(self._heap, _Due(when, self._order, subject))
+        if len(self._heap) > 64 and len(self._heap) > 4 * len(self._when):
+            self._heap = [due for due in self._heap if self._is_current(due)]
+            heapq.heapify(self._heap)
+
+    def earliest(self) -> float | None:
+        """Return the next time at which something may be due."""
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0].when if self._heap else None
+
+    def take_due(self, now: float) -> list[Subject]:
+        """Remove and return the subjects whose time has come."""
+        due = []
+        self.has_changed = True
+        while (when := self.earliest()) is not None and when <= now:
+            subject = heapq.heappop(self._heap).subject
+            del self._when[subject]
+            due.append(subject)
+        return due
+
+    def _is_current(self, due: _Due) -> bool:
+        return self._when.get(due.subject) == due.when
+
+
 # ---------------------------------------------------------------- the outbox
 
 
@@ -410,12 +496,15 @@ class Outbox:
     Attributes:
         subscriptions: connections that get every change of a model, and under which id.
         journal: the latest facts of models and requests.
+        deadlines: when something is due.
     """
 
     def __init__(self) -> None:
         # Bounded by the connections that the shell lets in, one entry each.
         self.subscriptions: dict[ConnectionId, RequestId] = {}
         self.journal = Journal()
+        self.deadlines = Deadlines()
+        self._woken_at: float | None = None
         self._actions: list[Action] = []
         self._now = 0.0
 
@@ -439,6 +528,21 @@ class Outbox:
         """Return the actions of this event; the next one starts with none."""
         actions, self._actions = self._actions, []
         return actions
+
+    def take_due(self, now: float) -> list[Subject]:
+        """Remove and return the subjects whose time has come: the shell has woken the core."""
+        self._woken_at = None
+        return self.deadlines.take_due(now)
+
+    def wake_in_time(self) -> None:
+        """Ask to be woken at the earliest time, unless that has been asked for."""
+        if not self.deadlines.has_changed:
+            return
+        self.deadlines.has_changed = False
+        when = self.deadlines.earliest()
+        if when is not None and (self._woken_at is None or when < self._woken_at):
+            self._woken_at = when
+            self.add(WakeAt(when=when))
 
     def send(self, connection: ConnectionId, message: MessageToClient) -> None:
         """Send a message to a client."""

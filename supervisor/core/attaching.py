@@ -17,7 +17,7 @@ from mlxsup.protocol.step_batch import Row
 from mlxsup.protocol.worker_messages import Render, Rendered
 
 from .actions import Outbox
-from .errors import duplicate_id, nothing_rendered, renderer_lost, too_many_readers
+from .errors import nothing_rendered, renderer_lost, too_many_readers
 from .model import Model
 from .requests import Request
 
@@ -77,10 +77,8 @@ class Attaching:
 
         Raises:
             RemoteError: `invalid_request`; too many have joined it, or what was delivered cannot be
-                rendered now. `duplicate_id`.
+                rendered now.
         """
-        if self.listens(caller):
-            raise duplicate_id(caller.id)
         readers = self.readers.get(request.key, [])
         if len(readers) >= MOST_READERS:
             raise too_many_readers(model.name, request.id, MOST_READERS)

@@ -49,6 +49,7 @@ from .errors import (
     slow_consumer,
     superseded,
     superseded_subscription,
+    unknown_model,
 )
 from .events import (
     ClientEvent,
@@ -164,8 +165,7 @@ class ClientEvents:
                 fleet.serving.resume(fleet.touched_by(request), request, now)
                 self._outbox.reply(caller, paused_map(request))
             case Attach():
-                if fleet.ledger.find(caller.connection, caller.id) is not None:
-                    raise duplicate_id(caller.id)
+                self._check_id(caller)
                 request = find_named(fleet.ledger, message.request)
                 fleet.attaching.attach(fleet.by_name[request.model], request, caller)
             case CancelRequest():
@@ -202,11 +202,10 @@ class ClientEvents:
             if value is not None and value < 0:
                 raise unfit(name, f"{name} must be 0 seconds or more, not {value:g}")
         check_keep_alive(message.keep_alive)
-        if self._fleet.attaching.listens(caller):
-            raise duplicate_id(caller.id)
+        self._check_id(caller)
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        model, adapter = self._fleet.find_adapted(message.model)
+        model, adapter = _find_adapted(self._fleet, message.model)
         self._fleet.serving.admit(
             model,
             message,
@@ -370,7 +369,14 @@ class ClientEvents:
         """
         if self._fleet.is_shutting_down:
             raise shutting_down()
-        return self._fleet.find(name)
+        return _find(self._fleet, name)
+
+    def _check_id(self, caller: Caller) -> None:
+        """Raise RemoteError if another stream comes under this id."""
+        fleet = self._fleet
+        is_open = fleet.ledger.find(caller.connection, caller.id) is not None
+        if is_open or fleet.attaching.listens(caller):
+            raise duplicate_id(caller.id)
 
     def _forget_callers(self, connection: ConnectionId) -> list[Caller]:
         """End the subscription of a connection, what it listens to and its waiting commands; return
@@ -382,6 +388,42 @@ class ClientEvents:
                 forgotten += [c for c in callers if c.connection == connection]
                 callers[:] = [c for c in callers if c.connection != connection]
         return forgotten
+
+
+def _find(fleet: Fleet, name: ModelName) -> Model:
+    """Find a model by its name in the configuration, or by an alias.
+
+    Raises:
+        RemoteError: `unknown_model`.
+    """
+    model = fleet.by_name.get(name)
+    if model is None or model.life.wanted is Wanted.GONE:
+        models = (m for m in fleet if m.life.wanted is not Wanted.GONE)
+        model = next((m for m in models if name in m.life.settings.aliases), None)
+    if model is None:
+        known = [m.name for m in fleet if m.life.wanted is not Wanted.GONE]
+        raise unknown_model(name, known)
+    return model
+
+
+def _find_adapted(fleet: Fleet, name: ModelName) -> tuple[Model, str]:
+    """Find what a request names: a model, and one of its adapters if it is `NAME:ADAPTER`.
+
+    Raises:
+        RemoteError: `unknown_model`.
+    """
+    base, colon, adapter = name.rpartition(":")
+    if not colon:
+        return _find(fleet, name), ""
+    try:
+        model = _find(fleet, ModelName(base))
+    except RemoteError:
+        return _find(fleet, name), ""  # which says that there is no such model
+    adapters = model.life.settings.launch.adapters
+    if adapter not in adapters:
+        known = [model.name, *(ModelName(f"{model.name}:{one}") for one in adapters)]
+        raise unknown_model(name, known)
+    return model, adapter
 
 
 def _launch_asked_for(launch: LaunchSettings, context_length: int | None) -> LaunchSettings:

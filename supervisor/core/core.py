@@ -13,9 +13,8 @@ from typing import Any, assert_never
 from mlxsup.protocol.gateway import Address
 
 from . import workers
-from .actions import Action, Finish, WakeAt
+from .actions import Action, Finish, Housekeeping, SignsOf
 from .client_events import ClientEvents
-from .deadlines import Housekeeping, SignsOf
 from .events import (
     Appraised,
     DownloadSaid,
@@ -78,12 +77,10 @@ class Core:
         self.fleet = Fleet(settings, models, random=random, is_strict=is_strict)
         self.outbox = self.fleet.outbox
         self.ledger = self.fleet.ledger
-        self._deadlines = self.fleet.deadlines
-        self._gateway = Gateway(gateway, self._deadlines, self.outbox)
+        self._gateway = Gateway(gateway, self.outbox)
         self._daemon = Daemon(facts=facts, gateway=self._gateway)
         self._clients = ClientEvents(self.fleet, self._daemon)
         self._has_finished = False
-        self._woken_at: float | None = None
 
     def handle(self, event: Event) -> list[Action]:
         """Handle one event and return what to do about it, in order.
@@ -98,7 +95,7 @@ class Core:
                 self.fleet, self.fleet.settings, event.now, is_ending=self.fleet.is_shutting_down
             )
         self.fleet.run_policies(event.now)
-        self._wake_in_time()
+        self.outbox.wake_in_time()
         self._finish_if_done()
         return self.outbox.take()
 
@@ -176,8 +173,7 @@ class Core:
                 assert_never(event)
 
     def _on_tick(self, now: float) -> None:
-        self._woken_at = None
-        for subject in self._deadlines.take_due(now):
+        for subject in self.outbox.take_due(now):
             if isinstance(subject, str) and subject in self.fleet.by_name:
                 workers.due(self.fleet, self.fleet.by_name[subject], now)
             elif isinstance(subject, SignsOf) and subject.model in self.fleet.by_name:
@@ -190,15 +186,6 @@ class Core:
                 self._gateway.due(now)
 
     # ------------------------------------------------------------ after every event
-
-    def _wake_in_time(self) -> None:
-        if not self._deadlines.has_changed:
-            return
-        self._deadlines.has_changed = False
-        when = self._deadlines.earliest()
-        if when is not None and (self._woken_at is None or when < self._woken_at):
-            self._woken_at = when
-            self.outbox.add(WakeAt(when=when))
 
     def _finish_if_done(self) -> None:
         if not self.fleet.is_shutting_down or self._has_finished:

@@ -14,8 +14,7 @@ from mlxsup.protocol.ids import Caller, ConnectionId, Generation, ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.worker_messages import WorkerMessage
 
-from .budget import Reading
-from .need import Need
+from .budget import Need, Reading
 from .settings import CoreSettings, ModelSettings
 
 

@@ -14,7 +14,6 @@ from mlxsup.protocol.states import HAS_PROCESS, SERVES, PauseReason, State, Want
 from mlxsup.protocol.text import size_text
 from mlxsup.protocol.worker_messages import GiveBack, LogLevel
 
-from .accounting import Meter, Terms
 from .actions import (
     Abandon,
     BudgetChanged,
@@ -28,18 +27,13 @@ from .actions import (
     SignalWorker,
     Spawn,
 )
-from .attaching import Attaching
-from .budget import Pressure, Reading
-from .deadlines import Deadlines
+from .budget import Need, Pressure, Reading, bounded, raised
 from .downloads import Downloads
-from .errors import unknown_model
 from .kv_budget import adopt, planned_bytes
 from .life import Life, StopCause
-from .memory_facts import at_rest, loaded_models, view_of
 from .memory_plan import Plan, plan
-from .memory_view import MemoryView
+from .memory_view import MemoryView, at_rest, loaded_models, view_of
 from .model import Model
-from .need import Need, bounded, raised
 from .prefill_slots import PrefillSlots
 from .requests import Ledger, Queue, Request
 from .serving import Serving
@@ -86,6 +80,7 @@ class Fleet:
         is_shutting_down: whether the daemon is ending, so that no model comes up.
         needs: what the models of the configuration were appraised at.
         ledger: the open requests, which `serving` moves.
+        attaching: their streams that have more than one reader.
         prefill_slots: has models read long prompts in turns.
         warm_pool: processes that wait for a load.
         downloads: of what the models lack.
@@ -99,19 +94,17 @@ class Fleet:
         random: random.Random,
         is_strict: bool,
     ) -> None:
-        self.deadlines = deadlines = Deadlines()
         self.outbox = outbox = Outbox()
         self.machine_bytes = 0
         self.is_shutting_down = False
         self.needs: Mapping[ModelName, Need] = {}
         # Bounded by the configuration: one entry for each model, until its removal is complete.
         self.by_name: dict[ModelName, Model] = {}
-        self._meter = meter = Meter()
-        self.ledger = Ledger(Terms(settings), deadlines)
-        self.attaching = Attaching(outbox)
-        self.serving = Serving(self.ledger, self.attaching, outbox, meter)
-        self.prefill_slots = PrefillSlots(outbox, meter)
-        self.warm_pool = WarmPool(deadlines, outbox)
+        self.ledger = Ledger(settings, outbox.deadlines)
+        self.serving = Serving(self.ledger, outbox)
+        self.attaching = self.serving.attaching
+        self.prefill_slots = PrefillSlots(outbox)
+        self.warm_pool = WarmPool(outbox)
         self.downloads = Downloads(outbox)
         self._random = random
         self._exit_grace_s = settings.exit_grace_s
@@ -134,40 +127,6 @@ class Fleet:
         """Return the `[supervisor]` table as it was last read, with what there is of the budget
         now."""
         return self.ledger.terms.settings
-
-    def find(self, name: ModelName) -> Model:
-        """Find a model by its name in the configuration, or by an alias.
-
-        Raises:
-            RemoteError: `unknown_model`.
-        """
-        model = self.by_name.get(name)
-        if model is None or model.life.wanted is Wanted.GONE:
-            models = (m for m in self if m.life.wanted is not Wanted.GONE)
-            model = next((m for m in models if name in m.life.settings.aliases), None)
-        if model is None:
-            known = [m.name for m in self if m.life.wanted is not Wanted.GONE]
-            raise unknown_model(name, known)
-        return model
-
-    def find_adapted(self, name: ModelName) -> tuple[Model, str]:
-        """Find what a request names: a model, and one of its adapters if it is `NAME:ADAPTER`.
-
-        Raises:
-            RemoteError: `unknown_model`.
-        """
-        base, colon, adapter = name.rpartition(":")
-        if not colon:
-            return self.find(name), ""
-        try:
-            model = self.find(ModelName(base))
-        except RemoteError:
-            return self.find(name), ""  # which says that there is no such model
-        adapters = model.life.settings.launch.adapters
-        if adapter not in adapters:
-            known = [model.name, *(ModelName(f"{model.name}:{one}") for one in adapters)]
-            raise unknown_model(name, known)
-        return model, adapter
 
     def touch(self, model: Model) -> None:
         """Something about this model changed: `run_policies` looks at it."""
@@ -392,13 +351,14 @@ class Fleet:
             self._plan_memory(now)
             most = self.settings.max_parallel_prefills
             for reader in self.prefill_slots.settle(self.by_name, self._touched, most, now):
+                self.serving.work_if_busy(reader, now)
                 self.touch(reader)
             while self._touched:
                 touched, self._touched = self._touched, {}
                 for model in [self.by_name[name] for name in touched if name in self.by_name]:
                     self.serving.dispatch(model, now)
                     self.serving.tell_waiting(model, now)
-                    self.deadlines.set(model.name, self.prefill_slots.deadline(model))
+                    self.outbox.deadlines.set(model.name, self.prefill_slots.deadline(model))
                 if self.ledger.has_filled:  # whose turn or return it was must wait
                     self.ledger.has_filled = False
                     for one in self:
@@ -538,7 +498,8 @@ class Fleet:
             case RowsLeave():
                 self.serving.ask_rows_to_leave(model, PauseReason.SWAP)
             case RunningLost():
-                self._lose_worker(model, outcome, now)
+                self.serving.lose_worker(model, outcome.text, outcome.verdict, now)
+                model.forget_process()
             case ForgetModel():
                 self.outbox.add(outcome)
                 del self.by_name[model.name]
@@ -548,18 +509,6 @@ class Fleet:
                 self.outbox.add(outcome)
             case _:
                 assert_never(outcome)
-
-    def _lose_worker(self, model: Model, lost: RunningLost, now: float) -> None:
-        """Drop everything that a process held which is gone: what it renders for readers, its rows,
-        its share of the device, and what it has said of itself.
-
-        What it held of the memory budget follows from the state, and its lease from whether it
-        serves: `prefill_slots` looks at every model that was touched.
-        """
-        self.attaching.worker_lost(model.name)
-        self.serving.lose_running(model, lost.text, lost.verdict, now)
-        self._meter.rests(model, now)
-        model.forget_process()
 
     def _answer(
         self, model: Model, waiters: Waiters, error: RemoteError | None, now: float

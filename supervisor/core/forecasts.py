@@ -18,9 +18,10 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.states import Priority, State, Wanted
 
+from .budget import Need, bounded
 from .errors import does_not_fit, load_failed
-from .life import Abandoned, Life, Swapping
-from .load_verdict import (
+from .life import Abandoned, Life, Swapping, Wait
+from .memory_plan import (
     Admit,
     Evict,
     Reclaim,
@@ -31,10 +32,8 @@ from .load_verdict import (
     needs,
     verdict_on,
 )
-from .memory_facts import loaded_models
-from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency, Wait
-from .model import Model
-from .need import Need, bounded
+from .memory_view import LoadedModel, LoadRequest, MemoryView, Standing, loaded_models
+from .model import Model, Urgency
 from .settings import CoreSettings, ModelSettings
 from .transitions import Removed, apply, reload_command
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from mlxsup.protocol.gateway import Address
 
-from .actions import CloseListener, KillGateway, Outbox, StartGateway
-from .deadlines import Deadlines, Housekeeping
+from .actions import CloseListener, Housekeeping, KillGateway, Outbox, StartGateway
 
 FIRST_DELAY_S = 0.5
 MOST_DELAY_S = 30.0
@@ -55,10 +54,9 @@ class Gateway:
         address: where it listens; None: there is none.
     """
 
-    def __init__(self, address: Address | None, deadlines: Deadlines, outbox: Outbox) -> None:
+    def __init__(self, address: Address | None, outbox: Outbox) -> None:
         self._address = address
         self._shown: Address | None = address
-        self._deadlines = deadlines
         self._outbox = outbox
         self._state = GatewayState.STARTING
         self._since = 0.0
@@ -78,7 +76,7 @@ class Gateway:
         self._retry_at = None
         self._has_listened = False
         self._enter(GatewayState.STARTING, now)
-        self._deadlines.set(Housekeeping.GATEWAY, now + START_LIMIT_S)
+        self._outbox.deadlines.set(Housekeeping.GATEWAY, now + START_LIMIT_S)
         self._outbox.add(StartGateway(number=self._number, address=self._address))
 
     def listening(self, number: int, pid: int, address: Address, now: float) -> None:
@@ -97,7 +95,7 @@ class Gateway:
     def beat(self, number: int, now: float) -> None:
         """Note that its event loop runs; `number` is that of the attempt."""
         if number == self._number and self._state is GatewayState.LISTENING:
-            self._deadlines.set(Housekeeping.GATEWAY, now + FROZEN_S)
+            self._outbox.deadlines.set(Housekeeping.GATEWAY, now + FROZEN_S)
 
     def due(self, now: float) -> None:
         """Act on the time of the next attempt, or on a sign of life that has not come."""
@@ -135,7 +133,7 @@ class Gateway:
         self._ends_in_a_row += 1
         self._crashes_in_a_row = self._crashes_in_a_row + 1 if is_crash else 0
         self._pid, self._cause = None, self._cause if was_frozen else cause
-        self._deadlines.set(Housekeeping.GATEWAY, None)
+        self._outbox.deadlines.set(Housekeeping.GATEWAY, None)
         is_loop = self._crashes_in_a_row >= LOOP_ENDS
         self._enter(GatewayState.CRASH_LOOP if is_loop else GatewayState.BACKOFF, now)
         if is_ending:
@@ -147,7 +145,7 @@ class Gateway:
         self._outbox.add(CloseListener())
         delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self._ends_in_a_row - 1, 16))
         self._retry_at = now + delay_s
-        self._deadlines.set(Housekeeping.GATEWAY, self._retry_at)
+        self._outbox.deadlines.set(Housekeeping.GATEWAY, self._retry_at)
 
     def status(self, now: float) -> dict[str, Any] | None:
         """Return what the status says about it; None if there is none."""

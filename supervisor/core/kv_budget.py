@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS, cache_bytes, joining_bytes
 from mlxsup.protocol.cache_layers import CacheLayers
-from mlxsup.protocol.errors import RemoteError
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.states import SERVES, Priority, State, Wanted
 from mlxsup.protocol.worker_messages import SetBudget
 
-from .errors import row_does_not_fit
 from .requests import Request, Stage
 
 if TYPE_CHECKING:
@@ -353,22 +351,15 @@ def has_memory_beside(model: Model, request: Request, others: Collection[Request
     return joining_bytes(model.process.ready.cache_layers, lengths) <= room_bytes
 
 
-def why_never(model: Model, request: Request) -> RemoteError | None:
-    """Return the error of a request that had to leave and cannot return: it needs more than
-    there is for it alone, or it must run through once it has begun."""
+def needs_in_vain(model: Model, request: Request) -> int | None:
+    """Return what the row of a request needs that had to leave and cannot return, because there is
+    less for it alone or it must run through once it has begun; None if it may return."""
     budget = model.batch.budget
     if request.run.left_short_at is None or budget is None or not has_row_budget(model):
         return None
     needed_bytes = _bytes_of(model, rows=1, longest=request.length)
     must_run_through = request.tokens_sent > 0 and not model.may_leave(request)
-    if needed_bytes <= budget.could_bytes and not must_run_through:
-        return None
-    return row_does_not_fit(
-        model.name,
-        needed_bytes=needed_bytes,
-        available_bytes=budget.could_bytes,
-        tokens_sent=request.tokens_sent,
-    )
+    return needed_bytes if needed_bytes > budget.could_bytes or must_run_through else None
 
 
 def _bytes_of(model: Model, *, rows: int, longest: int) -> int:

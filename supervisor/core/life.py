@@ -29,9 +29,8 @@ from mlxsup.protocol.states import (
     Why,
 )
 
+from .budget import Need
 from .errors import cut_off
-from .memory_view import Lack
-from .need import Need
 from .settings import ModelSettings, RestartSettings
 
 # ---------------------------------------------------------------- states
@@ -81,6 +80,43 @@ class Stopped(_Phase):
     """No process, none wanted."""
 
     STATE: ClassVar[State] = State.STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """There may be room for a model later.
+
+    Attributes:
+        reason: what it needs and what is in the way, a phrase that follows its name.
+        until: when a model that is in the way may go; None if nothing is known of that.
+        is_under_way: whether enough of the memory is already being freed.
+        swaps: the busy models that will be swapped out for it, as things are.
+        reclaims: whether the others must also give back what they do not need now.
+    """
+
+    reason: str
+    until: float | None = None
+    is_under_way: bool = False
+    swaps: tuple[ModelName, ...] = ()
+    reclaims: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """There is no memory for a model yet.
+
+    Attributes:
+        since: when that was found, monotonic seconds.
+        wait: what it waits for.
+        asked_since: since when a request or a command has been waiting for the model; None: none
+            does.
+        is_promised: whether others are being swapped out for it: what they free is for it.
+    """
+
+    since: float
+    wait: Wait
+    asked_since: float | None = None
+    is_promised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

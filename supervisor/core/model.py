@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.errors import unfit
@@ -21,8 +22,7 @@ from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .accounting import UNKNOWN_COST_S, AlikeSteps
 from .kv_budget import RowBudget
-from .life import Life, Pending, Ready
-from .memory_view import Lack, Urgency
+from .life import Lack, Life, Pending, Ready
 from .poison import Blame, Held
 from .requests import Queue, Request, Stage
 from .watchdog import Watch
@@ -259,6 +259,17 @@ class Totals:
     alike: AlikeSteps | None = None
 
 
+class Urgency(Enum):
+    """The urgency of a load, by who waits for it; decides which models it may evict."""
+
+    NONE = auto()
+    """It takes what is free, such as a preload."""
+    REQUEST = auto()
+    """It evicts models that are idle and had their time."""
+    COMMAND = auto()
+    """It evicts models that are idle."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Model:
     """One model.
@@ -367,6 +378,26 @@ class Model:
     def open_requests(self) -> list[Request]:
         """Return those that run, wait to continue, or are paused."""
         return [*self.batch.running.values(), *self.queue.again, *self.paused.values()]
+
+    @property
+    def has_open_answers(self) -> bool:
+        """True if it has answers that a worker has accepted, or is about to."""
+        if self.batch.running:
+            return True
+        return any(one.acceptance is not None for one in self.open_requests)
+
+    @property
+    def stays_because(self) -> str:
+        """Return what has changed in its files, if no swap may end its process for that: no other
+        one could continue its open answers. Empty if it need not stay."""
+        change = self.life.files.change
+        return change if change and self.has_open_answers else ""
+
+    def may_have_been_restored(self, now: float) -> bool:
+        """True if it is time to look again at files that have kept it from being swapped out; they
+        are looked at only when a swap depends on it."""
+        is_ready = isinstance(self.life.phase, Ready)
+        return is_ready and bool(self.stays_because) and self.life.files.may_be_asked(now)
 
     def may_leave(self, request: Request) -> bool:
         """True if the row of a request may leave the batch and continue later."""

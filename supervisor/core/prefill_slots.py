@@ -21,7 +21,6 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.states import CLASSES, SERVES
 from mlxsup.protocol.worker_messages import Lease, Leases, Step
 
-from .accounting import Meter
 from .actions import Outbox
 from .model import Model
 
@@ -79,9 +78,8 @@ class PrefillSlots:
         changed: the models whose workers have said anything since the last `settle`.
     """
 
-    def __init__(self, outbox: Outbox, meter: Meter) -> None:
+    def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._meter = meter
         # Bounded by the configuration: models leave with their processes.
         self._members: dict[ModelName, _Member] = {}
         self._asked = 0
@@ -189,9 +187,7 @@ class PrefillSlots:
             model, member = models[name], members[name]
             member.stage, member.until = Stage.HOLDS, now + LEASE_S
             self._outbox.tell(model, Lease())
-            if model.batch.only_waits:
-                model.batch.only_waits = False
-                self._meter.works(model, now)
+            model.batch.only_waits = False
             if model.process.watch is not None:
                 model.process.watch.got_lease(now)
         return granted

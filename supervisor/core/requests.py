@@ -29,8 +29,9 @@ from mlxsup.protocol.states import CLASSES, NoticeKind, PauseReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
 
 from .accounting import Account, Counters, Terms
-from .deadlines import Deadlines
+from .actions import Deadlines
 from .poison import Digest, Held
+from .settings import CoreSettings
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 """After this many deaths in a row without a new token a request is given up."""
@@ -354,8 +355,8 @@ class Ledger:
         has_filled: whether an account has reached its `max_running` since then.
     """
 
-    def __init__(self, terms: Terms, deadlines: Deadlines) -> None:
-        self.terms = terms
+    def __init__(self, settings: CoreSettings, deadlines: Deadlines) -> None:
+        self.terms = Terms(settings)
         self._deadlines = deadlines
         # All bounded by admission: `max_queue` waiting, and a share of it for each model beyond
         # that, plus the rows of every engine, plus paused ones by `max_queue_bytes`.

@@ -62,7 +62,6 @@ from .errors import (
     already_paused,
     cut_off,
     deadline_exceeded,
-    duplicate_id,
     for_interrupted,
     insufficient_memory,
     may_not_be_paused,
@@ -72,10 +71,11 @@ from .errors import (
     priority_too_high,
     quarantined,
     queue_timeout,
+    row_does_not_fit,
     with_engine_s,
     worker_crashed,
 )
-from .kv_budget import is_held_back, why_never
+from .kv_budget import is_held_back, needs_in_vain
 from .model import Model
 from .poison import QUARANTINE_S, Digest, Evidence, Verdict, digest_of
 from .preemption import end_intake, next_for_row, who_yields
@@ -97,13 +97,17 @@ WHY = {
 
 
 class Serving:
-    """Moves requests between the ledger, the queues and the workers."""
+    """Moves requests between the ledger, the queues and the workers.
 
-    def __init__(self, ledger: Ledger, attaching: Attaching, outbox: Outbox, meter: Meter) -> None:
+    Attributes:
+        attaching: the streams that have more than one reader.
+    """
+
+    def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
         self.ledger = ledger
-        self._attaching = attaching
+        self.attaching = Attaching(outbox)
+        self._meter = Meter()
         self._outbox = outbox
-        self._meter = meter
 
     # ------------------------------------------------------------ in
 
@@ -128,8 +132,6 @@ class Serving:
         Raises:
             RemoteError: why it may not wait.
         """
-        if self.ledger.find(connection, message.id) is not None:
-            raise duplicate_id(message.id)
         account = self.ledger.terms.account(message.client, process, connection)
         priority = message.priority or self.ledger.terms.of(account).priority
         digest = digest_of(model.name, message.body, adapter)
@@ -247,8 +249,15 @@ class Serving:
             return
         had_room = model.has_room
         while model.has_room and (request := next_for_row(model)) is not None:
-            error = why_never(model, request)
-            if error is not None:
+            needed_bytes = needs_in_vain(model, request)
+            if needed_bytes is not None:
+                assert model.batch.budget is not None
+                error = row_does_not_fit(
+                    model.name,
+                    needed_bytes=needed_bytes,
+                    available_bytes=model.batch.budget.could_bytes,
+                    tokens_sent=request.tokens_sent,
+                )
                 self.fail(model, request, error, now)
                 continue
             if is_held_back(model, request):
@@ -350,8 +359,7 @@ class Serving:
             if message.warnings:
                 request.sent.warnings += message.warnings
                 self._outbox.notify(request, NoticeKind.CHANGED, {"warnings": message.warnings})
-        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
-            self._meter.works(model, now)
+        self.work_if_busy(model, now)
 
     def rejected(self, model: Model, key: RequestKey, error: RemoteError, now: float) -> None:
         """Something was wrong with the request (C7), or it cannot continue in this worker."""
@@ -370,7 +378,8 @@ class Serving:
         """Handle one engine step: each connection's deltas in one message, then what has ended.
 
         Returns:
-            Whether there may be room for others now, or at a later time than before.
+            Whether there may be room for others now, or at a later time than before, or another
+            request than the one that is held back may be first, because clients have been charged.
         """
         model.process.steps = message.step
         self._meter.add(model, message, now)
@@ -428,7 +437,8 @@ class Serving:
                 detail = {"done": read.done, "total": read.total}
                 self._outbox.notify(request, NoticeKind.PREFILLING, detail)
         model.idle_since = now
-        is_awaited = has_begun and bool(model.queue.urgent)
+        # What is held back is first only until its client has been charged more than another one.
+        is_awaited = model.batch.held_back is not None or (has_begun and bool(model.queue.urgent))
         has_changed = has_freed or bool(finished or left) or model.has_settled_in(now)
         return has_changed or is_awaited or (has_suspects and model.blame.is_anyone_on_probation)
 
@@ -482,6 +492,11 @@ class Serving:
         request.crashes.is_interrupted = request.pauses.is_paused = False
         self._outbox.notify(request, NoticeKind.RESUMED, {"times": times, "after": after})
 
+    def work_if_busy(self, model: Model, now: float) -> None:
+        """Note that an engine computes if it holds a request and does not wait for a lease."""
+        if (model.batch.running or model.batch.leaving) and not model.batch.only_waits:
+            self._meter.works(model, now)
+
     def _rest_if_idle(self, model: Model, now: float) -> None:
         if model.batch.only_waits or not (model.batch.running or model.batch.leaving):
             self._meter.rests(model, now)
@@ -497,7 +512,7 @@ class Serving:
         """End a request whose client is gone without an answer (D12)."""
         self._withdraw(model, request, now)
         ended = self._forget(request, GONE, now)
-        self._attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
+        self.attaching.ended(request, _done(request, FinishReason.CANCELLED, ended))
 
     def fail(self, model: Model, request: Request, error: RemoteError, now: float) -> None:
         """End a request with an error, at any stage."""
@@ -538,7 +553,7 @@ class Serving:
             assert finish is not None
             message = _done(request, finish, ended)
         self._outbox.send(request.connection, message)
-        self._attaching.ended(request, message)
+        self.attaching.ended(request, message)
 
     # ------------------------------------------------------------ what people ask
 
@@ -677,12 +692,14 @@ class Serving:
             begun = for_interrupted(error, model.name, request.tokens_sent)
             self.fail(model, request, error if request.acceptance is None else begun, now)
 
-    def lose_running(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
-        """Queue the rows of a process that is gone again, ahead of all others.
+    def lose_worker(self, model: Model, text: str, verdict: Verdict, now: float) -> None:
+        """Queue the rows of a process that is gone again, ahead of all others; what it was asked to
+        render for readers does not come.
 
         Requests that the worker had not accepted are dispatched again as new. A row ends instead if
         it killed the engine, opted out of being resumed, or dies again and again without a token.
         """
+        self.attaching.worker_lost(model.name)
         model.settle()
         again: list[Request] = []
         for request in list(model.batch.running.values()):
@@ -707,6 +724,7 @@ class Serving:
                 if request.digest == verdict.culprit:
                     error = quarantined(model.name, request.tokens_sent, QUARANTINE_S)
                     self.fail(model, request, error, now)
+        self._meter.rests(model, now)
 
     # ------------------------------------------------------------ inside
 

@@ -36,7 +36,7 @@ from mlxsup.protocol.worker_messages import Exit, Hello, LoadProgress
 from mlxsup.protocol.worker_messages import Ready as ReadyMessage
 
 from .actions import Abandon, ForgetModel, SendToWorker, SignalWorker, Spawn, WorkerSignal
-from .errors import cut_off, load_failed, model_failed, superseded, unknown_model
+from .errors import cut_off, does_not_fit, load_failed, model_failed, superseded, unknown_model
 from .events import Spawned
 from .life import (
     UNSEEN,
@@ -44,6 +44,7 @@ from .life import (
     Backoff,
     Draining,
     Failed,
+    Lack,
     LastExit,
     Life,
     Loading,
@@ -57,8 +58,8 @@ from .life import (
     Stopping,
     StopStage,
     Swapping,
+    Wait,
 )
-from .memory_view import Lack, Wait
 from .poison import NO_VERDICT, Evidence, Verdict
 from .settings import ModelSettings
 
@@ -178,11 +179,14 @@ class NoMemory:
 
     Attributes:
         reason: what it needs and what is in the way.
-        error: the answer for all who wait for it.
+        budget_bytes: what all models may take together.
+        blockers: the models that would have to go.
     """
 
     reason: str
-    error: RemoteError
+    needed_bytes: int
+    budget_bytes: int
+    blockers: tuple[ModelName, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -609,8 +613,8 @@ class _Transition:
                 life.phase = replace(phase, lack=None)
             case Pending() as phase, LacksMemory(lack=Lack() as lack):
                 self._wait_for_memory(phase, lack)
-            case Pending() as phase, NoMemory(reason=reason, error=error):
-                self._has_no_memory(phase, reason, error)
+            case Pending() as phase, NoMemory() as refusal:
+                self._has_no_memory(phase, refusal)
             case Pending() as phase, DownloadProgress() as fetching:  # others load meanwhile
                 cause = "" if fetching.total_bytes else phase.download_cause  # the hub has answered
                 life.phase = replace(phase, lack=None, fetching=fetching, download_cause=cause)
@@ -814,14 +818,21 @@ class _Transition:
         if phase.lack is None:
             self._do(Changed(f"waiting for memory: {lack.wait.reason}"))
 
-    def _has_no_memory(self, phase: Pending, reason: str, error: RemoteError) -> None:
+    def _has_no_memory(self, phase: Pending, refusal: NoMemory) -> None:
         """Answer all who wait. What came up for the configuration stays wanted, because a reload
         may make room; what came up for those who are answered does not."""
+        error = does_not_fit(
+            self.life.name,
+            refusal.reason,
+            needed_bytes=refusal.needed_bytes,
+            budget_bytes=refusal.budget_bytes,
+            blockers=refusal.blockers,
+        )
         self._answer(Waiters.QUEUE, error)
         self._answer(Waiters.CALLERS_UP, error)
         if self.life.settings.preload and self.life.why in (Why.PRELOAD, Why.RELOAD):
             since = phase.lack.since if phase.lack else self.now
-            self._wait_for_memory(phase, Lack(since=since, wait=Wait(reason=reason)))
+            self._wait_for_memory(phase, Lack(since=since, wait=Wait(reason=refusal.reason)))
         else:
             self._want(Wanted.DOWN, Why.MEMORY)
             self._enter(Stopped(since=self.now), error.message)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from .actions import EndPrewarmed, Outbox, StartPrewarmed
-from .deadlines import Deadlines, Housekeeping
+from .actions import EndPrewarmed, Housekeeping, Outbox, StartPrewarmed
 from .kv_budget import rows_of, spare_bytes
 from .model import Model
 from .settings import CoreSettings
@@ -83,8 +82,7 @@ class WarmPool:
         workers: by their numbers.
     """
 
-    def __init__(self, deadlines: Deadlines, outbox: Outbox) -> None:
-        self._deadlines = deadlines
+    def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         # Bounded by `warm_workers`, and those that are about to end.
         self.workers: dict[int, Prewarmed] = {}
@@ -144,7 +142,7 @@ class WarmPool:
         delay_s = min(MOST_DELAY_S, FIRST_DELAY_S * 2.0**self._deaths_in_a_row)
         self._deaths_in_a_row = min(self._deaths_in_a_row + 1, 16)
         self._retry_at = now + delay_s
-        self._deadlines.set(Housekeeping.WARM_POOL, self._retry_at)
+        self._outbox.deadlines.set(Housekeeping.WARM_POOL, self._retry_at)
 
     def measured(self, footprint_bytes: Mapping[int, int], settings: CoreSettings) -> bool:
         """Correct what is reserved for them by what they were measured at.

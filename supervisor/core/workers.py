@@ -41,8 +41,7 @@ from mlxsup.protocol.worker_messages import (
     WorkerMessage,
 )
 
-from .actions import Action, LookAtWorker
-from .deadlines import SignsOf
+from .actions import Action, LookAtWorker, SignsOf
 from .events import (
     Exited,
     FilesSeen,
@@ -58,9 +57,7 @@ from .events import (
 from .fleet import Fleet
 from .kv_budget import keeps_to, was_measured
 from .life import Abandoned, Backoff, Files, Life, Loading, StopCause, Stopping, StopStage
-from .memory_facts import may_have_been_restored
 from .model import WATCHED, Model, Residency
-from .need import loaded_problem
 from .poison import Evidence
 from .requests import Request, Stage
 from .transitions import Died, Due, Ending
@@ -173,7 +170,8 @@ def _step(fleet: Fleet, model: Model, message: Step, now: float) -> None:
 
 
 def _ready(fleet: Fleet, model: Model, message: Ready, now: float) -> None:
-    too_large = loaded_problem(model.life.need, message)
+    need = model.life.need
+    too_large = need.loaded_problem(message) if need is not None else ""
     if too_large:
         fleet.fault(model, StopCause.TOO_LARGE, too_large, now)
         return
@@ -227,7 +225,7 @@ def look_after(fleet: Fleet, model: Model, now: float) -> None:
             fleet.fault(model, StopCause.BROKEN, watch.describe(now), now)
         case Alarm.NONE:
             pass
-    fleet.deadlines.set(SignsOf(model.name), watch.deadline(step_timeout_s))
+    fleet.outbox.deadlines.set(SignsOf(model.name), watch.deadline(step_timeout_s))
 
 
 def measured(fleet: Fleet, event: Sampled) -> None:
@@ -241,7 +239,7 @@ def measured(fleet: Fleet, event: Sampled) -> None:
             if model.process.watch.grows_silently(event.now):
                 look_after(fleet, model, event.now)
         model.process.rates.append((event.now, model.totals.tokens))
-        if may_have_been_restored(model, event.now):
+        if model.may_have_been_restored(event.now):
             fleet.look_at_files(model)
         if was_measured(model, event.now):
             fleet.touch(model)

@@ -15,8 +15,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.store.model_folder import FolderError
 
 from ..config.load import ConfigError, DaemonConfig
-from ..core.budget import Budget
-from ..core.need import Figure, Need, Source, known_problem, pins_problem
+from ..core.budget import Budget, Figure, Need, Source, pins_problem
 from ..core.settings import ModelSettings
 from .folder import UNASKED, Estimate, Stamp, fingerprint
 from .folder_reader import read_folder
@@ -170,7 +169,7 @@ def check_needs(
     """
     problems = []
     for name, need in needs.items():
-        too_little = known_problem(need, is_measured_again=True)
+        too_little = need.known_problem(is_measured_again=True)
         if too_little:
             problems.append(f"models.{name}.memory is not enough: {too_little}")
     pinned = {

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from mlxsup.protocol.ids import ModelName
 
-from ..core.budget import Budget, equal_shares
-from ..core.load_verdict import Admit, Evict, verdict_on
-from ..core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing, Urgency
-from ..core.need import Need
+from ..core.budget import Budget, Need, equal_shares
+from ..core.memory_plan import Admit, Evict, verdict_on
+from ..core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from ..core.model import Urgency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.text import size_text
 
 from ..config.load import DaemonConfig, located
-from ..core.budget import Budget
-from ..core.need import Need
+from ..core.budget import Budget, Need
 from ..core.settings import CoreSettings, ModelSettings
 from ..logs import DaemonLog
 from .estimates import Estimates

@@ -26,7 +26,7 @@ from mlxsup.protocol.cache_cost import cache_bytes
 from mlxsup.protocol.ids import ModelName, unpack_tokens
 from mlxsup.protocol.launch import ExitCode, LaunchSettings
 from mlxsup.protocol.states import Batching, FinishReason
-from mlxsup.supervisor.core.need import Need
+from mlxsup.supervisor.core.budget import Need
 from mlxsup.supervisor.core.settings import ModelSettings
 from mlxsup.supervisor.memory.measurements import Measurements
 from mlxsup.supervisor.memory.needs import needs_without_daemon

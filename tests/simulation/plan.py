@@ -18,8 +18,7 @@ from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.message import Logprobs, TokenLogprob
 from mlxsup.protocol.states import Channel, FinishReason, Priority
 from mlxsup.protocol.worker_messages import Acceptance
-from mlxsup.supervisor.core.budget import Budget
-from mlxsup.supervisor.core.need import Figure, Need, Source
+from mlxsup.supervisor.core.budget import Budget, Figure, Need, Source
 from mlxsup.supervisor.core.settings import (
     ClientSettings,
     CoreSettings,

@@ -15,9 +15,8 @@ from mlxsup.protocol.download import DownloadProblem, Repository
 from mlxsup.protocol.flight import Entry
 from mlxsup.protocol.ids import ConnectionId, Generation, ModelName
 from mlxsup.supervisor.core import actions, events
-from mlxsup.supervisor.core.budget import Reading, Strain
+from mlxsup.supervisor.core.budget import Need, Reading, Strain
 from mlxsup.supervisor.core.core import Core
-from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from .clients import Client, People

@@ -6,10 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlxsup.protocol.client_messages import Event, Subscribe
 from mlxsup.protocol.download import Repository
@@ -182,8 +179,6 @@ def test_a_download_is_work() -> None:
 
 ADDRESS = Address(host="127.0.0.1", port=0)
 GIVEN = Address(host="127.0.0.1", port=4000)
-ROUNDING_S = 1e-6
-"""By how much sums of times may differ."""
 
 
 class Driven:
@@ -270,7 +265,7 @@ def test_later_deaths_wait_longer_and_longer_and_become_a_crash_loop() -> None:
         assert driven.status()["retry_in_s"] == pytest.approx(0.01)
         assert driven.kinds() == []
         driven.waits(0.01)
-        assert driven.kinds() == [StartGateway]
+        assert (driven.kinds(), driven.status()["retry_in_s"]) == ([StartGateway], None)
     assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
@@ -353,32 +348,3 @@ def test_messages_of_an_earlier_gateway_are_ignored() -> None:
     ):
         driven.do(late)
         assert (driven.kinds(), driven.status()) == ([], before)
-
-
-@hypothesis.settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["listen", "beat", "crash", "refuse", "wait"]), st.floats(0, 90))
-    )
-)
-def test_there_is_at_most_one_gateway_and_always_one_to_come(
-    steps: list[tuple[str, float]],
-) -> None:
-    driven = Driven()
-    alive = True
-    for what, seconds in steps:
-        if what == "wait":
-            driven.waits(seconds)
-        elif what == "listen" and alive:
-            driven.listens()
-        elif what == "beat":
-            driven.beats()
-        elif alive:
-            driven.ends(is_crash=what == "crash")
-            alive = False
-        starts = driven.kinds().count(StartGateway)
-        assert starts <= (0 if alive else 1)
-        alive = alive or starts == 1
-        retry_in_s = driven.status()["retry_in_s"]
-        assert (retry_in_s is None) == alive
-        assert alive or retry_in_s <= MOST_DELAY_S + ROUNDING_S

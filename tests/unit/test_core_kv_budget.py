@@ -13,17 +13,16 @@ from mlxsup.protocol.states import FinishReason, State
 from mlxsup.protocol.text import size_text
 from mlxsup.supervisor.core.events import Reloaded
 from mlxsup.supervisor.core.kv_budget import Row, RowBudget, Rows
-from mlxsup.supervisor.core.memory_facts import loaded_models
+from mlxsup.supervisor.core.life import Lack, Wait
 from mlxsup.supervisor.core.memory_plan import divide, plan
 from mlxsup.supervisor.core.memory_view import (
-    Lack,
     LoadedModel,
     LoadRequest,
     MemoryView,
     Standing,
-    Urgency,
-    Wait,
+    loaded_models,
 )
+from mlxsup.supervisor.core.model import Urgency
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import RESTART
@@ -165,8 +164,17 @@ def test_what_is_kept_for_a_pinned_model_is_not_spare() -> None:
     assert replace(one.rows, most_bytes=0).reserved_with(0) == kept_bytes
 
 
-def test_models_that_get_more_do_not_get_the_same_memory() -> None:
-    """The third holds what the first two may have once its worker keeps to less."""
+@pytest.mark.parametrize(
+    ("third_bytes", "budget_bytes", "told_bytes"),
+    [
+        pytest.param(1000, 1400, (300, None), id="200 are free"),
+        pytest.param(500, 1600, (533, 533), id="900 are free"),
+    ],
+)
+def test_models_that_get_more_do_not_get_the_same_memory(
+    third_bytes: int, budget_bytes: int, told_bytes: tuple[int, int | None]
+) -> None:
+    """The third may hold what the first two could have, until its worker keeps to less."""
 
     def member(name: str, size_bytes: int) -> LoadedModel:
         assert MEMBER.rows is not None
@@ -174,12 +182,13 @@ def test_models_that_get_more_do_not_get_the_same_memory() -> None:
         return replace(MEMBER, name=ModelName(name), reserved_bytes=size_bytes, rows=rows)
 
     members = [
-        member(name, size_bytes) for name, size_bytes in (("a", 100), ("b", 100), ("c", 1000))
+        member(name, size_bytes)
+        for name, size_bytes in (("a", 100), ("b", 100), ("c", third_bytes))
     ]
     loaded = {one.name: one for one in members}
-    parts = divide(replace(view_with(), budget=budget(1400), loaded=loaded), is_short=False)
-    told = {str(part.name): part.size_bytes for part in parts}
-    assert (told["a"], told["b"]) == (300, None), "200 are free"
+    view = replace(view_with(), budget=budget(budget_bytes), loaded=loaded)
+    told = {str(part.name): part.size_bytes for part in divide(view, is_short=False)}
+    assert (told["a"], told["b"]) == told_bytes
 
 
 def test_a_confirmation_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,6 +333,13 @@ def test_a_restart_keeps_its_memory_from_a_model_that_has_waited_longer() -> Non
     play(driver, "serve r1 model=a; ask r2 d; wait 100; restart b; exit b code=0 -> spawns=[b]")
 
 
+def test_what_a_restart_holds_is_not_about_to_be_free() -> None:
+    driver = play(pair_and_more(), "serve r1 model=b; restart a; ask r2 c -> a=STOPPING")
+    assert driver.row("c")["memory_wait"]["reason"] == (
+        "needs 4.00 GiB; 0.0 MiB is free: b is busy and makes room when its turn ends"
+    )
+
+
 def test_two_restarts_that_need_more_do_not_wait_for_each_other() -> None:
     driver = pair_and_more()
     reload(driver, 8, *(sized(name, 6 * GIB) for name in "abc"))

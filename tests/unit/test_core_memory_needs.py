@@ -16,8 +16,8 @@ from mlxsup.protocol.states import State, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, Ready
 from mlxsup.supervisor.config.values import parse_size
 from mlxsup.supervisor.core.actions import AdoptLaunch, AppraiseLaunch, Finish, NeedRaised, Spawn
+from mlxsup.supervisor.core.budget import Figure, Need, Source, raised
 from mlxsup.supervisor.core.events import Appraised, LaunchAppraised, Reloaded
-from mlxsup.supervisor.core.need import Figure, Need, Source, known_problem, loaded_problem, raised
 from mlxsup.supervisor.core.settings import CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
@@ -108,7 +108,7 @@ def test_estimates_do_not_refuse_a_load(
     for is_measured_again, least in ((False, least_bytes), (True, least_again_bytes)):
         for given_bytes, is_wrong in ((least - 1, True), (least, False)):
             one = replace(need, given_bytes=given_bytes)
-            said = known_problem(one, is_measured_again=is_measured_again)
+            said = one.known_problem(is_measured_again=is_measured_again)
             assert bool(said) is is_wrong
 
 
@@ -118,7 +118,7 @@ def test_the_size_that_a_hint_names_is_enough_at_every_later_check(
     own: Source, remark: str
 ) -> None:
     """A process that was guessed at takes up to twice as much, a measured one a quarter more."""
-    typed = known(parse_size(hinted(known_problem(known(1, own=own, remark=remark)))))
+    typed = known(parse_size(hinted(known(1, own=own, remark=remark).known_problem())))
     most = {Source.GIVEN: 32, Source.MEASURED: 40, Source.ESTIMATED: 64}[own] * MIB
     ready = Ready(
         context_length=4096,
@@ -129,11 +129,11 @@ def test_the_size_that_a_hint_names_is_enough_at_every_later_check(
         cache_layers=list(typed.layers),
     )
     later = replace(typed, own=Figure(size_bytes=most, source=Source.MEASURED))
-    assert loaded_problem(typed, ready) == known_problem(later) == ""
+    assert typed.loaded_problem(ready) == later.known_problem() == ""
     too_little = replace(typed, given_bytes=97 * MIB + most - 1)
-    again = replace(typed, given_bytes=parse_size(hinted(loaded_problem(too_little, ready))))
+    again = replace(typed, given_bytes=parse_size(hinted(too_little.loaded_problem(ready))))
     larger = replace(ready, own_bytes=most + most // 4)
-    assert loaded_problem(again, larger) == ""
+    assert again.loaded_problem(larger) == ""
 
 
 # Needs raised after running out of memory

@@ -11,29 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsup.cli.commands.plan import advice
+from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName, RequestKey
 from mlxsup.protocol.text import GIB
-from mlxsup.supervisor.core.budget import find_room
+from mlxsup.supervisor.core.budget import pins_problem
 from mlxsup.supervisor.core.kv_budget import Row, Rows
-from mlxsup.supervisor.core.load_verdict import (
+from mlxsup.supervisor.core.life import Wait
+from mlxsup.supervisor.core.memory_plan import (
     Admit,
     Evict,
     Reclaim,
     Refuse,
     Verdict,
+    plan,
     verdict_on,
 )
-from mlxsup.supervisor.core.memory_plan import plan
-from mlxsup.supervisor.core.memory_view import (
-    LoadedModel,
-    LoadRequest,
-    MemoryView,
-    Standing,
-    Urgency,
-    Wait,
-)
-from mlxsup.supervisor.core.need import pins_problem
+from mlxsup.supervisor.core.memory_view import LoadedModel, LoadRequest, MemoryView, Standing
+from mlxsup.supervisor.core.model import Urgency
 from mlxsup.supervisor.core.transitions import LacksMemory
 from mlxsup.supervisor.memory.placement import Candidate, fit, required_bytes
 
@@ -72,6 +67,10 @@ def test_plan_evicts_no_more_than_needed() -> None:
     found = verdict(6, held(A, 1, Standing.IDLE, 1.0), held(B, 6, Standing.IDLE, 2.0))
     assert isinstance(found, Evict)
     assert found.models == (B,)
+    pair = held(A, 4, Standing.IDLE), replace(held(B, 4, Standing.BUSY), spare_bytes=1)
+    found = verdict(4, *pair)
+    assert isinstance(found, Evict)
+    assert not found.reclaims, "it fits without what the other one could give back"
 
 
 def test_what_is_given_back_may_be_enough_without_what_leaves() -> None:
@@ -81,6 +80,10 @@ def test_what_is_given_back_may_be_enough_without_what_leaves() -> None:
     assert isinstance(enough, Reclaim)
     assert isinstance(too_little, Wait)
     assert (too_little.is_under_way, too_little.reclaims) == (True, True)
+    half, other = held(A, 4, Standing.LEAVING), held(B, 4, Standing.BUSY)
+    without = verdict(4, half, replace(other, spare_bytes=1))
+    assert isinstance(without, Wait)
+    assert (without.is_under_way, without.reclaims) == (True, False), "what leaves is enough"
 
 
 def test_refusal_names_its_blockers_I4() -> None:
@@ -106,28 +109,41 @@ def test_what_leaves_for_one_model_is_promised_to_no_other() -> None:
     assert "new and b are busy" in reasons[C]
 
 
+def shed(*rows: Row, holds_gib: float = 6.0, room_gib: float = 5.0, kept_gib: int = 0) -> list[int]:
+    """The keys of the rows that leave a model that holds more than there is room for."""
+    batch = Rows(
+        layers=(CacheLayers(layers=1, token_bytes=MIB),),
+        bare_bytes=GIB,
+        least_bytes=0,
+        wanted_bytes=99 * GIB,
+        kept_bytes=kept_gib * GIB,
+        rows=rows,
+    )
+    one = replace(held(A, holds_gib, Standing.BUSY), rows=batch, is_ready=True)
+    there = view([one], int(room_gib * GIB))
+    assert there.budget is not None
+    found = plan(replace(there, budget=replace(there.budget, is_short=True)))
+    return [int(key) for _, keys, _ in found.shed for key in keys]
+
+
+def row(key: int, tokens: int = 64, **more: bool) -> Row:
+    return Row(float(key), RequestKey(key), tokens, may_go=True, **more)
+
+
 def test_rows_of_a_pinned_model_free_nothing_that_it_keeps() -> None:
     """However few rows there are, all of its memory stays reserved."""
-    layers = (CacheLayers(layers=1, token_bytes=MIB),)
-    batch = tuple(Row(float(key), RequestKey(key), 64, may_go=True) for key in (1, 2))
+    assert shed(row(1), row(2)) == [2]
+    assert shed(row(1), row(2), kept_gib=6) == []
 
-    def shed(kept_bytes: int) -> bool:
-        rows = Rows(
-            layers=layers,
-            bare_bytes=GIB,
-            least_bytes=0,
-            wanted_bytes=99 * GIB,
-            kept_bytes=kept_bytes,
-            rows=batch,
-        )
-        one = replace(held(A, 6, Standing.PINNED), rows=rows, is_ready=True)
-        there = view([one], 5 * GIB)
-        short = there.budget and replace(there.budget, is_short=True)
-        found = plan(replace(there, budget=short))
-        return bool(found.shed)
 
-    assert shed(kept_bytes=0)
-    assert not shed(kept_bytes=6 * GIB)
+def test_the_last_row_that_is_not_leaving_stays() -> None:
+    assert shed(row(1, is_leaving=True), row(2)) == []
+
+
+def test_a_row_frees_no_more_than_is_reserved_for_it() -> None:
+    """Each takes a GiB with its growth, and the model holds half a GiB less than they need."""
+    rows = [row(key, tokens=512 - GROWTH_TOKENS) for key in (1, 2, 3)]
+    assert shed(*rows, holds_gib=3.5, room_gib=2.5) == [2, 3]
 
 
 def test_pinned_models_must_fit_together() -> None:
@@ -398,23 +414,3 @@ def test_the_rows_in_so_much_memory() -> None:
     assert one.rows_in(GIB - 1, longest=512) == 0
     assert one.rows_in(99 * GIB, longest=0) == 0
     assert need(GIB, rows=4, layers=()).rows_in(GIB, longest=512) == 4
-
-
-@hypothesis.settings(max_examples=50)
-@given(
-    sizes=st.dictionaries(st.sampled_from("abcdefg").map(ModelName), st.integers(0, 20)),
-    needed=st.integers(0, 40),
-    budget=st.integers(0, 60),
-)
-def test_find_room_is_minimal(sizes: dict[ModelName, int], needed: int, budget: int) -> None:
-    may_go = sorted(sizes)[: len(sizes) // 2 + 1]
-    found = find_room(needed, budget_bytes=budget, reserved=sizes, may_go=may_go)
-    used = sum(sizes.values())
-    if found is None:
-        assert used - sum(sizes[model] for model in may_go) + needed > budget
-        return
-    left = used - sum(sizes[model] for model in found.models)
-    assert set(found.models) <= set(may_go)
-    assert left + needed + found.spare_bytes == budget
-    assert found.spare_bytes >= 0
-    assert all(left + sizes[model] + needed > budget for model in found.models)

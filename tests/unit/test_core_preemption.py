@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mlxsup.protocol.cache_cost import GROWTH_TOKENS
 from mlxsup.protocol.client_messages import Notice, Subscribe
@@ -21,7 +17,6 @@ from mlxsup.protocol.states import (
     PauseReason,
     Priority,
     RowState,
-    State,
     WorkerPhase,
 )
 from mlxsup.protocol.worker_messages import (
@@ -40,7 +35,7 @@ from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
 
 from support.core.driver import LAUNCH, Driver, entry
 from support.core.memory import SUBSCRIPTION, MemoryDriver, limited, notes
-from support.core.rows import FIXED, LEAST, ONE_ROW, ROWS, RowsDriver, bytes_for, need_of, served
+from support.core.rows import FIXED, LEAST, ONE_ROW, RowsDriver, bytes_for, need_of, served
 from support.core.scripts import play
 from support.core.shortage import STEP, WHOLE, ShortageDriver, holds, needs
 from support.core.suspects import crash, engine_of
@@ -153,7 +148,8 @@ def test_preemption_of_batch_rows(rule: str) -> None:
     play(streaming(*[BATCH] * rows, settings=settings), script, urgent)
 
 
-def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_row_that_leaves_is_told_when_it_gets_another_one(is_cancelled: bool) -> None:
     """The urgent request is still in line then, and takes the row that becomes free."""
     driver = driver_of(1)
     begin(driver, "r1", 1)
@@ -161,10 +157,13 @@ def test_a_row_that_leaves_is_told_when_it_gets_another_one() -> None:
     begin(driver, "r2", 2, notices=True)
     driver.pass_time(2.0)
     assert ask(driver) == [2]
+    if is_cancelled:
+        driver.cancel("now")
     driver.row_left(2)
     told = [(one.kind, one.detail["expected_s"]) for one in driver.sent(Notice)]
     wait_s = driver.model("m").next_free_s()
-    assert told == [(NoticeKind.PAUSED, wait_s), (NoticeKind.QUEUED, wait_s)]
+    queued = [] if is_cancelled else [(NoticeKind.QUEUED, wait_s)]
+    assert told == [(NoticeKind.PAUSED, wait_s), *queued]
 
 
 def test_a_suspect_that_runs_alone_is_left_alone() -> None:
@@ -717,70 +716,20 @@ def test_rows_of_a_model_with_a_limit_of_its_own_stay() -> None:
     play(driver, f"batch a r1; batch a r2; batch a r3; has_room {STEP} -> returns=[]")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row: of which model, in which class, of how many tokens, and whether it may leave."""
-
-    model: str
-    priority: Priority
-    tokens: int
-    may_leave: bool
-
-
-rows_of_two = st.lists(
-    st.builds(
-        Row,
-        st.sampled_from("ab"),
-        st.sampled_from([BATCH, BATCH, NORMAL]),
-        st.integers(1, 5) | st.integers(800, 3000),
-        st.sampled_from([True, True, True, False]),
-    ),
-    max_size=8,
-)
-
-
-@hypothesis.settings(max_examples=25)
-@given(rows_of_two, st.integers(0, 60))
-def test_rows_shed_are_minimal_and_enough(rows: list[Row], room_steps: int) -> None:
-    """Judged by what the rows that stay take, with one step of growth."""
-    driver = ShortageDriver("ab")
-    placed: dict[RequestKey, Row] = {}
-    for number, one in enumerate(rows):
-        if len(driver.lengths[one.model]) < ROWS:
-            more: dict[str, Any] = {"priority": one.priority, "resume": one.may_leave}
-            placed[driver.start(one.model, f"r{number}", one.tokens - 1, **more)] = one
-    room = room_steps * STEP
-    is_short = room < sum(holds(lengths.values()) for lengths in driver.lengths.values())
-    left = set(driver.has_room(room))
-    staying = placed.keys() - left
-    may_go = {key for key, row in placed.items() if row.priority is BATCH and row.may_leave}
-    for name in "ab":
-        if driver.state(name) is not State.READY:
-            assert not any(placed[key].model == name for key in staying), "none stays in a model"
-            return
-        runs = [key for key in placed if placed[key].model == name]
-        assert not runs or any(key in staying for key in runs), "one of each stays"
-    assert left <= may_go
-    needed = _needed(placed, staying)
-    assert is_short or not left
-    for key in left:
-        assert _needed(placed, staying | {key}) > max(room, needed), "none leaves for nothing"
-    for key in may_go & staying if is_short and needed > room else ():
-        is_last = not [one for one in staying - {key} if placed[one].model == placed[key].model]
-        assert is_last or _needed(placed, staying - {key}) == needed, "all that help leave"
-    for key in left:
-        for other in may_go & staying:
-            assert placed[other] != placed[key] or other < key, "the one served last leaves"
-
-
-def _needed(placed: dict[RequestKey, Row], staying: Iterable[RequestKey]) -> int:
-    return sum(
-        needs(
-            [placed[key].tokens for key in staying if placed[key].model == name],
-            [one.tokens for one in placed.values() if one.model == name],
-        )
-        for name in "ab"
-    )
+def test_a_request_that_is_held_back_keeps_its_place_only_until_another_client_is_due() -> None:
+    """A step may charge its client so much that a request of another one is first."""
+    clients = {name: ClientSettings() for name in ("one", "two")}
+    driver = RowsDriver("a", FIXED + ONE_ROW, clients=clients)
+    driver.bring_up("a")
+    running = driver.begin("a", "r1", 3000, client="one")
+    driver.gain("a", running, 1)
+    [short] = driver.serve("r2", model="a", client="one")
+    driver.short("a", short)
+    driver.ask("r3", "a", client="two")
+    assert (driver.dispatched(), driver.model("a").batch.held_back) == ([], short)
+    row = RowDelta(key=running, text="x", tokens=b"\1\0\0\0")
+    driver.worker(Step(step=1, rows=[row], took_s=1.0), "a")
+    assert driver.dispatched() == [short + 1]
 
 
 # Requests that run out of memory alone

@@ -19,8 +19,8 @@ from mlxsup.protocol.client_messages import (
 from mlxsup.protocol.ids import ModelName, RequestId, RequestKey
 from mlxsup.protocol.states import FinishReason, NoticeKind, Priority
 from mlxsup.protocol.worker_messages import CancelRow, PrefillProgress, Step
-from mlxsup.supervisor.core.accounting import Account, Terms
-from mlxsup.supervisor.core.deadlines import Deadlines
+from mlxsup.supervisor.core.accounting import Account
+from mlxsup.supervisor.core.actions import Deadlines
 from mlxsup.supervisor.core.poison import Digest
 from mlxsup.supervisor.core.requests import FARTHEST_TOLD, NEAR, Ledger, Queue, Request
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings
@@ -43,7 +43,7 @@ def request(key: int, account: str = "a", priority: Priority = NORMAL) -> Reques
 
 
 def queue(aging_s: float = AGING_S, **clients: ClientSettings) -> Queue:
-    return Queue(Ledger(Terms(CoreSettings(aging_s=aging_s, clients=clients)), Deadlines()))
+    return Queue(Ledger(CoreSettings(aging_s=aging_s, clients=clients), Deadlines()))
 
 
 def joined(line: Queue, *requests: Request, now: float = 0.0) -> Queue:

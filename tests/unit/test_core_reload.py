@@ -23,10 +23,9 @@ from mlxsup.supervisor.core.actions import (
     Spawn,
     WorkerSignal,
 )
-from mlxsup.supervisor.core.budget import Budget
+from mlxsup.supervisor.core.budget import Budget, Need
 from mlxsup.supervisor.core.errors import bad_configuration
 from mlxsup.supervisor.core.events import Appraised, Reloaded, ReloadRefused
-from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import ClientSettings, CoreSettings, ModelSettings
 
 from support.core.driver import LAUNCH, RESTART, Driver, entry
@@ -119,6 +118,22 @@ def test_a_removed_busy_model_ends_who_waits_and_not_what_runs() -> None:
         driver,
         "-> errors={waits: unknown_model}; token 1 2 finish=stop -> done={r1: stop, r2: stop}",
     )
+
+
+def test_aliases_and_adapters_are_known_while_their_model_is_configured() -> None:
+    launch = replace(LAUNCH, adapters={"sql": "/sql"})
+    driver = Driver([entry(aliases=("fast",), launch=launch)])
+    driver.load()
+    driver.come_up()
+    driver.ask("r1", "fast:sql")
+    assert [one.adapter for one in driver.told(Dispatch)] == ["sql"]
+    driver.ask("r2", "fast:poet")
+    [failed] = driver.sent(Failed)
+    assert failed.error.detail["known"] == ["m", "m:sql"]
+    reload(driver, entry("other"))
+    driver.ask("r3", "fast")
+    [failed] = driver.sent(Failed)
+    assert failed.error.detail["known"] == ["other"]
 
 
 def test_a_removed_busy_model_that_is_named_again_comes_up_again() -> None:

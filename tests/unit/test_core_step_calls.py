@@ -15,7 +15,7 @@ from mlxsup.protocol.ids import ModelName, RequestKey, pack_tokens
 from mlxsup.protocol.states import FinishReason, Priority, WorkerPhase
 from mlxsup.protocol.worker_messages import Heartbeat, RowDelta, Step
 from mlxsup.supervisor.core import fleet
-from mlxsup.supervisor.core.deadlines import Deadlines
+from mlxsup.supervisor.core.actions import Deadlines
 from mlxsup.supervisor.core.events import Reloaded, WorkerSaid
 from mlxsup.supervisor.core.memory_plan import Plan, plan
 from mlxsup.supervisor.core.memory_view import MemoryView

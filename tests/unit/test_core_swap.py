@@ -12,6 +12,7 @@ from mlxsup.protocol.ids import unpack_tokens
 from mlxsup.protocol.states import Priority, State
 from mlxsup.protocol.worker_messages import Exit, PauseRow
 from mlxsup.supervisor.core.events import Reloaded
+from mlxsup.supervisor.core.life import Files
 from mlxsup.supervisor.core.settings import ClientSettings, ModelSettings
 
 from support.core.looks import ALICE, BOB
@@ -77,6 +78,8 @@ def test_load_dry_run_names_swaps() -> None:
     assert answer["reason"] == (
         "needs 4.00 GiB; 0.0 MiB is free: a is busy and makes room when its turn ends"
     )
+    driver.now += 100.0
+    assert driver.foresees("b")["reason"] == answer["reason"], "it has to wait, too"
     off = rivals(swap=False)
     off.stream("a", "r1")
     assert off.foresees("b")["outcome"] == "waits"
@@ -424,6 +427,19 @@ def test_a_changed_entry_is_loaded_in_its_turn(has_left: bool) -> None:
         driver.exit("a", code=0)
     assert driver.spawns() == ["a"]
     assert driver.model("a").life.launch.path == "/other"
+
+
+def test_changed_files_keep_a_model_for_an_answer_that_is_paused() -> None:
+    driver = SwapDriver([A, B], limited(4 * GIB))
+    driver.bring_up("a")
+    key = driver.stream("a", "r1")
+    driver.pause("r1")
+    driver.row_left(key, "a")
+    model = driver.model("a")
+    model.life.files = Files(seen_at=driver.now, change="config.json has changed")
+    assert model.stays_because == "config.json has changed"
+    driver.cancel("r1")
+    assert model.stays_because == ""
 
 
 def test_a_model_that_is_pinned_meanwhile_stays() -> None:

@@ -16,7 +16,7 @@ from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import GroupHost, LaunchSettings
 from mlxsup.protocol.worker_messages import Ready
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
-from mlxsup.supervisor.core.need import Figure, Need, Source
+from mlxsup.supervisor.core.budget import Figure, Need, Source
 from mlxsup.supervisor.core.settings import ModelSettings
 from mlxsup.supervisor.memory import needs as needs_module
 from mlxsup.supervisor.memory.folder import fingerprint, stamp

@@ -17,8 +17,7 @@ from mlxsup.protocol.download import Repository
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, load_config
-from mlxsup.supervisor.core.budget import Budget
-from mlxsup.supervisor.core.need import Need
+from mlxsup.supervisor.core.budget import Budget, Need
 from mlxsup.supervisor.core.settings import CoreSettings, ModelSettings
 from mlxsup.supervisor.log_files import LogWriter
 from mlxsup.supervisor.logs import DaemonLog

@@ -14,7 +14,7 @@ from hypothesis import settings
 from mlxsup.protocol.client_messages import Load, PauseRequest, Restart, Unload
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import CancelRow, DropKept
-from mlxsup.supervisor.core import kv_budget, load_verdict, memory_facts, serving
+from mlxsup.supervisor.core import kv_budget, memory_plan, memory_view, serving
 from mlxsup.supervisor.core.accounting import Counters, Meter
 from mlxsup.supervisor.core.actions import EndDownload, Outbox
 from mlxsup.supervisor.core.attaching import Attaching
@@ -224,9 +224,9 @@ def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
-    right = memory_facts._loaded_model
+    right = memory_view._loaded_model
     nothing: dict[str, Any] = {"reserved_bytes": 0, "never_bytes": 0, "spare_bytes": 0}
-    patch.setattr(memory_facts, "_loaded_model", lambda *of: replace(right(*of), **nothing))
+    patch.setattr(memory_view, "_loaded_model", lambda *of: replace(right(*of), **nothing))
 
 
 def a_cancelled_row_is_free_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -260,8 +260,8 @@ PLANTED: dict[str, Plant] = {
     "a completed request stays a suspect": does_nothing(Blame, "completed"),
     "a stall is never found": returns(Watch, "judge", Alarm.NONE),
     "what others hold does not count": nothing_is_held,
-    "requests evict what they like": returns(load_verdict, "_may_go", True),
-    "a turn may end at once": instead(memory_facts.turn_ends_at, 0.0),
+    "requests evict what they like": returns(memory_plan, "_may_go", True),
+    "a turn may end at once": instead(memory_view.turn_ends_at, 0.0),
     "nothing gives way to other programs": others_take_no_memory,
     "a row that lacked memory returns at once": instead(kv_budget.is_held_back, False),
     "an idle engine shares its device": does_nothing(Meter, "rests"),

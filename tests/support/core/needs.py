@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.ids import ModelName
-from mlxsup.supervisor.core.budget import Budget
-from mlxsup.supervisor.core.need import Figure, Need, Source
+from mlxsup.supervisor.core.budget import Budget, Figure, Need, Source
 from mlxsup.supervisor.memory.placement import Candidate
 
 MIB = 2**20

@@ -20,8 +20,8 @@ from mlxsup.protocol.worker_messages import (
     Step,
 )
 from mlxsup.supervisor.core.actions import Action, SendToWorker
+from mlxsup.supervisor.core.budget import Need
 from mlxsup.supervisor.core.events import Appraised, Sampled
-from mlxsup.supervisor.core.need import Need
 from mlxsup.supervisor.core.settings import ModelSettings
 
 from support.core.driver import LAUNCH, entry

@@ -10,9 +10,8 @@ from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.states import Priority
 from mlxsup.protocol.worker_messages import PauseRow
 from mlxsup.supervisor.core.actions import SendToWorker
-from mlxsup.supervisor.core.budget import STEPS, Reading
+from mlxsup.supervisor.core.budget import STEPS, Need, Reading
 from mlxsup.supervisor.core.events import Sampled
-from mlxsup.supervisor.core.need import Need
 
 from support.core.rows import FIXED, LEAST, RowsDriver, bytes_for
 
