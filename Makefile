@@ -36,7 +36,7 @@ check: setup ## format, lint, imports, types and documents; then what proselint 
 	@.venv/bin/proselint check README.md CHANGELOG.md docs || true
 
 page: ## the libraries of the web page with their licences, into gateway/page/files; needs npm
-	@npm ci --prefix tools/page --no-audit --no-fund --silent
+	@npm install --prefix tools/page --no-package-lock --no-audit --no-fund --silent
 	@npm run --prefix tools/page --silent build
 
 bench: setup models/smollm2/config.json ## bursts, processor time, sharing and commands, side by side; then docs/benchmarks.md
