@@ -13,6 +13,7 @@ import pytest
 
 from mlxsup.store.sources import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
+from mlxsup.supervisor.config.keys import changing
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, read_config
 
 from support.daemon.full_disk import full_disk
@@ -167,6 +168,17 @@ def test_new_key_stands_above_the_comments_on_the_next_table(tmp_path: Path) -> 
     file.write_text(f"{A}\n# one\n# two\n{B}\n")
     change_file(file, partial(with_one, model="a", name="z"))
     assert file.read_text() == f'{A}aliases = ["z"]\n\n# one\n# two\n{B}\n'
+
+
+def test_new_table_stands_behind_those_around_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{A}[models.a.restart]\nstable_s = 1\n# mine\n{B}\n# last\n")
+    change_file(file, partial(changing, changes={"models.a.presets.p.top_k": "1"}))
+    change_file(file, with_one)
+    preset, new = "[models.a.presets.p]\ntop_k = 1\n", '[models."n.w"]\nrepo = "o/n"\n'
+    more = "preload = false\n"
+    restart = "[models.a.restart]\nstable_s = 1\n"
+    assert file.read_text() == f"{A}{restart}\n{preset}# mine\n{B}\n\n{new}{more}# last\n"
 
 
 def test_table_goes_that_follows_an_empty_one(tmp_path: Path) -> None:
