@@ -47,10 +47,11 @@ FENCE = "---"
 MAX_INDEX_BYTES = 64 * MIB
 MAX_JSON_BYTES = 16 * MIB
 MAX_CARD_BYTES = 64 * 1024
-MAX_HEADERS_BYTES = 64 * MIB
-"""Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
+MAX_HEADER_BYTES = 64 * MIB
+"""Of a weight file; a model of 90,000 arrays has 10 MiB of headers."""
 MAX_ARRAY_NUMBERS = 2**50
 MAX_NAMED = 3
+DAMAGED_HINT = "copy or download this file again"
 MAX_LOOKED_AT = 200
 """Folders that are searched for models below one that is none."""
 
@@ -100,39 +101,29 @@ def shards_of(index: Path) -> list[str]:
     return sorted({str(name) for name in files.values()}) if isinstance(files, dict) else []
 
 
-def read_header(path: Path, max_bytes: int = MAX_HEADERS_BYTES) -> tuple[int, bytes]:
+def _read_header(path: Path) -> tuple[int, bytes]:
     """Return the size of a weight file and its header, which says how long the file must be.
 
     Raises:
-        FolderError: it is no safetensors file, or has more of a header than that.
+        FolderError: it is no safetensors file, or has more of a header than is read.
         OSError: it cannot be read.
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
-        if length > MAX_HEADERS_BYTES:
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
+        if length > MAX_HEADER_BYTES:
             raise FolderError(f"{path} is not a safetensors file")
-        if length > max_bytes:
-            raise FolderError(
-                f"{path.parent}: the headers of its weight files have more than the"
-                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
-            )
         return size, file.read(length)
 
 
-def array_bytes(path: Path, size: int, header: bytes) -> int:
-    """Return what the arrays of a weight file take in it, from its header alone.
-
-    Args:
-        path: the file, as errors call it.
-        size: of the file, in bytes.
-        header: as it was read.
+def _check_length(path: Path, size: int, header: bytes) -> None:
+    """Check that a weight file is as long as its header says.
 
     Raises:
-        FolderError: the file is cut short or too long, or has no header of a safetensors file.
+        FolderError: it is cut short or too long, or has no header of a safetensors file.
     """
-    total_bytes, last = 0, 0
+    last = 0
     try:
         values = json.loads(header)
         values.pop("__metadata__", None)
@@ -141,7 +132,6 @@ def array_bytes(path: Path, size: int, header: bytes) -> int:
             if begin > end or math.prod(map(int, value["shape"])) > MAX_ARRAY_NUMBERS:
                 raise FolderError(f"{path}: its header has impossible sizes")
             last = max(last, end)
-            total_bytes += end - begin
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
@@ -151,7 +141,6 @@ def array_bytes(path: Path, size: int, header: bytes) -> int:
         raise FolderError(f"{path} is incomplete: {size} of {end} bytes")
     if size > end:
         raise FolderError(f"{path} is damaged: it has {size} bytes, and {end} by its header")
-    return total_bytes
 
 
 def _json_object(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -344,18 +333,28 @@ def folder_problem(path: Path) -> FolderProblem | None:
 
 def damage(path: Path) -> FolderProblem | None:
     """Return which file of a model folder was cut off or is no such file; None if none is."""
-    hint = "copy or download this file again"
+    if (problem := damaged_weights(path)) is not None:
+        return problem
+    index, tokenizer = path / INDEX, path / TOKENIZERS[0]
+    try:
+        if index.is_file() and not shards_of(index):
+            return FolderProblem(f"{index} is no list of weight files in JSON", DAMAGED_HINT)
+        if tokenizer.is_file() and not _is_tokenizer(tokenizer):
+            return FolderProblem(f"{tokenizer} is not a tokenizer in JSON", DAMAGED_HINT)
+    except OSError as error:
+        return _unreadable(path, error)
+    return None
+
+
+def damaged_weights(path: Path) -> FolderProblem | None:
+    """Return which weight file of a folder is not as long as its header says; None if each is."""
     try:
         for name in filter(is_weight_file, regular_files(path)):
-            array_bytes(path / name, *read_header(path / name))
-        index = path / INDEX
-        if index.is_file() and not shards_of(index):
-            return FolderProblem(f"{index} is no list of weight files in JSON", hint)
-        tokenizer = path / TOKENIZERS[0]
-        if tokenizer.is_file() and not _is_tokenizer(tokenizer):
-            return FolderProblem(f"{tokenizer} is not a tokenizer in JSON", hint)
+            _check_length(path / name, *_read_header(path / name))
     except FolderError as error:
-        return FolderProblem(str(error), hint)
+        return FolderProblem(str(error), DAMAGED_HINT)
+    except MemoryError:
+        return FolderProblem(f"{path}: its headers take too much memory")
     except OSError as error:
         return _unreadable(path, error)
     return None
