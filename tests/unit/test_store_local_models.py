@@ -58,6 +58,7 @@ def test_every_place_is_searched(tmp_path: Path) -> None:
 
 def test_repository_without_main_is_found(tmp_path: Path) -> None:
     write_repository(tmp_path / "hub", "a/tag", revision="v1.0")
+    write_repository(tmp_path / "hub", "a/tag", revision="v2.0", commit="b" * 40)
     write_repository(tmp_path / "hub", "a/commit", revision=None)
     found = found_models()
     assert {title: model.revision for title, model in found.items()} == {
@@ -75,12 +76,15 @@ def test_models_that_cannot_be_served_have_a_problem(
     write_repository(hub, "a/cut", {n: c for n, c in MODEL.items() if n != "model.safetensors"})
     write_repository(hub, "a/diffusers", {"model_index.json": b"{}"})
     write_repository(hub, "a/empty", {})
+    sorts = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    write_repository(hub, "a/sorts", {**MODEL, "config.json": json.dumps(sorts).encode()})
     write_folder(tmp_path / ".lmstudio/models/b/gguf", GGUF)
     problems = {
         title: model.problem.text if model.problem else ""
         for title, model in found_models().items()
     }
-    assert set(problems) == {"a/gguf", "a/t5", "a/cut", "b/gguf"}
+    assert set(problems) == {"a/gguf", "a/t5", "a/cut", "a/sorts", "b/gguf"}
+    assert problems["a/sorts"] == "it sorts texts into 2 classes, and ranks none"
     assert "GGUF" in problems["a/gguf"]
     assert "GGUF" in problems["b/gguf"]
     assert problems["a/t5"] == "mlx-lm does not support models of type t5"

@@ -30,6 +30,7 @@ path = "/a"
 path = "/b"
 aliases = [
     "bee",  # [models.x]
+    "Cee",
 ]
 
 # before clients
@@ -79,7 +80,7 @@ def written(file: Path | None) -> list[str]:
     return [line for line in text.splitlines() if line]
 
 
-@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 11))])
+@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 12))])
 def test_comments_below_a_table_stay_when_it_goes(tmp_path: Path, name: str, lines: slice) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
@@ -199,6 +200,7 @@ def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
 REFUSED = {
     "a name that is taken": (partial(with_one, name="A"), "name_taken"),
     "a name that is an alias": (partial(with_one, name="Bee"), "name_taken"),
+    "a name of an alias in small letters": (partial(with_one, name="cee"), "name_taken"),
     "a name that none can have": (partial(with_one, name="x y"), "usage"),
     "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
     "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),
