@@ -333,17 +333,23 @@ def folder_problem(path: Path) -> FolderProblem | None:
 
 def damage(path: Path) -> FolderProblem | None:
     """Return which file of a model folder was cut off or is no such file; None if none is."""
-    if (problem := damaged_weights(path)) is not None:
+    if (problem := damaged_weights(path) or damaged_index(path)) is not None:
         return problem
-    index, tokenizer = path / INDEX, path / TOKENIZERS[0]
+    tokenizer = path / TOKENIZERS[0]
     try:
-        if index.is_file() and not shards_of(index):
-            return FolderProblem(f"{index} is no list of weight files in JSON", DAMAGED_HINT)
         if tokenizer.is_file() and not _is_tokenizer(tokenizer):
             return FolderProblem(f"{tokenizer} is not a tokenizer in JSON", DAMAGED_HINT)
     except OSError as error:
         return _unreadable(path, error)
     return None
+
+
+def damaged_index(path: Path) -> FolderProblem | None:
+    """Return the problem of a folder whose index names no weight files; None without an index."""
+    index = path / INDEX
+    if not os.path.lexists(index) or shards_of(index):
+        return None
+    return FolderProblem(f"{index} is no list of weight files in JSON", DAMAGED_HINT)
 
 
 def damaged_weights(path: Path) -> FolderProblem | None:

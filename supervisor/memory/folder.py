@@ -34,7 +34,14 @@ from mlxsup.protocol.pictures import declares_vision
 from mlxsup.protocol.pooling import find_pooling
 from mlxsup.protocol.regular_file import MIB, read_regular
 from mlxsup.protocol.tasks import Task
-from mlxsup.store.model_folder import CONFIG, INDEX, FolderProblem, folder_problem, shards_of
+from mlxsup.store.model_folder import (
+    CONFIG,
+    INDEX,
+    FolderProblem,
+    damaged_index,
+    folder_problem,
+    shards_of,
+)
 
 from .machine import installed
 
@@ -151,7 +158,7 @@ def read_folder(path: Path, adapters: Sequence[str] = ()) -> Estimate | FolderPr
     Returns:
         Instead of an estimate the reason why the folder cannot be loaded.
     """
-    if (problem := folder_problem(path)) is not None:
+    if (problem := folder_problem(path) or damaged_index(path)) is not None:
         return problem
     try:
         found = stamp(path, adapters)

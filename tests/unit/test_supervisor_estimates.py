@@ -202,16 +202,27 @@ def test_fingerprint_follows_name_size_and_time_of_each_model_file(tmp_path: Pat
 # ---------------------------------------------------------------- wrong files
 
 
+INDEX = "model.safetensors.index.json"
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "is not JSON: "), ("[" * 10**5, "is not JSON: "), ("[]", "does not hold a JSON object")],
+    ("name", "content", "message"),
+    [
+        ("config.json", "{", "is not JSON: "),
+        ("config.json", "[" * 10**5, "is not JSON: "),
+        ("config.json", "[]", "does not hold a JSON object"),
+        (INDEX, "{}", "is no list of weight files in JSON"),
+        (INDEX, "[" * 10**5, "is no list of weight files in JSON"),
+    ],
 )
-def test_a_config_that_is_none_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_none_is_named(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
     write_folder(tmp_path, llama_config(), llama_arrays())
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / name).write_text(content)
     found = read_folder(tmp_path)
     assert isinstance(found, FolderProblem)
-    assert found.text.startswith(f"{tmp_path}/config.json {message}")
+    assert found.text.startswith(f"{tmp_path / name} {message}")
 
 
 def test_an_estimate_with_another_adapter_has_another_fingerprint(tmp_path: Path) -> None:
