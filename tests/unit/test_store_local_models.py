@@ -137,6 +137,13 @@ def test_short_name_of_a_title(title: str, name: str) -> None:
     assert short_name(title, set()) == name
 
 
+def test_short_names_of_long_titles_differ() -> None:
+    taken: set[str] = set()
+    for _ in range(3):
+        taken.add(short_name("x" * 70, taken))
+    assert sorted(map(len, taken)) == [60, 60, 64]
+
+
 @given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))
 def test_short_names_are_valid_and_different(titles: list[str]) -> None:
     taken = {"mlxsup", "mlxsup-gateway"}

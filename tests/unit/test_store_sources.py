@@ -75,6 +75,8 @@ def test_copy_of_lm_studio_is_used_instead_of_a_download(home: Path) -> None:
     assert find_source("a/Other") == Source(title="a/Other", folder=None, repo="a/Other")
     other = find_source("https://h.example/a/One/tree/v2")
     assert (other.folder, other.revision) == (None, "v2"), "its revision is not known"
+    (folder / "model.safetensors").unlink()
+    assert find_source("a/One").folder is None, "it cannot be served"
 
 
 def test_name_that_two_models_have_is_refused_with_both(home: Path) -> None:

@@ -23,7 +23,17 @@ from mlxsup.protocol.estimate import (
 from mlxsup.protocol.tasks import Task
 from mlxsup.store.model_folder import FolderProblem
 from mlxsup.supervisor.memory import folder as folder_module
-from mlxsup.supervisor.memory.folder import UNASKED, Estimate, fingerprint, read_folder, stamp
+from mlxsup.supervisor.memory.estimates import Estimates
+from mlxsup.supervisor.memory.folder import (
+    UNASKED,
+    Estimate,
+    Stamp,
+    difference,
+    fingerprint,
+    read_folder,
+    stamp,
+)
+from mlxsup.supervisor.memory.folder_reader import Look, Place
 from mlxsup.supervisor.memory.needs import estimate_folders
 
 from support.daemon.estimates_here import estimates_here
@@ -197,6 +207,28 @@ def test_fingerprint_follows_name_size_and_time_of_each_model_file(tmp_path: Pat
     assert len(set(found)) == 5
     (tmp_path / "notes.txt").touch()
     assert seen() == found[-1]
+
+
+@pytest.mark.parametrize(
+    ("present", "says"),
+    [
+        ({"a": (1, 1)}, ""),
+        ({}, "a was removed since it was loaded"),
+        ({"a": (1, 1), "b": (1, 1)}, "b was added since it was loaded"),
+        ({"a": (2, 1)}, "a has changed since it was loaded"),
+        ({"a": (1, 2)}, "a has changed since it was loaded"),
+    ],
+)
+def test_what_has_changed_since_a_load_is_named(present: Stamp, says: str) -> None:
+    assert difference({"a": (1, 1)}, present) == says
+
+
+def test_places_that_no_model_has_are_forgotten() -> None:
+    estimates, places = Estimates(), [Place("/one"), Place("/two")]
+    for place in places:
+        estimates.know(place, Look(path=place.path))
+    estimates.keep(places[:1])
+    assert [estimates.of(place) for place in places] == [Look(path="/one"), None]
 
 
 # ---------------------------------------------------------------- wrong files

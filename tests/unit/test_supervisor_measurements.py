@@ -226,6 +226,17 @@ def test_a_host_of_a_group_takes_its_share_of_weights_and_caches(
     assert share.layers == (replace(alone.layers[0], layers=alone.layers[0].layers // 2),)
 
 
+def test_a_model_with_adapters_takes_no_pictures(
+    tmp_path: Path, measurements: Measurements
+) -> None:
+    write_folder(
+        tmp_path / "m", llama_config(model_type="gemma3", vision_config={}), llama_arrays()
+    )
+    settings = LaunchSettings(path=str(tmp_path / "m"))
+    assert need_of(settings, measurements).takes_pictures
+    assert not need_of(settings, measurements, adapters={"a": "/none"}).takes_pictures
+
+
 def test_need_of_prefers_measurements(tmp_path: Path, measurements: Measurements) -> None:
     folder = tmp_path / "m"
     write_folder(folder, llama_config(model_type="novel"), llama_arrays())
