@@ -56,7 +56,7 @@ mutants: setup ## small bugs that no unit test notices, with mutmut; PACKAGES="s
 campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29", LIST=1; hours without
 	@PYTHONPATH=tests .venv/bin/python -m campaign $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
 
-reference: setup ## from the code: config.example.toml, its schema, and build/reference.md (commands, fields, errors, limits, metrics)
+reference: setup ## from the code: config.example.toml and its schema
 	@.venv/bin/python tools/reference.py
 
 clean: ## remove everything that make made
