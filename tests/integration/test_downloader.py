@@ -172,8 +172,8 @@ def test_download_ends_with_its_parent(hub: LocalHub, start: Start) -> None:
 
 
 def test_process_without_a_spec_or_its_parent_asks_nothing(hub: LocalHub, tmp_path: Path) -> None:
-    orphan = to_line(DownloadSpec(repository=Repository(REPO), parent_pid=1))
-    for line, code, said in ((b"{}\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
+    orphan = to_line(DownloadSpec(repository=Repository(REPO)))  # its input ends at once
+    for line, code, said in ((b"[]\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
         environment = hub_environment(hub, tmp_path)
         ended = subprocess.run(
             download_argv(), input=line, env=environment, capture_output=True, check=False
