@@ -137,19 +137,8 @@ def stored(**others: object) -> dict[str, Any]:
     return {"format": 3, "models": [one | others]}
 
 
-DAMAGED: list[object] = [
-    [],
-    {},
-    stored() | {"format": 1},
-    {"format": 3},
-    stored() | {"models": 3},
-    stored() | {"models": [3]},
-    stored(raised_bytes=-1),
-    stored(weight_bytes=-1),
-    stored(weight_bytes=True),
-    stored(path=3),
-    stored(layers=[{}]),
-]
+DAMAGED: list[object] = [[], stored() | {"format": 1}, {"format": 3}, stored(raised_bytes=-1)]
+"""The codec's own tests have the rest."""
 
 
 @pytest.mark.parametrize("value", DAMAGED, ids=lambda value: json.dumps(value)[:60])
