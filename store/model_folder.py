@@ -56,10 +56,6 @@ MAX_LOOKED_AT = 200
 """Folders that are searched for models below one that is none."""
 
 
-class FolderError(Exception):
-    """A folder that is missing or damaged; the message names the file."""
-
-
 # ---------------------------------------------------------------- files
 
 
@@ -101,11 +97,10 @@ def shards_of(index: Path) -> list[str]:
     return sorted({str(name) for name in files.values()}) if isinstance(files, dict) else []
 
 
-def _read_header(path: Path) -> tuple[int, bytes]:
-    """Return the size of a weight file and its header, which says how long the file must be.
+def _weights_problem(path: Path) -> str:
+    """Return why a weight file is none, or not as long as its header says; empty if it is one.
 
     Raises:
-        FolderError: it is no safetensors file, or has more of a header than is read.
         OSError: it cannot be read.
     """
     with open(open_regular(path), "rb") as file:
@@ -113,16 +108,8 @@ def _read_header(path: Path) -> tuple[int, bytes]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
         if length > MAX_HEADER_BYTES:
-            raise FolderError(f"{path} is not a safetensors file")
-        return size, file.read(length)
-
-
-def _check_length(path: Path, size: int, header: bytes) -> None:
-    """Check that a weight file is as long as its header says.
-
-    Raises:
-        FolderError: it is cut short or too long, or has no header of a safetensors file.
-    """
+            return f"{path} is not a safetensors file"
+        header = file.read(length)
     last = 0
     try:
         values = json.loads(header)
@@ -130,17 +117,16 @@ def _check_length(path: Path, size: int, header: bytes) -> None:
         for value in values.values():
             begin, end = (int(place) for place in value["data_offsets"])
             if begin > end or math.prod(map(int, value["shape"])) > MAX_ARRAY_NUMBERS:
-                raise FolderError(f"{path}: its header has impossible sizes")
+                return f"{path}: its header has impossible sizes"
             last = max(last, end)
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
-        raise FolderError(f"cannot read the header of {path}: {error}") from error
+        return f"cannot read the header of {path}: {error}"
     end = 8 + len(header) + last
     if size < end:
-        raise FolderError(f"{path} is incomplete: {size} of {end} bytes")
-    if size > end:
-        raise FolderError(f"{path} is damaged: it has {size} bytes, and {end} by its header")
+        return f"{path} is incomplete: {size} of {end} bytes"
+    return f"{path} is damaged: it has {size} bytes, and {end} by its header" if size > end else ""
 
 
 def _json_object(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -356,9 +342,8 @@ def damaged_weights(path: Path) -> FolderProblem | None:
     """Return which weight file of a folder is not as long as its header says; None if each is."""
     try:
         for name in filter(is_weight_file, regular_files(path)):
-            _check_length(path / name, *_read_header(path / name))
-    except FolderError as error:
-        return FolderProblem(str(error), DAMAGED_HINT)
+            if problem := _weights_problem(path / name):
+                return FolderProblem(problem, DAMAGED_HINT)
     except MemoryError:
         return FolderProblem(f"{path}: its headers take too much memory")
     except OSError as error:
