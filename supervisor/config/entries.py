@@ -262,10 +262,11 @@ def _with_lines(text: str, before: Tables, after: Tables) -> str:
                 around = around[:-1]
             ends = [end for table, _, end in index.tables if table[: len(around)] == around]
             if ends or not around:
-                end = max(ends, default=len("\n".join(lines).rstrip().splitlines()))
+                filled = [number for number, line in enumerate(lines, 1) if line.strip()]
+                end = max(ends or filled, default=0)
                 for key in reversed(place):
                     value = {key: value}
-                lines[end:end] = ["", *tomlkit.dumps(value).splitlines()]
+                lines[end:end] = ["", *tomlkit.dumps(value).rstrip().split("\n")]
         else:
             for table, _, end in index.tables:
                 if table == around:

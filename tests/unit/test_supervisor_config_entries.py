@@ -182,6 +182,18 @@ def test_new_table_stands_behind_those_around_it(tmp_path: Path) -> None:
     assert file.read_text() == f"{A}{restart}\n{preset}# mine\n{B}\n\n{new}{more}# last\n"
 
 
+@pytest.mark.parametrize("text", ["", A, "# mine"])
+def test_folder_of_any_name_comes_into_a_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    source = Source(title="odd", folder=Path('/\u2028\x85"\\\t\x7f📦'))
+    plan = partial(adding, model="odd", name=None, find=lambda: source, ready=lambda one: one)
+    change_file(file, plan)
+    added = read_config(file).models[-1]
+    assert (added.name, Path(added.launch.path)) == ("odd", source.folder)
+    assert file.read_text().startswith(text)
+
+
 def test_table_goes_that_follows_an_empty_one(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(f"{A}[models.a.restart]\n{B}\n")
