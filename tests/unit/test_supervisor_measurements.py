@@ -88,17 +88,6 @@ def test_learn_raised_is_known_to_the_next_daemon(tmp_path: Path, is_measured_fi
     assert again.find("/models/one", "cpu", "f2") == replace(ONE, fingerprint="f2")
 
 
-def test_a_changed_folder_is_measured_anew(tmp_path: Path) -> None:
-    measurements = Measurements(tmp_path)
-    measurements.learn(ONE)
-    measurements.learn(replace(ONE, fingerprint="f2", weight_bytes=2000))
-    again = Measurements(tmp_path)
-    assert again.find("/models/one", "cpu", "f1") is None
-    found = again.find("/models/one", "cpu", "f2")
-    assert found is not None
-    assert found.weight_bytes == 2000
-
-
 def test_learn_does_not_write_a_known_measurement(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path)
     measurements.learn(ONE)
@@ -297,14 +286,6 @@ def test_a_worker_that_holds_nothing_has_measured_nothing(llama: LaunchSettings)
 
 
 MIB = 2**20
-
-
-@pytest.mark.parametrize(("backend", "mib"), [("cpu", 256), ("metal", 256), ("cuda", 768)])
-def test_a_process_is_guessed_by_the_backend(
-    llama: LaunchSettings, measurements: Measurements, backend: str, mib: int
-) -> None:
-    own = need_of(llama, measurements, backend).own
-    assert own == Figure(size_bytes=mib * MIB, source=Source.ESTIMATED)
 
 
 @pytest.mark.parametrize("own_bytes", [0, None])
