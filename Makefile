@@ -36,7 +36,7 @@ check: setup ## format, lint, imports, types and documents; then what proselint 
 	@.venv/bin/proselint check README.md CHANGELOG.md docs || true
 
 page: ## the libraries of the web page with their licences, into gateway/page/files; needs npm
-	@npm ci --prefix tools/page --no-audit --no-fund --silent
+	@npm install --prefix tools/page --no-package-lock --no-audit --no-fund --silent
 	@npm run --prefix tools/page --silent build
 
 bench: setup models/smollm2/config.json ## bursts, processor time, sharing and commands, side by side; then docs/benchmarks.md
@@ -56,7 +56,7 @@ mutants: setup ## small bugs that no unit test notices, with mutmut; PACKAGES="s
 campaign: setup ## strike real daemons and judge every promise: ONLY="kills P29", LIST=1; hours without
 	@PYTHONPATH=tests .venv/bin/python -m campaign $(if $(ONLY),--only $(ONLY)) $(if $(LIST),--list)
 
-reference: setup ## from the code: config.example.toml, its schema, and build/reference.md (commands, fields, errors, limits, metrics)
+reference: setup ## from the code: config.example.toml and its schema
 	@.venv/bin/python tools/reference.py
 
 clean: ## remove everything that make made

@@ -68,7 +68,7 @@ def download(repository: Repository, output: Output, *, again: str) -> DownloadD
     """
     last: DownloadDone | DownloadFailed | None = None
     noise = ""
-    spec = DownloadSpec(repository=repository, parent_pid=os.getpid())
+    spec = DownloadSpec(repository=repository)
     with _process(spec) as process, LiveLine(output) as line:
         show = progress_printer(repository, line)
         try:

@@ -34,8 +34,6 @@ def run() -> int:
     except ValueError as error:
         print(f"mlxsup downloader: {error}; `mlxsup pull` starts one", file=sys.stderr)
         return BAD_SPEC_EXIT
-    if os.getppid() != spec.parent_pid:
-        return ORPHANED_EXIT
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     report = _carry_out(spec.repository or Search(spec.words))
     _say(report)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
+import shlex
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from mlxsup.protocol.download import DownloadFailed, DownloadProblem, Repository, Search
 from mlxsup.protocol.regular_file import FULL_DISK
-from mlxsup.store.hub_cache import REPOSITORY_EXPECTED, is_owned_repository
+from mlxsup.store.hub_cache import REPOSITORY_EXPECTED
 
 NETWORK_HINT = "check the network"
 SEARCH_HINT = f"{NETWORK_HINT}; `mlxsup models` lists what is on this machine"
@@ -35,8 +35,6 @@ LOGIN_HINT = "set HF_TOKEN, or use `hf auth login`"
 NO_MODEL_HINT = "mlx-lm's format is needed: `mlxsup search NAME` finds repositories that have it"
 ANOTHER_WAY = "`hf download {repo}` may work, because it uses another protocol"
 REQUEST_TIMEOUT = 408
-MAX_CLOSE_NAMES = 3
-SEARCHED_MODELS = 50
 
 
 class DownloadError(Exception):
@@ -148,29 +146,10 @@ def _rate_limited(error: HfHubHTTPError) -> DownloadFailed:
 
 def _not_found(repository: Repository) -> DownloadFailed:
     message = f"{constants.ENDPOINT} has no model repository {repository.repo!r}, or it is private"
-    close = _close_names(repository.repo)
-    if close:
-        hint = f"did you mean {' or '.join(close)}?"
-    elif get_token():
-        hint = "check the name; if it is private, the token needs permission to read it"
-    else:
-        hint = f"check the name; if it is private, {LOGIN_HINT}"
+    login = "the token needs permission to read it" if get_token() else LOGIN_HINT
+    name = shlex.quote(repository.repo.rpartition("/")[2])
+    hint = f"`mlxsup search {name}` finds similar ones; if it is private, {login}"
     return _failed(DownloadProblem.NOT_FOUND, message, hint)
-
-
-def _close_names(repo: str) -> list[str]:
-    """Return repositories with similar names; none if the hub has this one, or does not say."""
-    author, _, name = repo.partition("/")
-    api = HfApi()
-    try:
-        found = [one.id for one in api.list_models(search=name, limit=SEARCHED_MODELS)]
-        found += [one.id for one in api.list_models(author=author, limit=SEARCHED_MODELS)]
-    except (httpx2.HTTPError, ValueError, TypeError, KeyError, AttributeError):
-        return []  # it is away, or answers with JSON of another shape
-    if repo in found:
-        return []  # it is there, and cannot be read
-    known = [one for one in dict.fromkeys(found) if is_owned_repository(one)]
-    return difflib.get_close_matches(repo, known, n=MAX_CLOSE_NAMES)
 
 
 def _retry_after(headers: Any) -> float:

@@ -49,15 +49,13 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSpec:
-    """Everything that the process gets at its start.
+    """Everything that the process gets at its start; it ends with its standard input.
 
     Attributes:
-        parent_pid: the process whose death it watches for.
         repository: what to download; None: it searches.
         words: what it searches for.
     """
 
-    parent_pid: int
     repository: Repository | None = None
     words: str = ""
 

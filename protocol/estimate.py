@@ -1,8 +1,8 @@
 """The memory that a model takes, as mlx-lm says it without a load, and where answers are kept.
 
 A process of the worker finds it out (`worker/engines/mlx/estimate.py`), the supervisor plans with
-it. An answer follows from the content of a model's files and from the versions of MLX and mlx-lm,
-which its key covers, so that it holds for every user's daemon and command.
+it. An answer follows from config.json, the sizes of the weight files and the versions of MLX and
+mlx-lm, which its key covers, so that it holds for every daemon and command of the user.
 """
 
 from __future__ import annotations

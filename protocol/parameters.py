@@ -28,7 +28,6 @@ class NumberParameter:
         is_integer: whether fractions are refused.
         is_low_open: whether `low` itself is refused.
         says: what it does, in words.
-        unit: of its values.
     """
 
     low: float
@@ -37,7 +36,6 @@ class NumberParameter:
     is_integer: bool = False
     is_low_open: bool = False
     says: str = ""
-    unit: str = ""
 
     @property
     def expected(self) -> str:
@@ -58,8 +56,8 @@ class NumberParameter:
         return not (self.is_low_open and value == self.low)
 
 
-def _number(default: float, low: float, high: float, unit: str, says: str, **more: bool) -> Any:
-    number = NumberParameter(low=low, high=high, default=default, says=says, unit=unit, **more)
+def _number(default: float, low: float, high: float, says: str, **more: bool) -> Any:
+    number = NumberParameter(low=low, high=high, default=default, says=says, **more)
     return field(default=default, metadata={"number": number})
 
 
@@ -72,40 +70,36 @@ class Sampling:
     """
 
     temperature: float = _number(
-        0.0, 0.0, 10.0, "number", "0 picks the likeliest token; higher values vary more"
+        0.0, 0.0, 10.0, "0 picks the likeliest token; higher values vary more"
     )
     top_p: float = _number(
-        1.0, 0.0, 1.0, "share", is_low_open=True,
+        1.0, 0.0, 1.0, is_low_open=True,
         says="nucleus sampling: keep tokens up to this probability mass",
     )  # fmt: skip
     top_k: int = _number(
-        0, 0, MOST_TOKENS, "tokens", is_integer=True,
+        0, 0, MOST_TOKENS, is_integer=True,
         says="sample from this many of the likeliest tokens; 0: from all",
     )  # fmt: skip
     min_p: float = _number(
-        0.0, 0.0, 1.0, "share", "drop tokens below this share of the likeliest token's probability"
+        0.0, 0.0, 1.0, "drop tokens below this share of the likeliest token's probability"
     )
     xtc_probability: float = _number(
-        0.0,
-        0.0,
-        1.0,
-        "share",
-        "how often to leave out all likely tokens but the least likely",
+        0.0, 0.0, 1.0, "how often to leave out all likely tokens but the least likely"
     )
     xtc_threshold: float = _number(
-        0.1, 0.0, 0.5, "share", "the probability from which xtc counts a token as likely"
+        0.1, 0.0, 0.5, "the probability from which xtc counts a token as likely"
     )
     repetition_penalty: float = _number(
-        1.0, 0.01, 10.0, "factor", "divides the logits of tokens that have already appeared"
+        1.0, 0.01, 10.0, "divides the logits of tokens that have already appeared"
     )
     presence_penalty: float = _number(
-        0.0, -2.0, 2.0, "logits", "subtracted from the logits of tokens that have already appeared"
+        0.0, -2.0, 2.0, "subtracted from the logits of tokens that have already appeared"
     )
     frequency_penalty: float = _number(
-        0.0, -2.0, 2.0, "logits", "the same, once for each time they have appeared"
+        0.0, -2.0, 2.0, "the same, once for each time they have appeared"
     )
     penalty_window: int = _number(
-        20, 0, MOST_TOKENS, "tokens", is_integer=True,
+        20, 0, MOST_TOKENS, is_integer=True,
         says="how many of the latest tokens the penalties look at; 0: all",
     )  # fmt: skip
 

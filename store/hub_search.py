@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 
 from mlxsup.protocol.codec import to_line
@@ -59,7 +58,7 @@ async def find_repositories(words: str) -> list[FoundRepository]:
         async with asyncio.timeout(LIMIT_S):
             assert process.stdin is not None
             assert process.stdout is not None
-            spec = DownloadSpec(words=words, parent_pid=os.getpid())
+            spec = DownloadSpec(words=words)
             process.stdin.write(to_line(spec))
             await process.stdin.drain()
             async for line in process.stdout:

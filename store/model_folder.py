@@ -47,16 +47,13 @@ FENCE = "---"
 MAX_INDEX_BYTES = 64 * MIB
 MAX_JSON_BYTES = 16 * MIB
 MAX_CARD_BYTES = 64 * 1024
-MAX_HEADERS_BYTES = 64 * MIB
-"""Of all weight files together; a model of 90,000 arrays has 10 MiB of headers."""
+MAX_HEADER_BYTES = 64 * MIB
+"""Of a weight file; a model of 90,000 arrays has 10 MiB of headers."""
 MAX_ARRAY_NUMBERS = 2**50
 MAX_NAMED = 3
+DAMAGED_HINT = "copy or download this file again"
 MAX_LOOKED_AT = 200
 """Folders that are searched for models below one that is none."""
-
-
-class FolderError(Exception):
-    """A folder that is missing or damaged; the message names the file."""
 
 
 # ---------------------------------------------------------------- files
@@ -100,58 +97,36 @@ def shards_of(index: Path) -> list[str]:
     return sorted({str(name) for name in files.values()}) if isinstance(files, dict) else []
 
 
-def read_header(path: Path, max_bytes: int = MAX_HEADERS_BYTES) -> tuple[int, bytes]:
-    """Return the size of a weight file and its header, which says how long the file must be.
+def _weights_problem(path: Path) -> str:
+    """Return why a weight file is none, or not as long as its header says; empty if it is one.
 
     Raises:
-        FolderError: it is no safetensors file, or has more of a header than that.
         OSError: it cannot be read.
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADERS_BYTES + 1
-        if length > MAX_HEADERS_BYTES:
-            raise FolderError(f"{path} is not a safetensors file")
-        if length > max_bytes:
-            raise FolderError(
-                f"{path.parent}: the headers of its weight files have more than the"
-                f" {MAX_HEADERS_BYTES // MIB} MiB that are read of a model"
-            )
-        return size, file.read(length)
-
-
-def array_bytes(path: Path, size: int, header: bytes) -> int:
-    """Return what the arrays of a weight file take in it, from its header alone.
-
-    Args:
-        path: the file, as errors call it.
-        size: of the file, in bytes.
-        header: as it was read.
-
-    Raises:
-        FolderError: the file is cut short or too long, or has no header of a safetensors file.
-    """
-    total_bytes, last = 0, 0
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES + 1
+        if length > MAX_HEADER_BYTES:
+            return f"{path} is not a safetensors file"
+        header = file.read(length)
+    last = 0
     try:
         values = json.loads(header)
         values.pop("__metadata__", None)
         for value in values.values():
             begin, end = (int(place) for place in value["data_offsets"])
             if begin > end or math.prod(map(int, value["shape"])) > MAX_ARRAY_NUMBERS:
-                raise FolderError(f"{path}: its header has impossible sizes")
+                return f"{path}: its header has impossible sizes"
             last = max(last, end)
-            total_bytes += end - begin
     except (
         ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError
     ) as error:  # fmt: skip
-        raise FolderError(f"cannot read the header of {path}: {error}") from error
+        return f"cannot read the header of {path}: {error}"
     end = 8 + len(header) + last
     if size < end:
-        raise FolderError(f"{path} is incomplete: {size} of {end} bytes")
-    if size > end:
-        raise FolderError(f"{path} is damaged: it has {size} bytes, and {end} by its header")
-    return total_bytes
+        return f"{path} is incomplete: {size} of {end} bytes"
+    return f"{path} is damaged: it has {size} bytes, and {end} by its header" if size > end else ""
 
 
 def _json_object(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -344,18 +319,33 @@ def folder_problem(path: Path) -> FolderProblem | None:
 
 def damage(path: Path) -> FolderProblem | None:
     """Return which file of a model folder was cut off or is no such file; None if none is."""
-    hint = "copy or download this file again"
+    if (problem := damaged_weights(path) or damaged_index(path)) is not None:
+        return problem
+    tokenizer = path / TOKENIZERS[0]
+    try:
+        if tokenizer.is_file() and not _is_tokenizer(tokenizer):
+            return FolderProblem(f"{tokenizer} is not a tokenizer in JSON", DAMAGED_HINT)
+    except OSError as error:
+        return _unreadable(path, error)
+    return None
+
+
+def damaged_index(path: Path) -> FolderProblem | None:
+    """Return the problem of a folder whose index names no weight files; None without an index."""
+    index = path / INDEX
+    if not os.path.lexists(index) or shards_of(index):
+        return None
+    return FolderProblem(f"{index} is no list of weight files in JSON", DAMAGED_HINT)
+
+
+def damaged_weights(path: Path) -> FolderProblem | None:
+    """Return which weight file of a folder is not as long as its header says; None if each is."""
     try:
         for name in filter(is_weight_file, regular_files(path)):
-            array_bytes(path / name, *read_header(path / name))
-        index = path / INDEX
-        if index.is_file() and not shards_of(index):
-            return FolderProblem(f"{index} is no list of weight files in JSON", hint)
-        tokenizer = path / TOKENIZERS[0]
-        if tokenizer.is_file() and not _is_tokenizer(tokenizer):
-            return FolderProblem(f"{tokenizer} is not a tokenizer in JSON", hint)
-    except FolderError as error:
-        return FolderProblem(str(error), hint)
+            if problem := _weights_problem(path / name):
+                return FolderProblem(problem, DAMAGED_HINT)
+    except MemoryError:
+        return FolderProblem(f"{path}: its headers take too much memory")
     except OSError as error:
         return _unreadable(path, error)
     return None

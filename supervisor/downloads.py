@@ -117,7 +117,7 @@ class _Unit:
         """Run it, and post what it reports; return when its process is gone."""
         if not self._is_wanted:
             return
-        spec = DownloadSpec(repository=self.repository, parent_pid=os.getpid())
+        spec = DownloadSpec(repository=self.repository)
         try:
             # Of all children only this one needs proxies, mirrors and the hub's token.
             process = WorkerProcess.spawn(argv, to_line(spec), self._read, environment=os.environ)

@@ -135,10 +135,12 @@ def _needs(
 
     if row["engine"] != "mlx" or row["problem"]:
         return None, None
+    if (problem := damage(Path(row["path"]))) is not None:
+        return None, problem
     plan = plan_of_row(row, configuration, output)
     [planned] = plan["models"]
     if planned["problem"]:
-        return None, damage(Path(row["path"])) or FolderProblem(text=planned["problem"])
+        return None, FolderProblem(text=planned["problem"])
     return {
         "bytes": planned["needed"]["bytes"],
         "source": planned["needed"]["source"],

@@ -210,7 +210,7 @@ def _needs_of(
     output: Output | None,
 ) -> tuple[dict[ModelName, Need], dict[ModelName, str]]:
     """Return the needs of the models, and the problems of those that have none."""
-    from mlxsup.store.model_folder import FolderError
+    from mlxsup.store.model_folder import FolderProblem
     from mlxsup.supervisor.memory.needs import needs_without_daemon
 
     def asking(count: int) -> None:
@@ -222,8 +222,8 @@ def _needs_of(
     needs: dict[ModelName, Need] = {}
     problems: dict[ModelName, str] = {}
     for name, need in needs_without_daemon(models, backend, measurements, asking).items():
-        if isinstance(need, FolderError):
-            problems[name] = str(need)
+        if isinstance(need, FolderProblem):
+            problems[name] = need.text
         elif too_little := need.known_problem():
             problems[name] = too_little
         else:

@@ -7,7 +7,6 @@ full disk or a mistake leaves the file as it was.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import tomllib
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from mlxsup.protocol.regular_file import lock, room_hint, write_draft
 from mlxsup.store.local_models import short_name
@@ -23,7 +22,7 @@ from mlxsup.store.sources import RefusedModelError, Source
 
 from ..core.settings import ModelSettings
 from .check import RESERVED_NAMES
-from .lines import MODEL_NAME, MODEL_NAME_EXPECTED
+from .lines import MODEL_NAME, MODEL_NAME_EXPECTED, LineIndex, Place
 from .load import (
     WITHOUT_FILE,
     ConfigError,
@@ -112,9 +111,7 @@ def _also_called(config: DaemonConfig, one: ModelSettings, name: str | None) -> 
 
     def enter(tables: Tables) -> None:
         table = inner(inner(tables, "models"), one.name)
-        if "aliases" not in table:
-            put(table, "aliases", [])
-        if not isinstance(table["aliases"], list):
+        if not isinstance(table.setdefault("aliases", []), list):
             raise _no_place(f"models.{one.name}.aliases")
         table["aliases"].append(name)
 
@@ -141,7 +138,7 @@ def removing(config: DaemonConfig, name: str) -> Edit:
     for one in config.models:
         if one.name == name:
             return Edit(
-                name=name, change=lambda tables: pop(name, tables["models"]), answer=_of(one)
+                name=name, change=lambda tables: tables["models"].pop(name), answer=_of(one)
             )
     owner = next((one for one in config.models if name in one.aliases), None)
     if owner is not None:
@@ -200,22 +197,27 @@ def edited(text: str, edit: Edit) -> str:
 
     if "\r" in text.replace("\r\n", ""):  # old Macs' line ends, which TOML does not have
         text = normal_lines(text)
-    expected = tomllib.loads(normal_lines(text))
+    before, expected = _values_of(text), _values_of(text)
     edit.change(expected)
     try:
-        document = tomlkit.parse(text)
-        edit.change(document)
-        changed = tomlkit.dumps(document)
+        changed = _with_lines(text, before, expected)
+        if _values_of(changed) != expected:  # a value changes, or the tables have no headings
+            document = tomlkit.parse(changed)
+            edit.change(document)
+            changed = tomlkit.dumps(document)
         changed += "" if changed.endswith("\n") else "\n"
         if text.count("\n") == text.count("\r\n") > 0:  # a file of Windows stays one
             changed = normal_lines(changed).replace("\n", "\r\n")
-        found = tomllib.loads(normal_lines(changed))
-        is_sound = {"models": {}, **found} == {"models": {}, **expected}
+        is_sound = _values_of(changed) == expected
     except (TOMLKitError, tomllib.TOMLDecodeError):
         is_sound = False
     if not is_sound:
         raise _no_place(edit.name)
     return changed
+
+
+def _values_of(text: str) -> dict[str, Any]:
+    return {"models": {}, **tomllib.loads(normal_lines(text))}
 
 
 def _no_place(name: str) -> RefusedModelError:
@@ -230,79 +232,60 @@ def inner(tables: Tables, name: str) -> Tables:
     Raises:
         RefusedModelError: the file, which may be wrong, has something else there.
     """
-    if name not in tables:
-        put(tables, name, _empty_within(tables))
-    if not isinstance(tables[name], MutableMapping):
+    found = tables.setdefault(name, {})
+    if not isinstance(found, MutableMapping):
         raise _no_place(name)
-    return cast(Tables, tables[name])
+    return found
 
 
-def _empty_within(tables: Tables) -> Tables:
-    if type(tables) is dict:
-        return {}
+def _with_lines(text: str, before: Tables, after: Tables) -> str:
+    """Return a text without the tables that go, and with the keys and tables that come.
+
+    To tomlkit the comments above a heading belong to the table before it: they would go with that
+    table, or stand above what is added to it.
+    """
     import tomlkit
-    from tomlkit.items import InlineTable
 
-    # A table of tables has no heading of its own.
-    is_inline = isinstance(tables, InlineTable)
-    return cast(Tables, {} if is_inline else tomlkit.table(is_super_table=True))
-
-
-def put(table: Tables, name: str, value: Any) -> None:
-    """Set a key; a new one stands above the comments that are about the table that follows."""
-    if name in table or type(table) is dict:
-        table[name] = value
-        return
-    from tomlkit.items import Comment, Table, Whitespace
-
-    held: list[Any] = []
-    if isinstance(table, Table):
-        body = table.value.body
-        for kind in (Comment, Whitespace):
-            while body and isinstance(body[-1][1], kind):
-                held.insert(0, body.pop()[1])
-    table[name] = value
-    for item in held:
-        cast("Table", table).add(item)
-
-
-def pop(name: str, models: Tables) -> None:
-    """Remove a table; comments that follow its last line are about the next one, and stay."""
-    from tomlkit.items import Table, Whitespace
-
-    others = list(models)
-    place = others.index(name)
-    others.remove(name)
-    last = _last_within(models.pop(name))
-    after, before = others[place : place + 1], others[-1:]
-    neighbour = (after or before)[:1]
-    if not isinstance(last, Table) or not all(isinstance(models[one], Table) for one in neighbour):
-        return
-    tail = itertools.takewhile(lambda pair: pair[0] is None, reversed(last.value.body))
-    items = [item for _, item in reversed(list(tail))]
-    if place and (not after or any(isinstance(item, Whitespace) for item in items)):
-        # The empty line above it goes with it, or each coming and going would leave one more.
-        above = _last_within(models[others[place - 1]])
-        body = above.value.body if isinstance(above, Table) else []
-        if body and isinstance(body[-1][1], Whitespace):
-            body.pop()
-    if after:
-        trivia = models[after[0]].trivia
-        trivia.indent = "".join(item.as_string() for item in items) + trivia.indent
-    elif before:
-        for item in items:
-            models[before[0]].add(item)
+    lines = text.split("\n")
+    for place, value in _differences(before, after):
+        index = LineIndex("\n".join(lines))
+        around, name = place[:-1], place[-1]
+        if value is None:
+            for table, first, last in reversed(index.tables):
+                if table[: len(place)] == place:
+                    # The empty line above it goes, too, or each coming and going would leave one.
+                    is_apart = first > 1 and not "".join(lines[first - 2 : first - 1]).strip()
+                    is_last = not "".join(lines[last : last + 1]).strip()
+                    del lines[first - 1 - (is_apart and is_last) : last]
+        elif isinstance(value, dict):
+            while around and around not in index:
+                around = around[:-1]
+            ends = [end for table, _, end in index.tables if table[: len(around)] == around]
+            if ends or not around:
+                filled = [number for number, line in enumerate(lines, 1) if line.strip()]
+                end = max(ends or filled, default=0)
+                for key in reversed(place):
+                    value = {key: value}
+                lines[end:end] = ["", *tomlkit.dumps(value).rstrip().split("\n")]
+        else:
+            for table, _, end in index.tables:
+                if table == around:
+                    lines.insert(end, tomlkit.dumps({name: value}).rstrip())
+    return "\n".join(lines)
 
 
-def _last_within(table: Any) -> Any:
-    """Return the table at the end of a table, or that itself, whose body has its last lines."""
-    from tomlkit.items import Table
-
-    while (
-        isinstance(table, Table) and table.value.body and isinstance(table.value.body[-1][1], Table)
-    ):
-        table = table.value.body[-1][1]
-    return table
+def _differences(
+    before: Tables, after: Tables, where: Place = ()
+) -> Iterator[tuple[Place, object | None]]:
+    """Yield where keys and tables come, each with its value, and where others go, with None."""
+    for key in {**before, **after}:
+        place, old, new = (*where, key), before.get(key), after.get(key)
+        if new is None:
+            yield place, None
+        elif isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, place)
+        elif old is None:
+            yield place, new
 
 
 # ---------------------------------------------------------------- the file

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from mlxsup.protocol.suggestions import close_names
 from mlxsup.store.sources import RefusedModelError
 
-from .entries import Edit, Tables, inner, put
+from .entries import Edit, Tables, inner
 from .lines import Place, table_key
 from .load import ConfigText, DaemonConfig, parse_config
 from .tables import (
@@ -78,7 +78,7 @@ def _change(values: Mapping[Place, Any], tables: Tables) -> None:
             table = inner(table, outer)
         else:
             if value is not None:
-                put(table, name, value)
+                table[name] = value
             elif name in table:
                 del table[name]
 

@@ -31,17 +31,26 @@ class LineIndex:
     """The lines of the tables and keys of a file that `tomllib` has accepted.
 
     Tables in an array share their places; those of the last one, or the array itself, are found.
+
+    Attributes:
+        tables: of each heading the table, its line, and the last line of what is in it; comments
+            below that are about what follows.
     """
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Place, int] = {}
+        self.tables: list[tuple[Place, int, int]] = []
         table: Place = ()  # that of the latest heading
         place: Place = ()  # that of the value that is read
         around: list[tuple[str, Place]] = []  # the open brackets of that value
         parts: list[str] = []  # of the key or heading that is read
         is_key = True  # whether the next word is one of them
         line = 1
-        for token in _TOKEN.findall(text):
+        is_filled = False  # whether something but a comment stands in this line
+        for token in _TOKEN.findall(f"{text}\n"):
+            if token == "\n" and is_filled and self.tables:
+                self.tables[-1] = (*self.tables[-1][:2], line)
+            is_filled = token != "\n" and (is_filled or token[0] != "#")
             if token == "\n" and not around:
                 parts, is_key = [], True
             elif token in "[{" and (around or not is_key):
@@ -53,6 +62,7 @@ class LineIndex:
             elif token == "]" and parts:
                 table = tuple(parts)
                 self._note(table, line)
+                self.tables.append((table, line, line))
                 parts, is_key = [], False
             elif token == "," and around:
                 bracket, place = around[-1]
@@ -64,6 +74,10 @@ class LineIndex:
             elif is_key and token[0] not in "[].#\n":
                 parts.append(_unquoted(token))
             line += token.count("\n")
+
+    def __contains__(self, path: Place) -> bool:
+        """True if the file has this table or key."""
+        return path in self._lines
 
     def find(self, path: Place) -> int:
         """Return the line of the key, or of the nearest table around it; 1 if there is neither."""

@@ -14,23 +14,16 @@ import resource
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from mlxsup.protocol.codec import read_part, to_map
-from mlxsup.protocol.estimate import estimates_folder, find_kept
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.store.hub_cache import find_cache, find_snapshot, repository_folder
-from mlxsup.store.model_folder import (
-    FolderError,
-    FolderProblem,
-    folder_problem,
-    missing_files,
-)
+from mlxsup.store.model_folder import damaged_weights, missing_files
 
-from .folder import Estimate, estimate, fingerprint, read_bytes, stamp
+from .folder import Estimate, fingerprint, read_folder, stamp
 
 THREADS = 64
 """Folders that are read at the same time; as many may hang before others have to wait."""
@@ -80,7 +73,7 @@ class Question:
         number: of the question; its answer has the same.
         place: where it is.
         known: the fingerprint of what is known of it: if that still holds, nothing is read.
-        is_checked: whether to look for files that only a load needs, too.
+        is_checked: whether to look for damage that only a load meets, too.
     """
 
     number: int
@@ -121,47 +114,29 @@ def reader_argv() -> list[str]:
     return [sys.executable, "-P", "-m", "mlxsup.supervisor.memory.folder_reader"]
 
 
-_PARSING = threading.Lock()
-"""Parsed headers take ten times their bytes: those of one folder are in memory at a time. Held only
-while nothing waits for a disk."""
-
-
-def read_folder(path: Path, adapters: Sequence[str] = ()) -> Estimate:
-    """Return what the files of a folder say, and what mlx-lm has said of such files before.
-
-    Raises:
-        FolderError: the folder is missing or damaged; loading it will fail, too.
-    """
-    read = read_bytes(path, adapters)
-    with _PARSING:
-        found = estimate(read)
-    kept = find_kept(found.key, estimates_folder())
-    return found if kept is None else found.as_said(kept)
-
-
 def look(question: Question) -> Look:
     """Return what is found in a folder; this waits for its disk."""
-    place, path, is_lacking, is_there = question.place, question.place.path, False, True
+    place, path, is_lacking = question.place, question.place.path, False
     if place.repo:
         cache = find_cache()
-        path = str(repository_folder(place.repo, cache))
-        is_there, is_lacking = False, True
-        with suppress(OSError):
-            snapshot = find_snapshot(place.repo, place.revision, cache=cache)
-            if snapshot is not None:
-                is_lacking = bool(missing_files(snapshot))
-                is_there, path = True, str(snapshot)
-    answer = Look(path=path, is_lacking=is_lacking)
-    problem = folder_problem(Path(path)) if question.is_checked and is_there else None
-    if not is_lacking:
-        if question.known and question.known == _fingerprint(Path(path), place.adapters):
-            return replace(answer, is_same=True)
         try:
-            answer = replace(answer, estimate=read_folder(Path(path), place.adapters))
-        except FolderError as error:
-            problem = problem or FolderProblem(text=str(error))
-        except MemoryError:
-            problem = problem or FolderProblem(text=f"{path}: its headers take too much memory")
+            snapshot = find_snapshot(place.repo, place.revision, cache=cache)
+            is_lacking = snapshot is None or bool(missing_files(snapshot))
+        except OSError:
+            snapshot = None
+        if snapshot is None:
+            return Look(path=str(repository_folder(place.repo, cache)), is_lacking=True)
+        path = str(snapshot)
+    answer = Look(path=path, is_lacking=is_lacking)
+    known = "" if is_lacking else question.known
+    if known and known == _fingerprint(Path(path), place.adapters):
+        return replace(answer, is_same=True)
+    found = read_folder(Path(path), place.adapters)
+    if isinstance(found, Estimate):
+        answer = replace(answer, estimate=found)
+        problem = damaged_weights(Path(path)) if question.is_checked else None
+    else:
+        problem = found
     if problem is None:
         return answer
     text = problem.text[:MAX_TEXT].encode(errors="replace").decode()

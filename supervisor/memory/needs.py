@@ -12,13 +12,12 @@ from mlxsup.protocol.context_length import limited_context_length
 from mlxsup.protocol.ids import ModelName
 from mlxsup.protocol.launch import LaunchSettings
 from mlxsup.protocol.tasks import Task
-from mlxsup.store.model_folder import FolderError
+from mlxsup.store.model_folder import FolderProblem
 
 from ..config.load import ConfigError, DaemonConfig
 from ..core.budget import Budget, Figure, Need, Source, pins_problem
 from ..core.settings import ModelSettings
-from .folder import UNASKED, Estimate, Stamp, fingerprint
-from .folder_reader import read_folder
+from .folder import UNASKED, Estimate, Stamp, fingerprint, read_folder
 from .machine import NoDeviceMemoryError, command_budget, find_backend
 from .measurements import Measured, Measurements
 
@@ -190,7 +189,7 @@ def needs_without_daemon(
     backend: str,
     measurements: Measurements,
     asking: Callable[[int], None] = lambda count: None,
-) -> dict[ModelName, Need | FolderError]:
+) -> dict[ModelName, Need | FolderProblem]:
     """Return what models need, for a command: it reads their folders itself.
 
     Args:
@@ -205,13 +204,13 @@ def needs_without_daemon(
     }
     folders |= {one.path: one.adapters.values() for one in launches}
     found = estimate_folders(folders, asking)
-    needs: dict[ModelName, Need | FolderError] = {}
+    needs: dict[ModelName, Need | FolderProblem] = {}
     for model in models:
         estimate = None if model.launch.engine == "fake" else found[model.launch.path]
         draft = found.get(model.launch.draft_folder)
         needs[model.name] = (
             estimate
-            if isinstance(estimate, FolderError)
+            if isinstance(estimate, FolderProblem)
             else need_of(
                 model.launch,
                 estimate,
@@ -225,19 +224,14 @@ def needs_without_daemon(
 
 def estimate_folders(
     adapters: Mapping[str, Collection[str]], asking: Callable[[int], None] = lambda count: None
-) -> dict[str, Estimate | FolderError]:
+) -> dict[str, Estimate | FolderProblem]:
     """Return what is known of folders, for a command: it reads them itself.
 
     Args:
         adapters: the folders of the adapters of each model folder.
         asking: called with the number of models before mlx-lm is asked, which takes seconds.
     """
-    found: dict[str, Estimate | FolderError] = {}
-    for path, own in adapters.items():
-        try:
-            found[path] = read_folder(Path(path), [*own])
-        except FolderError as error:
-            found[path] = error
+    found = {path: read_folder(Path(path), [*own]) for path, own in adapters.items()}
     unasked = {
         path: one
         for path, one in found.items()

@@ -125,7 +125,7 @@ class MemorySnapshot:
         needs = {}
         for model in config.models:
             need = self._need_of(model.launch, reading.places.get(model.name))
-            if need is not None and model.download is None:
+            if need is not None:
                 needs[model.name] = need
         check_needs(config, needs, self._budget(config.memory_budget))
         return needs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,9 @@ PRESSURE = Path("/proc/pressure/memory")
 
 STALLED_PERCENT = 5.0
 """Memory is short if all processes waited for it for more of the last ten seconds."""
+
+_WAITED = re.compile(r"^full avg10=(\d+\.\d+)", re.MULTILINE | re.ASCII)
+"""For how much of the last ten seconds, in percent."""
 
 MAC_LEVELS = {1: Strain.EASY, 2: Strain.UNSAID, 4: Strain.STALLED}
 """What `kern.memorystatus_vm_pressure_level` says: normal, warning, critical; any other number says
@@ -65,20 +69,31 @@ def read_linux(
 
 
 def _left_bytes(limit_file: Path, limit_bytes: int) -> int | None:
+    """Return what a control group may still take, the file cache that it holds included; None if
+    its files do not say that."""
     is_first = limit_file.name == "memory.limit_in_bytes"
     used = limit_file.with_name("memory.usage_in_bytes" if is_first else "memory.current")
     try:
+        used_bytes = int(used.read_text())
         statistics = limit_file.with_name("memory.stat").read_text()
-        return group_left_bytes(limit_bytes, used.read_text(), statistics)
     except (OSError, ValueError):
         return None
+    sizes = {}
+    for line in statistics.splitlines():
+        name, _, number = line.partition(" ")
+        if number.isdecimal():
+            sizes[name] = int(number)
+    dropped = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in FILE_CACHE)
+    return limit_bytes - used_bytes + dropped
 
 
 def _strain(path: Path) -> Strain:
+    """Return whether all processes waited for memory; older kernels have no such file."""
     try:
-        is_stalled = stalled_percent(path.read_text()) > STALLED_PERCENT
-    except (OSError, ValueError):  # older kernels have no such file
+        waited = _WAITED.search(path.read_text())
+    except (OSError, ValueError):
         return Strain.UNSAID
+    is_stalled = waited is not None and float(waited[1]) > STALLED_PERCENT
     return Strain.STALLED if is_stalled else Strain.UNSAID
 
 
@@ -120,46 +135,3 @@ def find_watch(backend: str) -> Watch:
     if platform.system() == "Darwin":
         return lambda: read_mac(mac_level())
     return read_linux
-
-
-# ------------------------------------------------------------ the texts of the system
-
-
-def group_left_bytes(limit_bytes: int, used: str, statistics: str) -> int:
-    """Return what a control group may still take, the file cache that it holds included.
-
-    Args:
-        limit_bytes: its limit.
-        used: `memory.current`, or `memory.usage_in_bytes` of version 1.
-        statistics: `memory.stat`; what it does not say counts as 0.
-
-    Raises:
-        ValueError: `used` is not a number.
-    """
-    sizes = {}
-    for line in statistics.splitlines():
-        name, _, number = line.partition(" ")
-        if number.isdecimal():
-            sizes[name] = int(number)
-    dropped = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in FILE_CACHE)
-    return limit_bytes - int(used) + dropped
-
-
-def stalled_percent(text: str) -> float:
-    """Return for how much of the last ten seconds all processes waited for memory, in percent.
-
-    Args:
-        text: of `/proc/pressure/memory`, or of a group's `memory.pressure`.
-
-    Raises:
-        ValueError: it does not say so.
-    """
-    for line in text.splitlines():
-        kind, *fields = line.split()
-        if kind != "full":
-            continue
-        for field in fields:
-            name, _, number = field.partition("=")
-            if name == "avg10":
-                return float(number)
-    raise ValueError("no line full with avg10")

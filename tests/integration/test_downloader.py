@@ -6,6 +6,7 @@ The library runs in this process; what is about the process of a download has a 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from huggingface_hub import constants
 
 from mlxsup.downloader import snapshot as snapshot_module
 from mlxsup.downloader.failures import DownloadError, explain
+from mlxsup.downloader.search import search
 from mlxsup.downloader.snapshot import SPARE_DISK_BYTES, bar_class, fetch
 from mlxsup.protocol.codec import to_line
 from mlxsup.protocol.download import (
@@ -29,6 +31,7 @@ from mlxsup.protocol.download import (
     DownloadProgress,
     DownloadReport,
     DownloadSpec,
+    FoundRepository,
     Repository,
     download_argv,
 )
@@ -169,8 +172,8 @@ def test_download_ends_with_its_parent(hub: LocalHub, start: Start) -> None:
 
 
 def test_process_without_a_spec_or_its_parent_asks_nothing(hub: LocalHub, tmp_path: Path) -> None:
-    orphan = to_line(DownloadSpec(repository=Repository(REPO), parent_pid=1))
-    for line, code, said in ((b"{}\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
+    orphan = to_line(DownloadSpec(repository=Repository(REPO)))  # its input ends at once
+    for line, code, said in ((b"[]\n", 64, b"`mlxsup pull` starts one"), (orphan, 1, b"")):
         environment = hub_environment(hub, tmp_path)
         ended = subprocess.run(
             download_argv(), input=line, env=environment, capture_output=True, check=False
@@ -347,7 +350,7 @@ def test_offline_asks_nothing(
 @pytest.mark.parametrize(
     ("repo", "problem", "says"),
     [
-        ("org/tiny-modle", DownloadProblem.NOT_FOUND, f"did you mean {REPO}?"),
+        ("org/tiny-modle", DownloadProblem.NOT_FOUND, "`mlxsup search tiny-modle` finds"),
         ("org/other", DownloadProblem.NO_MODEL, "it has .gguf files"),
         ("../../etc", DownloadProblem.BAD_REPOSITORY, ""),
         ("", DownloadProblem.BAD_REPOSITORY, ""),
@@ -372,6 +375,7 @@ def test_repository_that_is_none_says_what_is_wrong(
         (200, b"[1,2]", DownloadProblem.NETWORK),
         (200, b'{"siblings": 7}', DownloadProblem.NETWORK),
         (200, b"<html>yes</html>", DownloadProblem.NETWORK),
+        (200, b'{"id": "org/m", "sha": "../../../else"}', DownloadProblem.NETWORK),
         (0, b"", DownloadProblem.NETWORK),
     ],
 )
@@ -383,7 +387,6 @@ def test_answer_of_no_hub_is_put_into_words(
     problem: DownloadProblem,
 ) -> None:
     hub.break_(LISTING, Fault(status=status, body=body, times=OFTEN))
-    hub.break_("/api/models", Fault(status=200, body=body, times=OFTEN))  # a search
     if not status:
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     failed = failure()
@@ -398,13 +401,14 @@ def coded(status: int, code: str) -> Fault:
 
 
 WRONG_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
-GATED = (DownloadProblem.GATED, "is gated", f"/{REPO}, then")
+GATED = (DownloadProblem.GATED, "is gated", f"/{REPO}, then try again")
 PRIVATE = (DownloadProblem.NOT_FOUND, "or it is private", "the token needs permission to read it")
 REFUSED = (DownloadProblem.REFUSED, "refuses access", "HF_TOKEN")
 UNSENT = (DownloadProblem.REFUSED, "plain HTTP (HTTP 400)", f"`hf download {REPO}` may work")
 LACKING = (DownloadProblem.DAMAGED, "does not have", "the data on the hub is damaged")
 BUSY = (DownloadProblem.RATE_LIMITED, "limits the rate", "in 77 s")
 AWAY = (DownloadProblem.NETWORK, "HTTP 500", "wait a while")
+LATE = (DownloadProblem.NETWORK, "HTTP 408", "wait a while")
 NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revision")
 
 
@@ -420,6 +424,7 @@ NO_REVISION = (DownloadProblem.NOT_FOUND, "no revision 'main'", "without a revis
         (LISTING, Fault(status=429, headers={"Retry-After": "77"}), BUSY),
         (LISTING, Fault(status=429, headers={"RateLimit": '"api";r=0;t=77'}), BUSY),
         (LISTING, Fault(status=500), AWAY),
+        (LISTING, Fault(status=408), LATE),
         (WEIGHTS_NAME, Fault(status=400), UNSENT),
         (WEIGHTS_NAME, Fault(status=401), REFUSED),
         (WEIGHTS_NAME, coded(403, "GatedRepo"), GATED),
@@ -456,11 +461,24 @@ def test_hub_cannot_put_off_a_download_for_longer_than_a_day(hub: LocalHub) -> N
     assert failure().retry_after_s == 24 * 3600
 
 
-def test_refusal_without_a_token_says_to_log_in(hub: LocalHub) -> None:
-    hub.break_(LISTING, coded(401, "RepoNotFound"))
-    assert failure().hint == (
-        "check the name; if it is private, set HF_TOKEN, or use `hf auth login`"
-    ), "and not the name that was given"
+@pytest.mark.parametrize("code", ["RepoNotFound", "GatedRepo"])
+def test_refusal_without_a_token_says_to_log_in(hub: LocalHub, code: str) -> None:
+    hub.break_(LISTING, coded(401, code))
+    assert failure().hint.endswith(" set HF_TOKEN, or use `hf auth login`")
+
+
+def test_search_takes_what_a_hub_lists_with_care(hub: LocalHub) -> None:
+    listed: list[Any] = [
+        {"id": "a/b", "downloads": 5, "gated": "auto", "tags": ["mlx", 3, "license:mit"],
+         "safetensors": {"parameters": {"BF16": 10, "U8": 3, "F32": -9, "I32": "x"}}},
+        {"id": "a/c", "downloads": "many", "tags": "license:x", "safetensors": {"parameters": 3}},
+        {"id": "m"}, {"id": "../x"}, {"id": 7}, "a/d",
+    ]  # fmt: skip
+    hub.break_("/api/models", Fault(status=200, body=json.dumps(listed).encode()))
+    assert search("b").found == [
+        FoundRepository(repo="a/b", downloads=5, size_bytes=23, is_gated=True, licence="mit"),
+        FoundRepository(repo="a/c", downloads=0, size_bytes=0, is_gated=False, licence=""),
+    ]
 
 
 # ---------------------------------------------------------------- parts of a download

@@ -125,7 +125,7 @@ def live(script: str, scene: Scene = nothing, *, argv: Sequence[str] | None = No
 STARTED: Line = ("info", "download started", {"repo": MODEL})
 CANCELLED: Line = ("info", "download cancelled", {"repo": MODEL})
 COMPLETE: Line = ("info", "download complete", {"repo": MODEL, "bytes": 1})
-SPEC = '{"parent_pid":' + str(os.getpid()) + ',"repository":{"repo":"org/model","revision":"v2"}}'
+SPEC = '{"repository":{"repo":"org/model","revision":"v2"}}'
 
 
 def failed(cause: str, problem: DownloadProblem = DownloadProblem.INTERNAL) -> Line:

@@ -20,7 +20,6 @@ from mlxsup.supervisor.memory.estimates import Estimates, ask, ask_engine
 from mlxsup.supervisor.memory.folder_reader import Look, Place, Question, reader_argv
 
 from support.daemon.hub_caches import REPO, write_repository
-from support.daemon.hub_caches import write_folder as write_files
 from support.eventually import eventually
 from support.models.safetensors_files import llama_arrays, llama_config, write_folder
 
@@ -82,11 +81,11 @@ def test_a_folder_that_ends_the_process_costs_the_others_nothing(tmp_path: Path)
     script = (
         "import os, runpy, sys\n"
         "from mlxsup.supervisor.memory import folder_reader\n"
-        "read = folder_reader.read_bytes\n"
+        "read = folder_reader.read_folder\n"
         "def fall(path, *more):\n"
         "    if path.name == 'deadly': os.kill(os.getpid(), 9)\n"
         "    return read(path, *more)\n"
-        "folder_reader.read_bytes = fall\n"
+        "folder_reader.read_folder = fall\n"
         "folder_reader.main()\n"
     )
     estimates = Estimates([sys.executable, "-c", script])
@@ -142,7 +141,7 @@ def test_a_path_that_cannot_be_one_is_a_problem_of_its_model(tmp_path: Path) -> 
     there = model(tmp_path / "m")
     found, odd = look(there, Place("/a\0b"))
     assert found.estimate is not None
-    assert "null" in odd.problem
+    assert odd.problem == "the model folder /a\0b does not exist"
 
 
 def test_a_long_name_is_cut_and_has_no_lone_surrogates(tmp_path: Path) -> None:
@@ -154,19 +153,17 @@ def test_a_long_name_is_cut_and_has_no_lone_surrogates(tmp_path: Path) -> None:
     assert len(found.problem) == 1000
 
 
-def test_a_check_names_files_that_only_a_load_needs(tmp_path: Path) -> None:
-    write_files(tmp_path / "m")
-    (tmp_path / "m" / "tokenizer.json").unlink()
-    questions = [
-        Question(number=number, place=Place(str(tmp_path / "m")), is_checked=is_checked)
-        for number, is_checked in enumerate((False, True))
-    ]
-    answers = asyncio.run(ask(questions))
-    plain, checked = answers[0], answers[1]
+def test_a_check_names_damage_that_only_a_load_meets(tmp_path: Path) -> None:
+    place = model(tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    questions = [Question(number=n, place=place, is_checked=n == 1) for n in range(2)]
+    plain, checked = asyncio.run(ask(questions)).values()
     assert not isinstance(plain, str)
     assert not isinstance(checked, str)
     assert plain.problem == ""
-    assert checked.problem.endswith("tokenizer.json does not exist")
+    assert plain.estimate == checked.estimate is not None
+    assert f"{weights} is incomplete" in checked.problem
 
 
 # ---------------------------------------------------------------- the process that asks mlx-lm

@@ -84,8 +84,8 @@ GATEWAY = GatewaySpec(
         origins=("https://chat.example",), needs_keys=True, refuses_unread=True,
     ),
 )  # fmt: skip
-DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"), parent_pid=7)
-SEARCH = DownloadSpec(words="q w", parent_pid=7)
+DOWNLOAD = DownloadSpec(repository=Repository("a/b", "v1"))
+SEARCH = DownloadSpec(words="q w")
 
 
 @pytest.mark.parametrize("spec", [LAUNCH, GATEWAY, DOWNLOAD, SEARCH])
@@ -106,12 +106,9 @@ NO_LINE = "a spec must be one line of JSON of at most 64 KiB"
         (b"[" * 20_000, NO_LINE),
         (b"\xff", NO_LINE),
         (b" " * MAX_LINE_BYTES + to_line(DOWNLOAD), NO_LINE),
-        (b"{}\n", "a spec is wrong: the field parent_pid is missing"),
-        (b'{"parent_pid":"7"}\n', "a spec is wrong: parent_pid must be an integer"),
-        (b'{"parent_pid":7,"repository":{}}\n',
-         "a spec is wrong: the field repository.repo is missing"),
-        (b'{"parent_pid":7,"x":1}\n',
-         "a spec is wrong: unknown field x; known are parent_pid, repository, words"),
+        (b'{"words":7}\n', "a spec is wrong: words must be text"),
+        (b'{"repository":{}}\n', "a spec is wrong: the field repository.repo is missing"),
+        (b'{"x":1}\n', "a spec is wrong: unknown field x; known are repository, words"),
     ],
 )  # fmt: skip
 def test_another_line_is_refused_with_what_is_wrong(line: bytes, problem: str) -> None:

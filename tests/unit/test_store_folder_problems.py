@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from mlxsup.store.model_folder import damage, folder_problem, repository_problem
+from mlxsup.store.model_folder import (
+    MAX_LOOKED_AT,
+    damage,
+    folder_problem,
+    folders_below,
+    repository_problem,
+)
 
 from support.daemon.hub_caches import MODEL, REPO, index_of, write_folder, write_repository
 
@@ -93,9 +101,19 @@ def test_device_for_a_file_is_named(tmp_path: Path) -> None:
     check(tmp_path, "tokenizer.json is a device, not a regular file", "the file itself")
 
 
-def test_model_folder_has_no_problem(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "qwen.tiktoken"])
+def test_model_folder_has_no_problem(tmp_path: Path, name: str) -> None:
     assert folder_problem(write_folder(tmp_path / "m")) is None
+    other = {**without("tokenizer.json"), name: b""}
+    assert folder_problem(write_folder(tmp_path / "other", other)) is None
     assert folder_problem(write_repository(tmp_path / "hub")) is None
+
+
+def header(shape: list[float], offsets: list[int] | None = None) -> Callable[[bytes], bytes]:
+    """Return what makes a weight file of one array whose header says so."""
+    entry = {"dtype": "F32", "shape": shape} | ({"data_offsets": offsets} if offsets else {})
+    text = json.dumps({"a": entry}).encode()
+    return lambda content: struct.pack("<Q", len(text)) + text
 
 
 @pytest.mark.parametrize(
@@ -109,16 +127,14 @@ def test_model_folder_has_no_problem(tmp_path: Path) -> None:
         ("model.safetensors", lambda content: content + b"x", "is damaged: it has "),
         ("model.safetensors", lambda content: content[:40], "cannot read the header"),
         ("model.safetensors", lambda content: content[:8] + b"x" * len(content), "header"),
+        ("model.safetensors", lambda content: b"", "is not a safetensors file"),
+        ("model.safetensors", lambda content: b"GGUF" * 8, "is not a safetensors file"),
+        ("model.safetensors", header([1], [10, 0]), "its header has impossible sizes"),
+        ("model.safetensors", header([10**30, 10**30], [0, 0]), "its header has impossible sizes"),
+        ("model.safetensors", header([float("inf")], [0, 0]), "cannot read the header of "),
+        ("model.safetensors", header([1]), "cannot read the header of "),
         ("tokenizer.json", lambda content: b"{", "is not a tokenizer in JSON"),
         ("model.safetensors.index.json", lambda content: b"[[", "is no list of weight files"),
-    ],
-    ids=[
-        "a byte is missing",
-        "a byte too long",
-        "half a header",
-        "no header",
-        "no tokenizer",
-        "no index",
     ],
 )
 def test_damaged_file_is_named(
@@ -132,6 +148,14 @@ def test_damaged_file_is_named(
     assert found is not None
     assert str(folder / name) in found.text
     assert text.format(short=len(whole) - 1, whole=len(whole)) in found.text
+
+
+def test_a_few_folders_below_are_looked_at(tmp_path: Path) -> None:
+    for number in range(MAX_LOOKED_AT + 1):
+        (tmp_path / f"{number:04}").mkdir()
+    for place in (f"{MAX_LOOKED_AT - 1:04}", f"{MAX_LOOKED_AT:04}", "0000/below"):
+        write_folder(tmp_path / place)
+    assert list(folders_below(tmp_path)) == [tmp_path / f"{MAX_LOOKED_AT - 1:04}"]
 
 
 def test_unreadable_folder_is_a_problem(tmp_path: Path) -> None:

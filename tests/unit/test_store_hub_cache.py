@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils._validators import validate_repo_id
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -36,7 +35,7 @@ NAMES = st.text("aZ0_-./", min_size=1, max_size=12)
 
 def is_valid_for_hub(name: str) -> bool:
     try:
-        validate_repo_id(name)
+        hf_hub_url(name, "config.json")
     except HFValidationError:
         return False
     return True

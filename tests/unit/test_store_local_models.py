@@ -58,6 +58,7 @@ def test_every_place_is_searched(tmp_path: Path) -> None:
 
 def test_repository_without_main_is_found(tmp_path: Path) -> None:
     write_repository(tmp_path / "hub", "a/tag", revision="v1.0")
+    write_repository(tmp_path / "hub", "a/tag", revision="v2.0", commit="b" * 40)
     write_repository(tmp_path / "hub", "a/commit", revision=None)
     found = found_models()
     assert {title: model.revision for title, model in found.items()} == {
@@ -75,12 +76,15 @@ def test_models_that_cannot_be_served_have_a_problem(
     write_repository(hub, "a/cut", {n: c for n, c in MODEL.items() if n != "model.safetensors"})
     write_repository(hub, "a/diffusers", {"model_index.json": b"{}"})
     write_repository(hub, "a/empty", {})
+    sorts = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    write_repository(hub, "a/sorts", {**MODEL, "config.json": json.dumps(sorts).encode()})
     write_folder(tmp_path / ".lmstudio/models/b/gguf", GGUF)
     problems = {
         title: model.problem.text if model.problem else ""
         for title, model in found_models().items()
     }
-    assert set(problems) == {"a/gguf", "a/t5", "a/cut", "b/gguf"}
+    assert set(problems) == {"a/gguf", "a/t5", "a/cut", "a/sorts", "b/gguf"}
+    assert problems["a/sorts"] == "it sorts texts into 2 classes, and ranks none"
     assert "GGUF" in problems["a/gguf"]
     assert "GGUF" in problems["b/gguf"]
     assert problems["a/t5"] == "mlx-lm does not support models of type t5"
@@ -131,6 +135,13 @@ def test_lm_studio_may_keep_its_models_elsewhere(tmp_path: Path) -> None:
 )
 def test_short_name_of_a_title(title: str, name: str) -> None:
     assert short_name(title, set()) == name
+
+
+def test_short_names_of_long_titles_differ() -> None:
+    taken: set[str] = set()
+    for _ in range(3):
+        taken.add(short_name("x" * 70, taken))
+    assert sorted(map(len, taken)) == [60, 60, 64]
 
 
 @given(st.lists(st.text("aA/-._ 4bité", min_size=1, max_size=70), max_size=6))

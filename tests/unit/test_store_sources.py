@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_copy_of_lm_studio_is_used_instead_of_a_download(home: Path) -> None:
     assert find_source("a/Other") == Source(title="a/Other", folder=None, repo="a/Other")
     other = find_source("https://h.example/a/One/tree/v2")
     assert (other.folder, other.revision) == (None, "v2"), "its revision is not known"
+    (folder / "model.safetensors").unlink()
+    assert find_source("a/One").folder is None, "it cannot be served"
 
 
 def test_name_that_two_models_have_is_refused_with_both(home: Path) -> None:
@@ -100,9 +103,14 @@ def test_short_name_means_a_repository(named: str, repo: str) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_folder_that_has_vanished_is_no_model(home: Path) -> None:
+def test_folder_that_is_cut_short_or_has_vanished_is_no_model(home: Path) -> None:
     source = find_source(str(home / ".lmstudio/models/a/One"))
-    shutil.rmtree(source.folder or home)
+    assert source.folder is not None
+    weights = source.folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(RefusedModelError, match="is incomplete"):
+        servable(source)
+    shutil.rmtree(source.folder)
     with pytest.raises(RefusedModelError, match="does not exist"):
         servable(source)
 

@@ -20,6 +20,7 @@ from mlxsup.supervisor.config import check as check_module
 from mlxsup.supervisor.config.lines import LineIndex
 from mlxsup.supervisor.config.load import (
     MAX_DEPTH,
+    MAX_MODELS,
     ConfigError,
     ConfigText,
     DaemonConfig,
@@ -276,6 +277,7 @@ listen = "[::1]:9"
 [gateway.names]
 "gpt-*" = "gpt-4o"
 "claude-*" = "a.b-c_1:warm"
+"sql-*" = "gpt-4o:sql"
 "a/b" = "a.b-c_1"
 """
 
@@ -325,6 +327,8 @@ sampling = {{ temperature = 0, top_p = 1, min_p = 0, top_k = 0 }}
 [models.mlxsup2]
 engine = "fake"
 path = "../b/../c"
+hosts = [{{ address = "a" }}, {{ address = "b", ssh = "b" }}]
+min_hosts = 2
 decode_share = 0.95
 wired = "off"
 presets.p.chat_template_kwargs = {{ x = "{"a.b... " * 50}" }}
@@ -410,6 +414,11 @@ def test_other_text_is_no_size(text: str) -> None:
 
 
 # ---------------------------------------------------------------- lines
+
+
+def test_as_many_models_as_a_daemon_serves_are_taken() -> None:
+    models = "".join(f'm{number} = {{ engine = "fake" }}\n' for number in range(MAX_MODELS))
+    assert len(config_of(f"[models]\n{models}").models) == MAX_MODELS
 
 
 def test_only_pinned_models_must_fit_together() -> None:

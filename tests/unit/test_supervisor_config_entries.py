@@ -13,6 +13,7 @@ import pytest
 
 from mlxsup.store.sources import RefusedModelError, Source
 from mlxsup.supervisor.config.entries import Edit, adding, change_file, removing
+from mlxsup.supervisor.config.keys import changing
 from mlxsup.supervisor.config.load import ConfigError, DaemonConfig, read_config
 
 from support.daemon.full_disk import full_disk
@@ -29,6 +30,7 @@ path = "/a"
 path = "/b"
 aliases = [
     "bee",  # [models.x]
+    "Cee",
 ]
 
 # before clients
@@ -78,7 +80,7 @@ def written(file: Path | None) -> list[str]:
     return [line for line in text.splitlines() if line]
 
 
-@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 11))])
+@pytest.mark.parametrize(("name", "lines"), [("a", slice(3, 5)), ("b.c", slice(6, 12))])
 def test_comments_below_a_table_stay_when_it_goes(tmp_path: Path, name: str, lines: slice) -> None:
     file = tmp_path / "c.toml"
     file.write_text(WRITTEN)
@@ -169,6 +171,29 @@ def test_new_key_stands_above_the_comments_on_the_next_table(tmp_path: Path) -> 
     assert file.read_text() == f'{A}aliases = ["z"]\n\n# one\n# two\n{B}\n'
 
 
+def test_new_table_stands_behind_those_around_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{A}[models.a.restart]\nstable_s = 1\n# mine\n{B}\n# last\n")
+    change_file(file, partial(changing, changes={"models.a.presets.p.top_k": "1"}))
+    change_file(file, with_one)
+    preset, new = "[models.a.presets.p]\ntop_k = 1\n", '[models."n.w"]\nrepo = "o/n"\n'
+    more = "preload = false\n"
+    restart = "[models.a.restart]\nstable_s = 1\n"
+    assert file.read_text() == f"{A}{restart}\n{preset}# mine\n{B}\n\n{new}{more}# last\n"
+
+
+@pytest.mark.parametrize("text", ["", A, "# mine"])
+def test_folder_of_any_name_comes_into_a_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    source = Source(title="odd", folder=Path('/\u2028\x85"\\\t\x7f📦'))
+    plan = partial(adding, model="odd", name=None, find=lambda: source, ready=lambda one: one)
+    change_file(file, plan)
+    added = read_config(file).models[-1]
+    assert (added.name, Path(added.launch.path)) == ("odd", source.folder)
+    assert file.read_text().startswith(text)
+
+
 def test_table_goes_that_follows_an_empty_one(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(f"{A}[models.a.restart]\n{B}\n")
@@ -187,6 +212,7 @@ def test_form_that_cannot_be_edited_safely_is_refused(tmp_path: Path) -> None:
 REFUSED = {
     "a name that is taken": (partial(with_one, name="A"), "name_taken"),
     "a name that is an alias": (partial(with_one, name="Bee"), "name_taken"),
+    "a name of an alias in small letters": (partial(with_one, name="cee"), "name_taken"),
     "a name that none can have": (partial(with_one, name="x y"), "usage"),
     "a name of the daemon's log": (partial(with_one, name="mlxsup"), "usage"),
     "removal of nothing": (partial(removing, name="zzz"), "unknown_model"),

@@ -165,7 +165,8 @@ def test_models_with_a_problem_are_named_with_what_to_do(cache: Path) -> None:
     assert str(empty) in problems["c"]
     assert problems["d"].startswith(f"{damaged}/config.json is not JSON: ")
     assert ";" not in problems["d"], "there is no advice"
-    assert problems["e"] == f"{snapshot}/model.safetensors is not a safetensors file"
+    says = f"{snapshot}/model.safetensors is not a safetensors file"
+    assert problems["e"] == f"{says}; copy or download this file again"
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -187,6 +188,6 @@ def test_a_start_offline_is_refused_with_the_line_and_the_key_of_each(
         f"mlxsup.toml:2: models.a.repo: {REPO} at v2 is not in the Hugging Face cache {cache}; "
         f"download it with `mlxsup pull {REPO} --revision v2`",
         f"mlxsup.toml:7: models.b.path: {Path.cwd()}/damaged/model.safetensors "
-        "is not a safetensors file",
+        "is not a safetensors file; copy or download this file again",
     ]
     assert last.startswith(f"mlxsup.toml:9: models.c.repo: {half}/model.safetensors does not exist")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,20 @@ from mlxsup.protocol.estimate import (
     find_kept,
     keep,
 )
-from mlxsup.store.model_folder import MAX_HEADERS_BYTES, FolderError
+from mlxsup.protocol.tasks import Task
+from mlxsup.store.model_folder import FolderProblem
 from mlxsup.supervisor.memory import folder as folder_module
+from mlxsup.supervisor.memory.estimates import Estimates
 from mlxsup.supervisor.memory.folder import (
     UNASKED,
     Estimate,
-    estimate,
+    Stamp,
+    difference,
     fingerprint,
-    read_bytes,
+    read_folder,
     stamp,
 )
-from mlxsup.supervisor.memory.folder_reader import read_folder
+from mlxsup.supervisor.memory.folder_reader import Look, Place
 from mlxsup.supervisor.memory.needs import estimate_folders
 
 from support.daemon.estimates_here import estimates_here
@@ -45,44 +47,6 @@ from support.models.safetensors_files import (
 
 __all__ = ["estimates_here"]
 
-KEYS: Arrays = {f"model.layers.0.self_attn.{one}.weight": ("BF16", (8, 8)) for one in "kv"}
-
-# Arrays, and the bytes of the weights once loaded.
-WEIGHTS: dict[str, tuple[Arrays, int]] = {
-    "bf16": (KEYS, 256),
-    "packed": ({"a.weight": ("U32", (16, 4)), "a.scales": ("F16", (16, 1))}, 256 + 32),
-    "no arrays": ({}, 0),
-}
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_estimate_of_weights(tmp_path: Path, name: str) -> None:
-    arrays, weight_bytes = WEIGHTS[name]
-    write_folder(tmp_path, {"model_type": "llama"}, arrays)
-    found = estimate(read_bytes(tmp_path))
-    assert (found.weight_bytes, found.layers, found.remark) == (weight_bytes, (), UNASKED)
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_estimate_leaves_out_a_head_for_drafts_that_a_load_leaves_out(
-    tmp_path: Path, shards: int
-) -> None:
-    arrays = llama_arrays()
-    size = write_folder(tmp_path, {}, arrays, *[{"x": ("BF16", (5,))}] * (shards - 1))
-    write_weights(tmp_path / "model-mtp.safetensors", arrays)
-    assert estimate(read_bytes(tmp_path)).weight_bytes == size
-
-
-def test_estimate_adds_up_all_shards_of_a_nested_text_model(tmp_path: Path) -> None:
-    arrays = list(llama_arrays(layers=3).items())
-    shards = dict(arrays[:2]), dict(arrays[2:5]), dict(arrays[5:])
-    config = {"model_type": "gemma3", "hidden_size": 1, "text_config": llama_config()}
-    size = write_folder(tmp_path, config, *shards)
-    found = estimate(read_bytes(tmp_path))
-    assert (found.weight_bytes, found.context_length) == (size, 8192)
-
-
-# ---------------------------------------------------------------- kept answers
 
 SAID = ModelMemory(
     weight_bytes=7, layers=(CacheLayers(layers=2, token_bytes=3, row_bytes=4, window=5),)
@@ -94,6 +58,43 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates_here: None) 
     """The folder of kept answers, of this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return estimates_folder()
+
+
+def estimate(folder: Path, adapters: Sequence[str] = ()) -> Estimate:
+    found = read_folder(folder, adapters)
+    assert isinstance(found, Estimate), found
+    return found
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_weights_are_as_large_as_the_files_that_a_load_reads(
+    tmp_path: Path, kept: Path, shards: int
+) -> None:
+    """A head for drafts is none of them."""
+    arrays = llama_arrays()
+    write_folder(tmp_path, llama_config(), arrays, *[{"x": ("BF16", (5,))}] * (shards - 1))
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
+    write_weights(tmp_path / "model-mtp.safetensors", arrays)
+    found = estimate(tmp_path)
+    assert (found.weight_bytes, found.layers, found.remark) == (sum(sizes), (), UNASKED)
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(512, 512), (9000, 8192), (None, 8192)])
+def test_a_model_that_pools_reads_no_more_than_both_files_say(
+    tmp_path: Path, kept: Path, most: int | None, tokens: int
+) -> None:
+    config = {"model_type": "gemma3", "hidden_size": 1, "text_config": llama_config()}
+    write_folder(tmp_path, config, llama_arrays())
+    plain = estimate(tmp_path)
+    assert (plain.context_length, plain.task) == (8192, Task.GENERATE)
+    (tmp_path / "modules.json").write_text('[{"type": "Pooling", "path": "1_Pooling"}]')
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": most}))
+    pooled = estimate(tmp_path)
+    assert (pooled.context_length, pooled.task) == (tokens, Task.EMBED)
+    assert pooled.key != plain.key
+
+
+# ---------------------------------------------------------------- kept answers
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_mlx_lm_is_asked_unless_an_answer_is_kept(tmp_path: Path, kept: Path) ->
     found = first[paths[0]]
     assert isinstance(found, Estimate)
     assert (found.layers, found.remark) == ((CacheLayers(layers=2, token_bytes=128),), "")
-    assert isinstance(first[paths[1]], FolderError)
+    assert isinstance(first[paths[1]], FolderProblem)
     keep(found.key, SAID, kept)
     known = estimate_folders(dict.fromkeys(paths, ()), asked.append)[paths[0]]
     assert known == replace(found, weight_bytes=7, layers=SAID.layers)
@@ -129,16 +130,16 @@ def test_an_answer_is_kept_for_the_same_content_and_versions_alone(
 ) -> None:
     write_folder(tmp_path / "m", llama_config(), llama_arrays())
     write_folder(tmp_path / "copy", llama_config(), llama_arrays())
-    found = [read_folder(tmp_path / "m").key]
-    assert read_folder(tmp_path / "copy").key == found[0]
+    found = [estimate(tmp_path / "m").key]
+    assert estimate(tmp_path / "copy").key == found[0]
     write_folder(tmp_path / "m", llama_config(head_dim=8), llama_arrays())
-    found.append(read_folder(tmp_path / "m").key)
-    write_folder(tmp_path / "m", llama_config(head_dim=8), llama_arrays(dtype="F16"))
-    found.append(read_folder(tmp_path / "m").key)
+    found.append(estimate(tmp_path / "m").key)
+    write_folder(tmp_path / "m", llama_config(head_dim=8), llama_arrays(dtype="F32"))
+    found.append(estimate(tmp_path / "m").key)
     (tmp_path / "m" / "hf_quant_config.json").write_text("{}")
-    found.append(read_folder(tmp_path / "m").key)
+    found.append(estimate(tmp_path / "m").key)
     monkeypatch.setattr(folder_module, "_engine_versions", lambda: ["mlx_lm-9.dist-info"])
-    found.append(read_folder(tmp_path / "m").key)
+    found.append(estimate(tmp_path / "m").key)
     assert len(set(found)) == 5
 
 
@@ -208,82 +209,52 @@ def test_fingerprint_follows_name_size_and_time_of_each_model_file(tmp_path: Pat
     assert seen() == found[-1]
 
 
+@pytest.mark.parametrize(
+    ("present", "says"),
+    [
+        ({"a": (1, 1)}, ""),
+        ({}, "a was removed since it was loaded"),
+        ({"a": (1, 1), "b": (1, 1)}, "b was added since it was loaded"),
+        ({"a": (2, 1)}, "a has changed since it was loaded"),
+        ({"a": (1, 2)}, "a has changed since it was loaded"),
+    ],
+)
+def test_what_has_changed_since_a_load_is_named(present: Stamp, says: str) -> None:
+    assert difference({"a": (1, 1)}, present) == says
+
+
+def test_places_that_no_model_has_are_forgotten() -> None:
+    estimates, places = Estimates(), [Place("/one"), Place("/two")]
+    for place in places:
+        estimates.know(place, Look(path=place.path))
+    estimates.keep(places[:1])
+    assert [estimates.of(place) for place in places] == [Look(path="/one"), None]
+
+
 # ---------------------------------------------------------------- wrong files
 
 
-def header(text: bytes) -> Callable[[Path], object]:
-    data = struct.pack("<Q", len(text)) + text
-    return lambda folder: (folder / "model.safetensors").write_bytes(data)
-
-
-def tensor(shape: list[Any], offsets: list[Any]) -> Callable[[Path], object]:
-    name = "model.layers.0.self_attn.k_proj.weight"
-    values = {name: {"dtype": "F32", "shape": shape, "data_offsets": offsets}}
-    return header(json.dumps(values).encode())
-
-
-def text(name: str, content: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(content)
-
-
-def size(change: int | None) -> Callable[[Path], None]:
-    def resize(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        os.truncate(path, 0 if change is None else path.stat().st_size + change)
-
-    return resize
-
-
-def many_headers(folder: Path) -> None:
-    content = b" " * (MAX_HEADERS_BYTES // 2 - 1) + b"{}"
-    for number in (1, 2):
-        path = folder / f"model-{number}.safetensors"
-        path.write_bytes(struct.pack("<Q", len(content)) + content)
-    (folder / "model.safetensors").unlink()
-
-
 INDEX = "model.safetensors.index.json"
-WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (lambda f: f.rename(f.with_name("gone")),
-                  "the model folder {folder} does not exist"),
-    "no config": (lambda f: (f / "config.json").unlink(),
-                  "{folder}/config.json: No such file or directory"),
-    "config is no JSON": (text("config.json", "{"), "{folder}/config.json is not JSON"),
-    "config is a list": (text("config.json", "[]"),
-                         "{folder}/config.json does not hold a JSON object"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(),
-                   "{folder}/model.safetensors does not exist, and there are no shards"),
-    "cut short": (size(-1), "{folder}/model.safetensors is incomplete: {less} of {whole} bytes"),
-    "a byte too long": (size(1), "{folder}/model.safetensors is damaged: it has "),
-    "empty": (size(None), "{folder}/model.safetensors is not a safetensors file"),
-    "another format": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 8),
-                       "{folder}/model.safetensors is not a safetensors file"),
-    "header is a list": (header(b"[]"), "cannot read the header of {folder}/model.safetensors"),
-    "header without offsets": (header(b'{"a": {"dtype": "F32", "shape": [1]}}'),
-                               "cannot read the header of {folder}/model.safetensors"),
-    "negative size": (tensor([1], [10, 0]), "{folder}/model.safetensors: its header has"),
-    "huge shape": (tensor([10**30, 10**30], [0, 0]), "{folder}/model.safetensors: its header"),
-    "infinite shape": (tensor([float("inf")], [0, 0]),
-                       "cannot read the header of {folder}/model.safetensors: "),
-    "many headers": (many_headers,
-                     "{folder}: the headers of its weight files have more than the 64 MiB"),
-    "missing shard": (text(INDEX, '{"weight_map": {"a": "model-2.safetensors"}}'),
-                      "{folder}/model-2.safetensors does not exist; " + INDEX + " names it"),
-    "index without a map": (text(INDEX, "{}"), "{folder}/" + INDEX + " has no weight_map"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_estimate_names_the_wrong_file(tmp_path: Path, what: str) -> None:
-    damage, message = WRONG[what]
-    folder = tmp_path / "model"
-    write_folder(folder, llama_config(), llama_arrays())
-    whole = (folder / "model.safetensors").stat().st_size
-    damage(folder)
-    with pytest.raises(FolderError) as raised:
-        estimate(read_bytes(folder))
-    expected = message.format(folder=folder, less=whole - 1, whole=whole)
-    assert str(raised.value).startswith(expected)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "{", "is not JSON: "),
+        ("config.json", "[" * 10**5, "is not JSON: "),
+        ("config.json", "[]", "does not hold a JSON object"),
+        (INDEX, "{}", "is no list of weight files in JSON"),
+        (INDEX, "[" * 10**5, "is no list of weight files in JSON"),
+    ],
+)
+def test_a_file_that_is_none_is_named(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    write_folder(tmp_path, llama_config(), llama_arrays())
+    (tmp_path / name).write_text(content)
+    found = read_folder(tmp_path)
+    assert isinstance(found, FolderProblem)
+    assert found.text.startswith(f"{tmp_path / name} {message}")
 
 
 def test_an_estimate_with_another_adapter_has_another_fingerprint(tmp_path: Path) -> None:
@@ -293,7 +264,7 @@ def test_an_estimate_with_another_adapter_has_another_fingerprint(tmp_path: Path
         (tmp_path / name).mkdir()
         write_weights(tmp_path / name / "adapters.safetensors", {"q.lora_a": ("F32", (2, 4))})
     choices = [[], [str(tmp_path / "one")], [str(tmp_path / "two")]]
-    found = {read_folder(tmp_path / "model", adapters).fingerprint for adapters in choices}
+    found = {estimate(tmp_path / "model", adapters).fingerprint for adapters in choices}
     assert len(found) == 3
 
 
@@ -304,5 +275,5 @@ def test_adapters_take_as_much_for_each_and_for_none_as_the_largest(tmp_path: Pa
         halves: Arrays = {"q.lora_a": ("F32", (rank, 4)), "q.lora_b": ("F32", (4, rank))}
         write_weights(tmp_path / name / "adapters.safetensors", halves)
     adapters = [str(tmp_path / name) for name in ("small", "large", "missing")]
-    found = estimate(read_bytes(tmp_path / "model", adapters))
-    assert found.adapter_bytes == 3 * 2 * 5 * 4 * 4
+    large = (tmp_path / "large" / "adapters.safetensors").stat().st_size
+    assert estimate(tmp_path / "model", adapters).adapter_bytes == 3 * large

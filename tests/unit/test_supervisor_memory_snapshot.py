@@ -209,6 +209,8 @@ def test_a_download_is_read_for_the_models_that_lacked_it(
     third = entry("third", launch=launch)
     desk.adopt(lacking(MODEL, launch, ONE), lacking(OTHER, launch, TWO), third)
     folder = desk.model_folder()
+    asyncio.run(desk.memory.found(replace(ONE, revision="v2"), folder))
+    assert desk.memory.needs == {}
     asyncio.run(desk.memory.found(ONE, folder))
     need = desk.memory.needs[MODEL]
     assert (list(desk.memory.needs), need.context_tokens) == ([MODEL], 700)

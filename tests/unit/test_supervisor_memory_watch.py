@@ -22,11 +22,9 @@ from mlxsup.supervisor.core.budget import Reading, Strain
 from mlxsup.supervisor.memory import watch as watch_module
 from mlxsup.supervisor.memory.watch import (
     find_watch,
-    group_left_bytes,
     mac_level,
     read_linux,
     read_mac,
-    stalled_percent,
 )
 from mlxsup.supervisor.workers import measure as measure_module
 from mlxsup.supervisor.workers.measure import (
@@ -73,29 +71,6 @@ def memory() -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------- texts
-
-
-def test_group_left_bytes_counts_droppable_files() -> None:
-    assert group_left_bytes(8 * GIB, "6442450944\n", STAT) == 3 * GIB
-    assert group_left_bytes(8 * GIB, "6442450944\n", "") == 2 * GIB
-    first = "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n"
-    assert group_left_bytes(8 * GIB, "6442450944\n", first) == 3 * GIB, "with all groups within"
-    with pytest.raises(ValueError, match="invalid literal"):
-        group_left_bytes(8, "max", "")
-
-
-def test_strain_counts_full_stalls_only(tmp_path: Path) -> None:
-    assert stalled_percent(STALLS.format(some="99.00", full="4.75")) == 4.75
-    with pytest.raises(ValueError, match="avg10"):
-        stalled_percent("some avg10=1.00\nfull total=4\n")
-    machine(tmp_path)
-    for full, strain in (("5.00", Strain.UNSAID), ("5.01", Strain.STALLED)):
-        stalls = STALLS.format(some="99.00", full=full)
-        (tmp_path / "stalls").write_text(stalls)
-        assert read(tmp_path).strain is strain
-
-
 # ---------------------------------------------------------------- Linux
 
 
@@ -123,13 +98,25 @@ def test_a_group_that_has_less_left_than_the_machine_counts(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("full", "strain"),
+    [("full avg10=5.00", Strain.UNSAID), ("full avg10=5.01", Strain.STALLED),
+     ("full total=4", Strain.UNSAID)],
+)  # fmt: skip
+def test_only_stalls_of_all_processes_count(tmp_path: Path, full: str, strain: Strain) -> None:
+    machine(tmp_path)
+    (tmp_path / "stalls").write_text(f"some avg10=99.00 avg60=0.10\n{full} avg60=99.00\n")
+    assert read(tmp_path).strain is strain
+
+
 def test_a_group_of_version_1_counts(tmp_path: Path) -> None:
     machine(tmp_path, "4:memory:/box\n0::/\n")
     group = tmp_path / "groups" / "memory" / "box"
     group.mkdir(parents=True)
     (group / "memory.limit_in_bytes").write_text("8589934592\n")
     (group / "memory.usage_in_bytes").write_text("8589934592\n")
-    (group / "memory.stat").write_text("total_inactive_file 1073741824\n")
+    within = "total_inactive_file 1073741824\ntotal_active_file 0\n"
+    (group / "memory.stat").write_text(f"inactive_file 1\nactive_file 1\n{within}")
     found = read(tmp_path)
     assert (found.available_bytes, found.place) == (GIB, "in this control group")
 

@@ -88,7 +88,7 @@ class Download:
             stderr=subprocess.STDOUT,
             env=dict(environment),
         )
-        spec = DownloadSpec(repository=Repository(REPO), parent_pid=os.getpid())
+        spec = DownloadSpec(repository=Repository(REPO))
         assert self.process.stdin is not None
         self.process.stdin.write(to_line(spec))
         self.process.stdin.flush()

@@ -12,9 +12,8 @@ from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.codec import read_part, to_line
 from mlxsup.protocol.estimate import ModelMemory
 from mlxsup.protocol.launch import LaunchSettings
-from mlxsup.store.model_folder import FolderError
 from mlxsup.supervisor.memory import estimates
-from mlxsup.supervisor.memory.folder import UNASKED, Estimate, estimate, read_bytes
+from mlxsup.supervisor.memory.folder import UNASKED, Estimate, read_folder
 from mlxsup.supervisor.memory.folder_reader import Look, Question, look
 from mlxsup.supervisor.memory.needs import estimate_folders
 
@@ -38,8 +37,9 @@ async def ask_engine_here(keys: Mapping[str, str], **_: object) -> dict[str, Mod
             continue
         numbers = 2 * config["num_key_value_heads"] * 16
         layers = (CacheLayers(layers=config["num_hidden_layers"], token_bytes=2 * numbers),)
-        weight_bytes = estimate(read_bytes(Path(path))).weight_bytes
-        found[path] = ModelMemory(weight_bytes=weight_bytes, layers=layers)
+        here = read_folder(Path(path))
+        assert isinstance(here, Estimate)
+        found[path] = ModelMemory(weight_bytes=here.weight_bytes, layers=layers)
     return found
 
 
@@ -48,7 +48,7 @@ def estimated(launch: LaunchSettings) -> Estimate | None:
     if launch.engine == "fake":
         return None
     found = estimate_folders({launch.path: launch.adapters.values()})[launch.path]
-    assert not isinstance(found, FolderError), found
+    assert isinstance(found, Estimate), found
     return found
 
 

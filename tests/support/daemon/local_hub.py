@@ -127,9 +127,7 @@ class LocalHub:
         """What an address of the API answers; None if there is nothing."""
         if path == "/api/models":
             searched = query.get("search", [""])[0].lower()
-            author = query.get("author", [""])[0]
-            found = [repo for repo in self._commits if searched in repo.lower()]
-            return [self._listed(repo) for repo in found if repo.startswith(author)]
+            return [self._listed(repo) for repo in self._commits if searched in repo.lower()]
         for repo, commits in self._commits.items():
             for commit, files in commits.items():
                 if path == f"/api/models/{repo}/tree/{commit}":
