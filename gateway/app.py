@@ -182,7 +182,7 @@ class Gateway:
             [own, *hosts] if is_loopback(host) else None,
             keys,
             self.daemon.meter,
-            open_paths=[*self._page.open_paths, *openapi.OPEN_PATHS],
+            open_paths=[*self._page.open_paths, openapi.PATH],
             origins=origins,
         )
 

@@ -24,7 +24,8 @@ from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
 from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
+from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from mlxsup.gateway.openai.messages import READ
 from mlxsup.gateway.openai.tokens import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOKENIZE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
@@ -455,7 +456,7 @@ def parts(kinds: Sequence[str]) -> st.SearchStrategy[Any]:
 
 
 CHATS = st.lists(
-    st.dictionaries(st.sampled_from([field.name for field in MESSAGE_FIELDS]), JSON)
+    st.dictionaries(st.sampled_from(["role", "content", *READ]), JSON)
     | st.fixed_dictionaries(
         {
             "role": st.sampled_from(["user", "tool", "assistant", "system"]) | JSON,
