@@ -33,10 +33,10 @@ from .converter import Sent
 from .daemon import Daemon
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
-from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS, header_text
+from .headers import CHANGED, IGNORED, REQUEST_ID, header_text
 from .metrics import Meter
 from .one_call import UpToOneCall
-from .shape import Shape, WholeShape, warned
+from .shape import Shape, WholeShape
 from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], WholeShape]
@@ -237,10 +237,8 @@ async def read_whole(
                 await asyncio.sleep(0)
 
     results = await whole.read(take, request.receive)
-    headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
-    if warnings := warned(results).get("warnings"):
-        headers |= {WARNINGS: header_text("; ".join(warnings)), **changed(warnings)}
-    return results, headers
+    warnings = [warning for result in results for warning in result.warnings]
+    return results, {REQUEST_ID: whole.request_id, **ignored(ask), **changed(warnings)}
 
 
 def ignored(ask: Ask) -> dict[str, str]:

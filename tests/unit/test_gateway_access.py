@@ -322,8 +322,8 @@ def test_listed_page_may_ask_and_read() -> None:
         "access-control-allow-origin": LOCAL,
         "access-control-allow-methods": "GET, POST, DELETE",
         "access-control-allow-headers": "content-type, x-stainless-os",
-        "access-control-expose-headers": "x-request-id, request-id, x-mlxsup-warnings,"
-        " x-mlxsup-changed, x-mlxsup-ignored, retry-after, x-should-retry",
+        "access-control-expose-headers": "x-request-id, request-id, x-mlxsup-changed,"
+        " x-mlxsup-ignored, retry-after, x-should-retry",
         "access-control-max-age": "600",
     }
     response = ask_from(site, "POST", CHAT, LOCAL)

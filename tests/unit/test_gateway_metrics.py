@@ -154,6 +154,18 @@ def test_unknown_names_become_no_label() -> None:
     assert seen.labels("mlxsup_requests_total", "model") == {""}
 
 
+def test_wrong_parameter_is_counted_though_the_daemon_never_sees_it() -> None:
+    site = Site(Daemon())
+
+    async def run() -> Exposed:
+        response = await site.ask("POST", CHAT, BODY | {"temperature": 11})
+        assert response.error["param"] == "temperature"
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.value("mlxsup_request_errors_total", model="m", code="invalid_request") == 1
+
+
 NAMES = (("gpt-*", "n"),)
 
 

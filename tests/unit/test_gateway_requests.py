@@ -203,6 +203,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"echo": True, "logprobs": 2, "max_tokens": 1}, {"prompt_logprobs": 3, "logprobs": 2},
         {"echo": True, "prompt_logprobs": 3, "logprobs": 2}, {"prompt_logprobs": 21},
         {"prompt_logprobs": 1, "stream": True}, {"max_tokens": 0}, {"suffix": "x"},
+        {"best_of": True},
     ],
     Api.RESPONSE: [
         {"temperature": 0.5, "max_output_tokens": 9, "stream": True, "user": "u", "store": True},
