@@ -355,6 +355,11 @@ def test_page_that_is_not_listed_may_read_nothing(listed: tuple[str, ...], origi
     assert (question.status, shared(question)) == (405, {})
 
 
+def test_two_origins_are_none() -> None:
+    asked = site_of(LOCAL).ask("GET", "/v1/models", headers={"origin": (LOCAL, EVIL)})
+    assert shared(asyncio.run(asked)) == {}
+
+
 @pytest.mark.parametrize("path", ["/", "/page/state", "/page/page.js"])
 def test_page_with_the_token_is_read_by_no_listed_page(path: str) -> None:
     site = site_of(LOCAL)

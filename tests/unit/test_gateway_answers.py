@@ -404,6 +404,8 @@ def test_overload_says_when_to_come_back_and_no_later_than_clients_wait(
 ) -> None:
     response = post(CHAT, refused("overloaded", retry_after_s=seconds))
     assert (response.status, response.headers["retry-after"]) == (429, shown)
+    final = post(CHAT, refused("quarantined", retry_after_s=seconds))
+    assert "retry-after" not in final.headers
 
 
 @pytest.mark.parametrize(
