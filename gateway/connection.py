@@ -56,10 +56,11 @@ def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
     There is one for each token, and a call of `send` through every layer of the application costs
     several times as much. Nothing is sent to nobody, and to nobody who has asked for the head only.
     """
-    if cycle.disconnected or cycle.scope["method"] == "HEAD":
-        return
-    is_chunk = cycle.chunked_encoding
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunk else data)
+    if cycle.chunked_encoding and not cycle.disconnected:
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    elif cycle.chunked_encoding is False and not cycle.disconnected:
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport.write(data)
 
 
 async def send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
