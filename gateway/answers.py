@@ -46,6 +46,9 @@ seconds since the epoch."""
 
 Stream = AsyncStream | UpToOneCall
 
+UNCOUNTED = Meter()
+"""Of the answers for which nothing is computed; no page shows it."""
+
 Take = Callable[[int, Stream], Coroutine[Any, Any, None]]
 """Reads the answer of a request of the daemon, which has this number."""
 
@@ -94,7 +97,6 @@ class Answer:
         ask: what was asked for.
         sent: the requests.
         progress: is given their notices.
-        meter: counts how it ends, instead of the daemon's.
     """
 
     def __init__(
@@ -104,13 +106,12 @@ class Answer:
         sent: Sequence[Sent],
         *,
         progress: Progress | None = None,
-        meter: Meter | None = None,
     ) -> None:
         self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
         self._names = ask.names
         self._open_answers = open_answers
-        self._meter = meter or open_answers.daemon.meter
+        self._meter = open_answers.daemon.meter if ask.is_counted else UNCOUNTED
         streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
         self.streams: Sequence[Stream] = (
             [UpToOneCall(one) for one in streams] if ask.has_one_call else streams
@@ -199,7 +200,6 @@ async def answer(
     ask: Ask,
     sent: Sequence[Sent],
     shape: MakeShape,
-    meter: Meter | None = None,
 ) -> Response:
     """Return the response to a request whose body was read.
 
@@ -209,14 +209,13 @@ async def answer(
         ask: what was asked for.
         sent: the requests of the daemon.
         shape: of the response; a `Shape` if the response may be streamed.
-        meter: see `Answer`.
 
     Raises:
         Failure: the daemon has refused; not if the response is streamed.
         Disconnected: the reader has left.
     """
     progress = Progress(time.monotonic) if ask.is_streamed else None
-    asked = Answer(open_answers, ask, sent, progress=progress, meter=meter)
+    asked = Answer(open_answers, ask, sent, progress=progress)
     shaped = shape(ask, asked.request_id, int(time.time()))
     if progress is not None:
         assert isinstance(shaped, Shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
@@ -68,7 +68,7 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
     """Read the body of `POST /v1/messages/count_tokens`: as a message, without an answer."""
     unread: list[str] = []
     given = check_fields(body, COUNT_FIELDS, unread) | {"tokenize": COUNTED}
-    return _ask(given, unread, is_streamed=False, max_tokens=0)
+    return replace(_ask(given, unread, is_streamed=False, max_tokens=0), is_counted=False)
 
 
 def _ask(

@@ -129,7 +129,7 @@ def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) 
     answer.
     """
     ask = read_response({**body, "store": False, "stream": False}, recalled)
-    return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED})
+    return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED}, is_counted=False)
 
 
 def _echo(given: dict[str, Any]) -> dict[str, Any]:

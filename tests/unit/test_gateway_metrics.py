@@ -111,6 +111,26 @@ def test_answer_without_a_token_has_no_first_token_time() -> None:
     assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") is None
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", LEAST[CHAT]), ("/v1/messages/count_tokens", LEAST[CHAT]),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ],
+)  # fmt: skip
+def test_prompt_for_which_nothing_is_computed_is_no_answer(path: str, body: dict[str, Any]) -> None:
+    site = Site(Daemon(answer()))
+
+    async def run() -> Exposed:
+        assert (await site.ask("POST", path, {"model": "m", **body})).status == 200
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.labels("mlxsup_requests_total", "model") == set()
+    assert seen.labels("mlxsup_prompt_tokens_total", "model") == set()
+
+
 def error(code: ErrorCode) -> RequestError:
     return RequestError(code, "no", retryable=False, detail={})
 
