@@ -303,6 +303,10 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
             {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "auto", "name": "f"}, "auto",
             {"type": "tool"}, {"type": "required"},
             {"type": "auto", "disable_parallel_tool_use": 1})),
+        {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "before"},
+            {"type": "tool_result", "tool_use_id": "c", "content": "result"},
+            {"type": "text", "text": "after"}]}]},
         {"output_config": {"format": {"type": "poem"}}}, {"client": "bob"}, {"n": 2},
     ],
     Api.COUNT: [{"system": "s", "tools": []}, {"timeout_s": 1}, {"max_tokens": 9}],
