@@ -554,6 +554,14 @@ def test_id_that_the_model_lacks_is_named_as_it_was_sent() -> None:
     assert answer.error["message"].startswith("tokens must be ids below")
 
 
+def test_usage_of_a_stream_is_that_of_the_whole_answer() -> None:
+    items = delta("hm", channel=Channel.REASONING), delta("a"), result("a", reasoning="hm")
+    usage = post(CHAT, *items).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+    events = post(CHAT, *items, stream=True, stream_options={"include_usage": True}).events()
+    assert events[-2:] == [{**events[0], "choices": [], "usage": usage}, "[DONE]"]
+
+
 @pytest.mark.parametrize("path", LEAST)
 def test_an_answer_has_its_warnings(path: str) -> None:
     """A call that could not be read is no silent text."""

@@ -159,6 +159,7 @@ TOKENIZED_CHATS: list[dict[str, Any]] = [
 
 BODIES: dict[Api, list[dict[str, Any]]] = {
     Api.CHAT: [
+        {"prompt_logprobs": 1, "max_completion_tokens": 0},
         {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_completion_tokens": 9, "stop": "\n",
          "user": "u", "timeout_s": 5, "queue_timeout_s": 1, "first_token_timeout_s": 2,
          "priority": "batch"},
