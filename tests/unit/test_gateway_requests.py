@@ -332,6 +332,38 @@ def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAsse
     assert found == snapshot
 
 
+@pytest.mark.parametrize(
+    ("api", "fields", "param"),
+    [
+        (Api.CHAT, {"stream": 1}, "stream"), (Api.CHAT, {"top_p": False}, "top_p"),
+        (Api.CHAT, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        (Api.CHAT, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (Api.COMPLETION, {"stream_options": []}, "stream_options"),
+        (Api.RESPONSE, {"store": "no"}, "store"), (Api.RESPONSE, {"include": "x"}, "include"),
+        (Api.RESPONSE, {"instructions": ["a"]}, "instructions"),
+        (Api.RESPONSE, {"text": "x"}, "text"), (Api.RESPONSE, {"reasoning": True}, "reasoning"),
+        (Api.RESPONSE, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        (Api.MESSAGE, {"stream": "x"}, "stream"), (Api.MESSAGE, {"thinking": "on"}, "thinking"),
+        (Api.MESSAGE, {"tool_choice": "auto"}, "tool_choice"),
+        (Api.MESSAGE, {"output_config": []}, "output_config"),
+        (Api.OLLAMA_CHAT, {"stream": 0}, "stream"), (Api.OLLAMA_CHAT, {"tools": {}}, "tools"),
+        (Api.OLLAMA_CHAT, {"options": {"repeat_last_n": False}}, "repeat_last_n"),
+        (Api.GENERATE, {"raw": 1}, "raw"), (Api.GENERATE, {"system": ["a"]}, "system"),
+        (Api.GENERATE, {"options": "x"}, "options"),
+        (Api.TOKENIZE, {"add_special_tokens": 1}, "add_special_tokens"),
+        (Api.TEMPLATE, {"add_generation_prompt": 1}, "add_generation_prompt"),
+        (Api.EMBEDDINGS, {"dimensions": True}, "dimensions"),
+        (Api.EMBEDDINGS, {"truncate": 1}, "truncate"), (Api.RERANK, {"query": 1}, "query"),
+        (Api.RERANK, {"documents": "a"}, "documents"), (Api.RERANK, {"truncate": 1}, "truncate"),
+        (Api.OLLAMA_EMBED, {"dimensions": True}, "dimensions"),
+        (Api.OLLAMA_EMBED, {"truncate": "x"}, "truncate"),
+        (Api.OLLAMA_EMBEDDING, {"prompt": ["a"]}, "prompt"),
+    ],
+)  # fmt: skip
+def test_value_of_another_type_is_refused(api: Api, fields: dict[str, Any], param: str) -> None:
+    assert comes_of(api, **fields).startswith(f"400 {param}: ")
+
+
 @pytest.mark.parametrize("api", BODIES)
 def test_null_is_as_good_as_nothing(api: Api) -> None:
     names = {field.name for field in FIELDS[api]} - LEAST_OF[api].keys()
