@@ -33,10 +33,10 @@ from .converter import Sent
 from .daemon import Daemon
 from .errors import cancelled, error_response, failure_of, interrupted
 from .failure import Failure
-from .headers import CHANGED, IGNORED, REQUEST_ID, WARNINGS, header_text
+from .headers import CHANGED, IGNORED, REQUEST_ID, header_text
 from .metrics import Meter
 from .one_call import UpToOneCall
-from .shape import Shape, WholeShape, warned
+from .shape import Shape, WholeShape
 from .sse import EventStream, Send
 
 MakeShape = Callable[[Any, str, int], WholeShape]
@@ -45,6 +45,9 @@ seconds since the epoch."""
 
 
 Stream = AsyncStream | UpToOneCall
+
+UNCOUNTED = Meter()
+"""Of the answers for which nothing is computed; no page shows it."""
 
 Take = Callable[[int, Stream], Coroutine[Any, Any, None]]
 """Reads the answer of a request of the daemon, which has this number."""
@@ -94,7 +97,6 @@ class Answer:
         ask: what was asked for.
         sent: the requests.
         progress: is given their notices.
-        meter: counts how it ends, instead of the daemon's.
     """
 
     def __init__(
@@ -104,13 +106,12 @@ class Answer:
         sent: Sequence[Sent],
         *,
         progress: Progress | None = None,
-        meter: Meter | None = None,
     ) -> None:
         self._client = client = open_answers.daemon.client
         self._model = ask.target or ask.model
         self._names = ask.names
         self._open_answers = open_answers
-        self._meter = meter or open_answers.daemon.meter
+        self._meter = open_answers.daemon.meter if ask.is_counted else UNCOUNTED
         streams = [client.send_encoded(name, frames, progress) for name, frames in sent]
         self.streams: Sequence[Stream] = (
             [UpToOneCall(one) for one in streams] if ask.has_one_call else streams
@@ -199,7 +200,6 @@ async def answer(
     ask: Ask,
     sent: Sequence[Sent],
     shape: MakeShape,
-    meter: Meter | None = None,
 ) -> Response:
     """Return the response to a request whose body was read.
 
@@ -209,14 +209,13 @@ async def answer(
         ask: what was asked for.
         sent: the requests of the daemon.
         shape: of the response; a `Shape` if the response may be streamed.
-        meter: see `Answer`.
 
     Raises:
         Failure: the daemon has refused; not if the response is streamed.
         Disconnected: the reader has left.
     """
     progress = Progress(time.monotonic) if ask.is_streamed else None
-    asked = Answer(open_answers, ask, sent, progress=progress, meter=meter)
+    asked = Answer(open_answers, ask, sent, progress=progress)
     shaped = shape(ask, asked.request_id, int(time.time()))
     if progress is not None:
         assert isinstance(shaped, Shape)
@@ -237,10 +236,8 @@ async def read_whole(
                 await asyncio.sleep(0)
 
     results = await whole.read(take, request.receive)
-    headers = {REQUEST_ID: whole.request_id, **ignored(ask)}
-    if warnings := warned(results).get("warnings"):
-        headers |= {WARNINGS: header_text("; ".join(warnings)), **changed(warnings)}
-    return results, headers
+    warnings = [warning for result in results for warning in result.warnings]
+    return results, {REQUEST_ID: whole.request_id, **ignored(ask), **changed(warnings)}
 
 
 def ignored(ask: Ask) -> dict[str, str]:

@@ -34,7 +34,7 @@ from .failure import Failure, bad_field
 from .guard import Guard
 from .headers import is_anthropic
 from .keys import CALLER, Caller, Keys
-from .metrics import CONTENT_TYPE, Meter
+from .metrics import CONTENT_TYPE
 from .names import row_of
 from .ollama.routes import Ollama
 from .openai.chunks import ChatShape, CompletionShape
@@ -116,7 +116,6 @@ class Gateway:
         adds_models: bool = False,
     ) -> None:
         self.daemon = Daemon(names)
-        self._uncounted = Meter()  # of what nothing is computed for
         self.open_answers = OpenAnswers(self.daemon)
         self._adding = Adding(self.daemon, is_automatic=adds_models)
         self.kept = KeptResponses()
@@ -140,15 +139,15 @@ class Gateway:
             self._answered("/v1/chat/completions", Api.CHAT, ChatShape),
             self._answered("/v1/completions", Api.COMPLETION, CompletionShape),
             Route("/v1/responses", self.response, methods=["POST"]),
-            self._of_tokens("/v1/responses/input_tokens", Api.RESPONSE_COUNT, input_count),
+            self._answered("/v1/responses/input_tokens", Api.RESPONSE_COUNT, input_count),
             Route("/v1/responses/{id}", self.kept_response, methods=["GET"]),
             Route("/v1/responses/{id}", self.forget_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
             self._answered("/v1/messages", Api.MESSAGE, anthropic.MessageShape),
-            self._of_tokens("/v1/messages/count_tokens", Api.COUNT, CountShape),
+            self._answered("/v1/messages/count_tokens", Api.COUNT, CountShape),
             Route("/tokenize", self.tokenize, methods=["POST"]),
-            self._of_tokens("/detokenize", Api.DETOKENIZE, PromptShape),
-            self._of_tokens("/apply-template", Api.TEMPLATE, PromptShape),
+            self._answered("/detokenize", Api.DETOKENIZE, PromptShape),
+            self._answered("/apply-template", Api.TEMPLATE, PromptShape),
             *(self._answered(path, api, VectorShape) for path, api in VECTOR_PATHS.items()),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
@@ -182,7 +181,7 @@ class Gateway:
             [own, *hosts] if is_loopback(host) else None,
             keys,
             self.daemon.meter,
-            open_paths=[*self._page.open_paths, *openapi.OPEN_PATHS],
+            open_paths=[*self._page.open_paths, openapi.PATH],
             origins=origins,
         )
 
@@ -199,12 +198,10 @@ class Gateway:
 
     # ------------------------------------------------------------ routes
 
-    async def answer(
-        self, request: Request, *, api: Api, shape: MakeShape, meter: Meter | None = None
-    ) -> Response:
+    async def answer(self, request: Request, *, api: Api, shape: MakeShape) -> Response:
         """Answer a request in the form of its API; see `answers.answer`."""
         ask, sent = await self._bodies.read(request, api)
-        return await answer(request, self.open_answers, ask, sent, shape, meter)
+        return await answer(request, self.open_answers, ask, sent, shape)
 
     async def response(self, request: Request) -> Response:
         """`POST /v1/responses`."""
@@ -233,7 +230,7 @@ class Gateway:
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
         ask, sent = await self._bodies.read(request, Api.TOKENIZE)
-        whole, shape = Answer(self.open_answers, ask, sent, meter=self._uncounted), TokensShape()
+        whole, shape = Answer(self.open_answers, ask, sent), TokensShape()
         results, headers = await read_whole(request, ask, whole, shape)
         row = row_of(await self.daemon.status(), ask.target or ask.model)
         shape.context_length = row["context_length"] if row is not None else None
@@ -286,12 +283,8 @@ class Gateway:
             status = None
         return Response(self.daemon.meter.page(status), media_type=CONTENT_TYPE)
 
-    def _answered(self, path: str, api: Api, shape: MakeShape, meter: Meter | None = None) -> Route:
-        answer = partial(self.answer, api=api, shape=shape, meter=meter)
-        return Route(path, answer, methods=["POST"])
-
-    def _of_tokens(self, path: str, api: Api, shape: MakeShape) -> Route:
-        return self._answered(path, api, shape, self._uncounted)
+    def _answered(self, path: str, api: Api, shape: MakeShape) -> Route:
+        return Route(path, partial(self.answer, api=api, shape=shape), methods=["POST"])
 
 
 def _key_of(request: Request) -> str:

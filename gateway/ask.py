@@ -29,6 +29,7 @@ class Ask:
         has_echo: whether each answer begins with its prompt.
         has_logprobs: whether each piece of a completion has log-probabilities.
         tells_prompt: whether those of the prompt come in a list of their own.
+        is_counted: whether it counts as an answer in `/metrics`; not if nothing is computed for it.
         has_one_call: whether what comes after the first call is left out.
         picture: the path of one in the message that is to be answered; empty for none.
         names: what the API calls parameters of `generate`, for errors about them.
@@ -48,6 +49,7 @@ class Ask:
     has_echo: bool = False
     has_logprobs: bool = False
     tells_prompt: bool = False
+    is_counted: bool = True
     has_one_call: bool = False
     picture: str = ""
     names: Mapping[str, str] = field(default_factory=dict)

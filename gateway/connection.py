@@ -54,10 +54,24 @@ def write_piece(cycle: RequestResponseCycle, data: bytes) -> None:
     """Send a piece of a body whose head was sent, in the bytes that `cycle.send` would.
 
     There is one for each token, and a call of `send` through every layer of the application costs
-    several times as much. Nothing is sent to nobody, and to nobody who has asked for the head only.
+    several times as much. Nothing is sent to a client that has left, or asked for the head only.
     """
     if cycle.chunked_encoding and not cycle.disconnected:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    elif cycle.chunked_encoding is False and not cycle.disconnected:
+        cycle.transport.write(data)
+
+
+async def send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
+    """Send a message of the application to a client of HTTP/1.0, which knows no chunks (RFC 9112,
+    6.1): a body whose length no header says ends with the connection."""
+    if message["type"] == "http.response.start":
+        is_measured = b"content-length" in dict(message.get("headers", ()))
+        if not is_measured and cycle.scope["method"] != "HEAD":
+            cycle.chunked_encoding = False
+    elif not cycle.expected_content_length:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)
 
 
 class RequestParser(httptools.HttpRequestParser):
@@ -183,6 +197,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.scope is self.scope:
             extensions: dict[str, Any] = {WRITE: partial(write_piece, self.cycle)}
             self.scope["extensions"] = extensions
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = partial(send_unchunked, self.cycle)  # type: ignore[method-assign]
         self._cycles = [one for one in self._cycles if not one.response_complete]
         if len(self._cycles) >= limits.MAX_PIPELINED:
             self._abort()

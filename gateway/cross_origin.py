@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from .headers import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID, WARNINGS
+from .headers import ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, REQUEST_ID
 from .operator import TOKEN_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -27,7 +27,7 @@ PAGE_FOLDER = "/page/"
 METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
 READABLE = (
-    REQUEST_ID, ANTHROPIC_REQUEST_ID, WARNINGS, CHANGED, IGNORED, "retry-after", "x-should-retry",
+    REQUEST_ID, ANTHROPIC_REQUEST_ID, CHANGED, IGNORED, "retry-after", "x-should-retry",
 )  # fmt: skip
 """Headers of a response that the page gets to see."""
 

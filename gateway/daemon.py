@@ -127,4 +127,10 @@ async def answered(call: Awaitable[T], limit_s: float | None = None) -> T:
 
 
 def _pattern_of(name: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, name.split("*"))))
+    """Return the expression for a name with `*` in it. The first place where a part fits is never
+    given up again: else a long name would take time to the power of the number of `*`."""
+    first, *parts = map(re.escape, name.split("*"))
+    if not parts:
+        return re.compile(first)
+    *middle, last = parts
+    return re.compile("".join([first, *(f"(?>.*?{part})" for part in middle), f".*{last}"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -64,7 +64,13 @@ def bad_value(param: str, expected: str, got: object, *, shown: str = "") -> Fai
     return bad_field(param, invalid(param, expected, got, shown=shown).message)
 
 
-def bad_choice(param: str, choices: Iterable[str], got: object) -> Failure:
-    """Return the failure of a field whose value is none of these texts."""
+def check_choice(param: str, choices: Collection[str], got: object) -> str:
+    """Return a text, after a check that it is one of these.
+
+    Raises:
+        Failure: it is none; the message names them.
+    """
+    if isinstance(got, str) and got in choices:
+        return got
     shown = repr(got)[:40] if isinstance(got, str) else ""
-    return bad_value(param, f"one of {', '.join(choices)}", got, shown=shown)
+    raise bad_value(param, f"one of {', '.join(choices)}", got, shown=shown)

@@ -62,6 +62,7 @@ class Field:
         says: for people.
         neutral: with `Use.NEUTRAL` and `Use.HINT`, the values besides null that change nothing.
         takes: its type; None if that is checked elsewhere.
+        fields: those that an object has.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Field:
     says: str = ""
     neutral: tuple[Any, ...] = ()
     takes: type | None = None
+    fields: tuple[Field, ...] = ()
 
     def is_neutral(self, value: Any) -> bool:
         """True if this value of a field without effect changes nothing."""
@@ -79,6 +81,11 @@ class Field:
 def used(name: str, says: str = "", takes: type | None = None) -> Field:
     """Return a field that is read, of a type if that is all there is to check."""
     return Field(name, Use.USED, says, takes=takes)
+
+
+def object_of(name: str, says: str, *fields: Field) -> Field:
+    """Return a field that is read, and is an object with these fields."""
+    return Field(name, Use.USED, says, takes=dict, fields=fields)
 
 
 def passed(*names: str) -> tuple[Field, ...]:
@@ -124,7 +131,7 @@ OF_EVERY_REQUEST = (
 
 
 def check_fields(
-    values: Mapping[str, Any], fields: Sequence[Field], unread: list[str], *, within: str = ""
+    values: Mapping[str, Any], fields: Sequence[Field], unread: list[str], within: str = ""
 ) -> dict[str, Any]:
     """Return the fields that mean something here, without those that are null.
 
@@ -149,7 +156,8 @@ def check_fields(
         elif field.use not in (Use.NEUTRAL, Use.HINT):
             if field.takes is not None and type(value) is not field.takes:
                 raise bad_value(path, TYPES[field.takes], value)
-            given[name] = value
+            is_object = bool(field.fields)
+            given[name] = check_fields(value, field.fields, unread, path) if is_object else value
         elif not field.is_neutral(value):
             if field.use is Use.NEUTRAL:
                 raise bad_field(path, f"{path} has no effect here: {field.says}")

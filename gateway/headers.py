@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
+from . import limits
+
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = "request-id"
 """What Anthropic's clients call the same."""
-WARNINGS = "x-mlxsup-warnings"
-"""Of a whole answer; a streamed one has its warnings at its end."""
 CHANGED = "x-mlxsup-changed"
 """Names what was changed in the messages, so that the model's template takes them."""
 IGNORED = "x-mlxsup-ignored"
@@ -28,9 +28,12 @@ LM_STUDIO_PATHS = ("/api/v0/", "/api/v1/")
 
 
 def header_text(text: str) -> str:
-    """Return a text of clients and models as a header can hold it, in printable ASCII."""
+    """Return a text of clients and models as a header can hold it: in printable ASCII, and cut
+    where it gets long, because clients and proxies refuse long heads."""
     characters = text.encode("ascii", "backslashreplace").decode()
-    return "".join(one if one.isprintable() else "?" for one in characters)
+    shown = "".join(one if one.isprintable() else "?" for one in characters)
+    most = limits.MAX_HEADER_CHARACTERS
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def is_anthropic(scope: MutableMapping[str, Any]) -> bool:

@@ -66,6 +66,9 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_LIMIT_S = 10.0
 """From the connection, or the first byte of a further request, to the end of its head."""
 
+MAX_HEADER_CHARACTERS = 1024
+"""Of a header that names things: nginx takes a head of 4 KiB, aiohttp a line of 8."""
+
 MAX_PIPELINED = 64
 """Requests of one connection that wait for their answers; with one more it is cut."""
 

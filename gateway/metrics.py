@@ -148,11 +148,6 @@ def _count(*keys: str) -> Read:
     return lambda row: [((), sum(len(row[key]) for key in keys))]
 
 
-def _last_exit(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
-    if (last := row["last_exit"]) is not None:
-        yield (last["reason"], last["cause"]), last["at"]
-
-
 def _download(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float | None]]:
     """Yield the bytes of a download, while one is under way."""
     progress = row["progress"] or {}
@@ -186,8 +181,6 @@ OF_MODELS = (
     _model(GAUGE, "mlxsup_model_generation", "processes of it so far", _at("generation")),
     _model(COUNTER, "mlxsup_model_restarts_total", "starts that followed a crash",
            _at("restarts")),
-    _model(GAUGE, "mlxsup_model_last_exit_timestamp_seconds", "when its last process ended; why",
-           _last_exit, "reason", "cause"),
     _model(COUNTER, "mlxsup_model_exits_total", "processes of it that have ended, however they did",
            lambda row: [((one["reason"], one["cause"]), one["count"]) for one in row["exits"]],
            "reason", "cause"),
@@ -209,13 +202,6 @@ OF_MODELS = (
            _at("engine_s")),
     _model(COUNTER, "mlxsup_repeated_seconds_total", "engine time for what was lost with a process "
            "or a row and computed again", _at("repeated_s")),
-    _model(COUNTER, "mlxsup_interleaved_seconds_total", "steps of its process in which answers "
-           "went on while prompts were read", _at("interleaved_s")),
-    _model(COUNTER, "mlxsup_interleaved_decode_seconds_total", "how much of that the answers "
-           "would have needed alone; over the former: `decode_kept`", _at("interleaved_decode_s")),
-    _model(COUNTER, "mlxsup_new_shapes_total", "steps for requests for which the device compiled "
-           "or planned something", _at("shapes_seen")),
-    _model(COUNTER, "mlxsup_new_shapes_seconds_total", "how long these took", _at("shapes_s")),
     _model(COUNTER, "mlxsup_steps_total", "steps of its process", _at("steps")),
     _model(GAUGE, "mlxsup_step_age_seconds", "for how long it has been in the step under way; 0 "
            "between steps",

@@ -6,7 +6,7 @@ Ollama's clients write `x:latest` for `x`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 LATEST = "latest"
@@ -27,15 +27,18 @@ class Meant(NamedTuple):
 
 def look_up(status: Mapping[str, Any], name: str) -> Meant | None:
     """Return what a name means among the models of a status."""
-    row = row_of(status, name)
+    return _look_up(status, name) or _look_up(status, name.removesuffix(f":{LATEST}"))
+
+
+def _look_up(status: Mapping[str, Any], name: str) -> Meant | None:
     base, _, variant = name.rpartition(":")
+    owner = _named(status["models"], base)
+    row = row_of(status, name)
     if row is not None:
-        is_adapter = row is row_of(status, base)
-        return Meant(f"{row['name']}:{variant}" if is_adapter else row["name"])
-    row = row_of(status, base)
-    if row is None or variant not in (LATEST, *row["presets"]):
+        return Meant(f"{row['name']}:{variant}" if row is owner else row["name"])
+    if owner is None or variant not in owner["presets"]:
         return None
-    return Meant(row["name"], row["presets"].get(variant, {}))
+    return Meant(owner["name"], owner["presets"][variant])
 
 
 def names_of(row: Mapping[str, Any]) -> list[str]:
@@ -47,10 +50,14 @@ def names_of(row: Mapping[str, Any]) -> list[str]:
 def row_of(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Return the model with this name or alias, behind which one of its adapters may stand."""
     rows: list[Mapping[str, Any]] = status["models"]
-    named = next((row for row in rows if row["name"] == name), None)
-    found = named or next((row for row in rows if name in row["aliases"]), None)
-    if found is not None or ":" not in name:
-        return found
     base, _, adapter = name.rpartition(":")
-    found = row_of(status, base)
+    found = _named(rows, name)
+    if found is not None:
+        return found
+    found = _named(rows, base)
     return found if found is not None and adapter in found["adapters"] else None
+
+
+def _named(rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:
+    own = next((row for row in rows if row["name"] == name), None)
+    return own or next((row for row in rows if name in row["aliases"]), None)

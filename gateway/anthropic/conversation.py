@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import limits
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
-from ..failure import Failure, bad_choice, bad_field, bad_value
+from ..failure import Failure, bad_field, bad_value, check_choice
 from ..fields import add_unread, check_chat, check_count, check_fields, check_list
 from .client_tools import CLIENT_TOOLS
 from .fields import TOOL_FIELDS
@@ -98,9 +98,8 @@ def _named_tools(value: Any) -> Iterator[str]:
 def _message(message: Any, path: str) -> list[Message]:
     if not isinstance(message, dict):
         raise bad_value(path, "an object with role and content", message)
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise bad_choice(f"{path}.role", ROLES, role)
+    role = check_choice(f"{path}.role", ROLES, message.get("role"))
+    content = message.get("content")
     path = f"{path}.content"
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -115,12 +114,10 @@ def _message(message: Any, path: str) -> list[Message]:
 def _is_read(block: Any, path: str) -> bool:
     """True if a block is read; false if it is about a tool of Anthropic's servers."""
     kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(kind, str):
-        if kind in BLOCKS:
-            return True
-        if OF_SERVERS.fullmatch(kind):
-            return False
-    raise bad_choice(f"{path}.type", BLOCKS, kind)
+    if isinstance(kind, str) and OF_SERVERS.fullmatch(kind):
+        return False
+    check_choice(f"{path}.type", BLOCKS, kind)
+    return True
 
 
 def _others(role: str, blocks: dict[str, dict[str, Any]]) -> list[Message]:
@@ -196,8 +193,7 @@ def _parts(content: Any, path: str) -> list[Part]:
 def _text_block(block: Any, path: str) -> list[Part]:
     if not _is_read(block, path):
         return []
-    if block["type"] not in (*TEXTS, *MEDIA):
-        raise bad_choice(f"{path}.type", TEXTS, block["type"])
+    check_choice(f"{path}.type", (*TEXTS, *MEDIA), block["type"])
     return _shown(block, path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fields import Field, Use, ignored, passed, time_limits, used
+from ..fields import Field, Use, ignored, object_of, passed, time_limits, used
 
 _COUNTED = (
     used("messages", "the chat; see below"),
@@ -11,14 +11,19 @@ _COUNTED = (
           "A block that begins with `x-anthropic-billing-header:` is left out: it differs from "
           "request to request, and nothing behind it could be taken from the prefix cache"),
     used("tools", "what the model may call; see below"),
-    used("tool_choice", "of type `auto`, `none`, `any` or `tool` (with `name`). "
-          "With `disable_parallel_tool_use`, what comes after the first call is "
-          "left out"),
-    used("thinking", "`enabled` or `adaptive`: the chat template is given "
-          "`enable_thinking` and `thinking`, and the reasoning is shown unless `display` is "
-          "`omitted`; otherwise it is given their opposite. `budget_tokens` has no effect"),
-    used("output_config", "`effort`: given to the chat template as `reasoning_effort`; "
-          "`format`: a JSON schema that the answer must match", dict),
+    object_of("tool_choice", "whether the model calls something",
+              used("type", "`auto`, `none`, `any` or `tool` (with `name`)"),
+              used("name"),
+              used("disable_parallel_tool_use", "true: what comes after the first call is left out",
+                   bool)),
+    object_of("thinking", "whether the model thinks",
+              used("type", "`enabled` or `adaptive`: the chat template is given `enable_thinking` "
+                   "and `thinking`, otherwise their opposite"),
+              used("display", "`omitted`: the reasoning is not shown"),
+              *ignored("budget_tokens")),
+    object_of("output_config", "what the answer looks like",
+              used("effort", "given to the chat template as `reasoning_effort`"),
+              used("format", "a JSON schema that the answer must match")),
     *passed("chat_template_kwargs", "continue_final_message", "priority"),
     *ignored("cache_control", "metadata", "service_tier", "speed", "inference_geo", "diagnostics",
              "user_profile_id", "workspace_id", "context_management", "thread", "betas",
@@ -41,8 +46,6 @@ MESSAGES_FIELDS = (
 
 COUNT_FIELDS = _COUNTED
 
-_TYPE = used("type")
-
 TOOL_FIELDS = (
     used("name"),
     used("description"),
@@ -53,9 +56,3 @@ TOOL_FIELDS = (
     Field("input_examples", Use.HINT, "put them into the description", ([],)),
     *ignored("cache_control", "eager_input_streaming", "allowed_callers"),
 )
-
-CHOICE_FIELDS = (_TYPE, used("name"), used("disable_parallel_tool_use", takes=bool))
-
-THINKING_FIELDS = (_TYPE, used("display"), *ignored("budget_tokens"))
-
-OUTPUT_FIELDS = (used("effort"), used("format"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxsup.client.thinking import thinking_arguments
 from mlxsup.protocol.parameters import MOST_TOKENS
 
 from ..ask import Ask
-from ..failure import bad_choice, bad_field, bad_value
+from ..content import read_text
+from ..failure import bad_value, check_choice
 from ..fields import (
-    Field,
     add_to_template,
     check_fields,
     effort_arguments,
@@ -22,13 +21,7 @@ from ..fields import (
 )
 from ..openai.tokens import COUNTED
 from .conversation import read_messages, read_system, read_tools
-from .fields import (
-    CHOICE_FIELDS,
-    COUNT_FIELDS,
-    MESSAGES_FIELDS,
-    OUTPUT_FIELDS,
-    THINKING_FIELDS,
-)
+from .fields import COUNT_FIELDS, MESSAGES_FIELDS
 
 THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
@@ -75,7 +68,7 @@ def read_count(body: dict[str, Any]) -> MessageAsk:
     """Read the body of `POST /v1/messages/count_tokens`: as a message, without an answer."""
     unread: list[str] = []
     given = check_fields(body, COUNT_FIELDS, unread) | {"tokenize": COUNTED}
-    return _ask(given, unread, is_streamed=False, max_tokens=0)
+    return replace(_ask(given, unread, is_streamed=False, max_tokens=0), is_counted=False)
 
 
 def _ask(
@@ -86,7 +79,7 @@ def _ask(
     chat = given.pop("messages", [])
     messages = [*system, *read_messages(chat)]
     has_one_call = _read_tools(given, chat, unread)
-    asked, shows_thinking = _thinking(given.pop("thinking", None), unread)
+    asked, shows_thinking = _thinking(given.pop("thinking", None))
     _read_output(given, asked, unread)
     add_to_template(given, asked)
     return MessageAsk(
@@ -112,44 +105,29 @@ def _read_tools(given: dict[str, Any], chat: Any, unread: list[str]) -> bool:
     choice = given.pop("tool_choice", None)
     if choice is None:
         return False
-    read = _typed(choice, "tool_choice", CHOICE_FIELDS, unread)
-    kind = read["type"]
-    if kind == "tool" and isinstance(read.get("name"), str):
-        given["tool_choice"] = {"type": "function", "function": {"name": read["name"]}}
-    elif kind in CHOICES:
-        given["tool_choice"] = CHOICES[kind]
+    kind = check_choice("tool_choice.type", (*CHOICES, "tool"), choice.get("type"))
+    if kind == "tool":
+        name = read_text(choice, "name", "tool_choice")
+        given["tool_choice"] = {"type": "function", "function": {"name": name}}
     else:
-        path = "tool_choice.type"
-        raise bad_field(path, f"{path} must be {', '.join(CHOICES)} or tool (with name)")
-    has_one_call: bool = read.get("disable_parallel_tool_use", False)
+        given["tool_choice"] = CHOICES[kind]
+    has_one_call: bool = choice.get("disable_parallel_tool_use", False)
     return has_one_call
 
 
-def _thinking(thinking: Any, unread: list[str]) -> tuple[dict[str, Any], bool]:
+def _thinking(thinking: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
     """Return what the chat template is to be given, and whether the reasoning is shown."""
     if thinking is None:
         return {}, False
-    read = _typed(thinking, "thinking", THINKING_FIELDS, unread)
-    kind = read["type"]
-    if kind not in THINKS:
-        raise bad_choice("thinking.type", THINKS, kind)
-    thinks = THINKS[kind]
-    is_shown = thinks and read.get("display") != "omitted"
+    thinks = THINKS[check_choice("thinking.type", THINKS, thinking.get("type"))]
+    is_shown = thinks and thinking.get("display") != "omitted"
     return thinking_arguments(thinks=thinks), is_shown
 
 
 def _read_output(given: dict[str, Any], template: dict[str, Any], unread: list[str]) -> None:
     """Read `output_config`: the effort is for the template, the format for the daemon."""
     config = given.pop("output_config", {})
-    read = check_fields(config, OUTPUT_FIELDS, unread, within="output_config")
-    if "effort" in read:
-        template |= effort_arguments(read["effort"], "output_config.effort")
-    if "format" in read:
-        given["response_format"] = read_format(read["format"], "output_config.format", unread)
-
-
-def _typed(value: Any, path: str, fields: Sequence[Field], unread: list[str]) -> dict[str, Any]:
-    """Return the fields of an object that has a type."""
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise bad_field(path, f"{path} must be an object with a type")
-    return check_fields(value, fields, unread, within=path)
+    if "effort" in config:
+        template |= effort_arguments(config["effort"], "output_config.effort")
+    if "format" in config:
+        given["response_format"] = read_format(config["format"], "output_config.format", unread)

@@ -21,6 +21,7 @@ from ..fields import (
     check_list,
     hints,
     ignored,
+    object_of,
     passed,
     read_keep_alive,
     read_model,
@@ -34,11 +35,26 @@ from ..openai.messages import read_messages, read_tools
 from ..openai.synonyms import translate
 from ..pictures import read_base64, read_url
 
+OPTION_FIELDS = (
+    used("num_predict", "at most that many tokens; below 1: as many as fit"),
+    used("repeat_penalty", "`repetition_penalty`"),
+    used("repeat_last_n", "`penalty_window`; −1: all tokens; 0: no penalties"),
+    used("stop", "a text, or a list of up to 16"),
+    *passed("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+             "frequency_penalty"),
+    *hints((1, 1.0), "typical_p", "tfs_z"),
+    *hints((0,), "mirostat"),
+    Field("num_ctx", Use.IGNORED, "every model takes its whole context"),
+    *ignored("mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "num_batch",
+             "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all",
+             "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+)  # fmt: skip
+
 _BOTH = (
     used("model", "the name of a model of the configuration; `:latest` changes nothing"),
     used("stream", "false: one object; otherwise a line of JSON for each piece", bool),
     used("format", "`json`, or a JSON schema that the answer must match"),
-    used("options", "how to sample; see below", dict),
+    object_of("options", "how to sample", *OPTION_FIELDS),
     KEEP_ALIVE,
     used("think", "true, false or an effort: given to the chat template"),
     Field("truncate", Use.HINT, "a prompt that is too long is refused", (False,)),
@@ -65,21 +81,6 @@ GENERATE_FIELDS = (
           "with `raw: true`", ("",)),
     Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
     Field("context", Use.NEUTRAL, "nothing is kept; send the conversation to /api/chat", ([],)),
-)  # fmt: skip
-
-OPTION_FIELDS = (
-    used("num_predict", "at most that many tokens; below 1: as many as fit"),
-    used("repeat_penalty", "`repetition_penalty`"),
-    used("repeat_last_n", "`penalty_window`; −1: all tokens; 0: no penalties"),
-    used("stop", "a text, or a list of up to 16"),
-    *passed("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
-             "frequency_penalty"),
-    *hints((1, 1.0), "typical_p", "tfs_z"),
-    *hints((0,), "mirostat"),
-    Field("num_ctx", Use.IGNORED, "every model takes its whole context"),
-    *ignored("mirostat_tau", "mirostat_eta", "penalize_newline", "num_keep", "num_batch",
-             "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "logits_all",
-             "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
 )  # fmt: skip
 
 NAMES = {
@@ -197,8 +198,7 @@ def _read_format(given: dict[str, Any]) -> None:
 
 def _read_options(given: dict[str, Any], unread: list[str]) -> None:
     """Add the sampling parameters that `options` asks for."""
-    known = check_fields(given.pop("options", {}), OPTION_FIELDS, unread, within="options")
-    read = translate(known, unread, is_chat=False)
+    read = translate(given.pop("options", {}), unread, is_chat=False)
     if type(limit := read.get("max_tokens")) is int and limit < 1:
         del read["max_tokens"]
     window = read.pop("repeat_last_n", None)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from ..fields import KEEP_ALIVE, Field, Use, hints, ignored, passed, time_limits, used
+from ..fields import (
+    KEEP_ALIVE,
+    Field,
+    Use,
+    hints,
+    ignored,
+    object_of,
+    passed,
+    time_limits,
+    used,
+)
 from .synonyms import NEUTRAL_ELSEWHERE, NEUTRAL_IN_CHATS
 
 _BOTH = (
     used("model", "the name of a model of the configuration"),
     used("stream", "true: server-sent events", bool),
-    used("stream_options", "`include_usage`: one more chunk, with the usage, "
-          "which is null in all others", dict),
+    object_of("stream_options", "of a stream",
+              used("include_usage", "true: one more chunk, with the usage, which is null in all "
+                   "others", bool),
+              *ignored("include_obfuscation"), *hints((False,), "continuous_usage_stats")),
     used("n", "that many answers, each a request of the daemon; with `seed`, the nth "
           "has the seed plus n"),
     used("stop", "a text, or a list of up to 16"),
@@ -60,25 +72,4 @@ COMPLETION_FIELDS = (
         "with those of its tokens; the first token has none",
     ),
     Field("suffix", Use.NEUTRAL, "text cannot be inserted", ("",)),
-)
-
-MESSAGE_FIELDS = (
-    used("role", "`system`, `developer` (which means the same), `user`, `assistant`, "
-          "`tool` or `function` (which means the same)"),
-    used("content", "a text, or a list of parts of type `text` and `image_url`"),
-    used("name", "given to the chat template"),
-    used("tool_calls", "of an assistant's message"),
-    used("function_call", "the older form of `tool_calls`"),
-    used("tool_call_id", "of a tool's message"),
-    used("reasoning_content", "given to the chat template"),
-    used("reasoning", "another name of `reasoning_content`"),
-    used("thinking", "another name of `reasoning_content`"),
-    used("refusal", "of an assistant's message without `content`"),
-)  # fmt: skip
-"""Fields of a message that are read; others describe it, and are ignored."""
-
-STREAM_FIELDS = (
-    used("include_usage", takes=bool),
-    *ignored("include_obfuscation"),
-    *hints((False,), "continuous_usage_stats"),
 )

@@ -6,9 +6,8 @@ from typing import Any
 
 from .. import limits
 from ..content import Part, join_parts, media_part, read_parts
-from ..failure import bad_choice, bad_field, bad_value
+from ..failure import bad_field, bad_value, check_choice
 from ..fields import check_chat, check_count
-from .fields import MESSAGE_FIELDS
 
 ROLES = {
     "system": "system",
@@ -27,6 +26,12 @@ TEXT_PARTS = {
     "refusal": "refusal",
 }
 """The types of parts that are text, and the field that has it."""
+
+READ = (
+    "tool_calls", "function_call", "refusal", "name", "tool_call_id",
+    "reasoning_content", "reasoning", "thinking",
+)  # fmt: skip
+"""Fields of a message besides `role` and `content`; others describe it, and are ignored."""
 
 THOUGHT_PARTS = ("thinking", "redacted_thinking")
 
@@ -55,10 +60,8 @@ def read_tools(given: Any) -> Any:
 def _message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise bad_value(path, "an object with role and content", message)
-    given = {one.name: message[one.name] for one in MESSAGE_FIELDS if message.get(one.name)}
-    role = given.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_choice(f"{path}.role", ROLES, role)
+    given = {name: message[name] for name in READ if message.get(name)}
+    role = check_choice(f"{path}.role", ROLES, message.get("role"))
     calls = given.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise bad_value(f"{path}.tool_calls", "a list of calls", calls)

@@ -12,7 +12,7 @@ from ..ask import Ask
 from ..failure import bad_field, bad_value
 from ..fields import check_fields, read_keep_alive, read_model
 from ..pictures import name_details
-from .fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_FIELDS
+from .fields import CHAT_FIELDS, COMPLETION_FIELDS
 from .messages import read_messages, read_tools
 from .synonyms import translate
 
@@ -114,7 +114,6 @@ def _ask(
         raise bad_value("n", f"an integer from 1 to {most}", n)
     is_streamed = given.pop("stream", False)
     options = given.pop("stream_options", {})
-    read = check_fields(options, STREAM_FIELDS, unread, within="stream_options")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     read_keep_alive(given)
@@ -130,7 +129,7 @@ def _ask(
         n=n,
         parameters=given,
         is_streamed=is_streamed,
-        has_usage=read.get("include_usage", False),
+        has_usage=options.get("include_usage", False),
         tells_prompt=tells_prompt,
         unread=unread,
     )

@@ -113,5 +113,6 @@ def _ask(given: dict[str, Any], unread: list[str], asked: dict[str, Any], **toke
         model=read_model(given),
         inputs=({**asked, "tokenize": tokenize},),
         parameters=given,
+        is_counted=False,
         unread=unread,
     )

@@ -30,7 +30,7 @@ from mlxsup.store.sources import EXAMPLE
 from .. import limits
 from ..body import read_json
 from ..daemon import Daemon, answered
-from ..failure import Failure, bad_choice, bad_field
+from ..failure import Failure, bad_field, check_choice
 from ..fields import FOR_EVER
 from ..keys import CALLER, Caller
 from ..operator import MOST_CHARACTERS, Operator
@@ -258,9 +258,8 @@ class Page:
         body = await self._operator.asked(request, "request", *more)
         named, client = body["request"], self._daemon.client
         if action == "prioritize":
-            priority = body["priority"]
-            if priority not in list(Priority):
-                raise bad_choice("priority", Priority, priority)
+            words = [one.value for one in Priority]
+            priority = check_choice("priority", words, body["priority"])
             return JSONResponse(await answered(client.prioritize(named, priority)))
         calls = {"cancel": client.cancel, "pause": client.pause, "resume": client.resume}
         return JSONResponse(await answered(calls[action](named)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..fields import Field, Use, ignored, passed, time_limits, used
+from ..fields import Field, Use, ignored, object_of, passed, time_limits, used
 
 ECHOED: Mapping[str, type] = {
     "metadata": dict,
@@ -29,10 +29,13 @@ RESPONSE_FIELDS = (
     used("tool_choice", "`auto`, `none`, `required`, a function, a custom tool or "
           "`allowed_tools`"),
     used("parallel_tool_calls", "false: what comes after the first call is left out", bool),
-    used("reasoning", "`effort`: given to the chat template as `reasoning_effort`; what "
-          "else it has is ignored", dict),
-    used("text", "`format`: `text`, `json_object` or a JSON schema that the answer must "
-          "match", dict),
+    object_of("reasoning", "how much the model thinks",
+              used("effort", "given to the chat template as `reasoning_effort`"),
+              used("summary", "the response repeats it"),
+              *ignored("generate_summary", "context", "mode")),
+    object_of("text", "what the answer looks like",
+              used("format", "`text`, `json_object` or a JSON schema that the answer must match"),
+              Field("verbosity", Use.HINT, "say it in the input", ("medium",))),
     *time_limits(),
     used("include", "a list; `message.output_text.logprobs` has an effect", list),
     used("top_logprobs", "how many of the likeliest tokens to list at each position"),
@@ -70,14 +73,4 @@ NAMESPACE_FIELDS = (
     used("name"),
     used("tools"),
     *ignored("description"),
-)
-
-REASONING_FIELDS = (
-    used("effort"),
-    *ignored("summary", "generate_summary", "context", "mode"),
-)
-
-TEXT_FIELDS = (
-    used("format"),
-    Field("verbosity", Use.HINT, "say it in the input", ("medium",)),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..content import BETWEEN_TEXTS, Message, Part, join_parts, media_part, read_parts, read_text
-from ..failure import bad_choice, bad_field, bad_value
+from ..failure import bad_field, bad_value, check_choice
 from ..fields import add_unread, check_count
 from .kept import Item
 from .tools import CUSTOM_INPUT, Called, Tools
@@ -124,7 +124,7 @@ class _Conversation:
             raise bad_value(path, "an object", item)
         kind = item.get("type") or "message"
         if not isinstance(kind, str):
-            raise bad_choice(f"{path}.type", ITEMS, kind)
+            raise bad_value(f"{path}.type", "text", kind)
         if kind not in ITEMS:
             return False
         if kind == "message":
@@ -147,9 +147,7 @@ class _Conversation:
         return [_joined(turn) for turn in self.turns]
 
     def _add_message(self, read: dict[str, Any], path: str) -> None:
-        role = read.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            raise bad_choice(f"{path}.role", ROLES, role)
+        role = check_choice(f"{path}.role", ROLES, read.get("role"))
         if read.get("content") is None:
             raise bad_value(f"{path}.content", "text", None)
         parts = read_parts(read["content"], f"{path}.content", _part)

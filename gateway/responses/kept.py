@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from .. import limits
-from ..failure import Failure, bad_choice, bad_field, bad_value
+from ..failure import Failure, bad_field, bad_value, check_choice
 
 INPUT_ITEMS = 20
 MOST_INPUT_ITEMS = 100
@@ -211,13 +211,8 @@ def named(items: Sequence[Item], name: str) -> dict[str, bytes]:
 def list_items(items: Mapping[str, bytes], query: Mapping[str, str]) -> bytes:
     """Return a page of a list of items, in JSON."""
     ids = list(items)
-    match query.get("order", "desc"):
-        case "desc":
-            ids.reverse()
-        case "asc":
-            pass
-        case _:
-            raise bad_choice("order", ("asc", "desc"), query["order"])
+    if check_choice("order", ("asc", "desc"), query.get("order", "desc")) == "desc":
+        ids.reverse()
     if after := query.get("after"):
         if after not in items:
             raise bad_field("after", "after must be the id of an item of this input")

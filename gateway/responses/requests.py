@@ -23,7 +23,7 @@ from ..fields import (
 )
 from ..openai.tokens import COUNTED
 from ..pictures import name_details
-from .fields import ECHOED, REASONING_FIELDS, RESPONSE_FIELDS, SAMPLED, TEXT_FIELDS
+from .fields import ECHOED, RESPONSE_FIELDS, SAMPLED
 from .input import read_history, read_input, read_items, refer, references_in, to_keep
 from .kept import Item, Recalled
 from .tools import READ, Called, Tools, read_tools, shown_tool
@@ -98,13 +98,11 @@ def read_response(body: dict[str, Any], recalled: Recalled | None = None) -> Res
         if type(most) is not int or most < 1:
             raise bad_value("max_output_tokens", "an integer of 1 or more", most)
         given["max_tokens"] = most
-    text = check_fields(given.pop("text", {}), TEXT_FIELDS, unread, within="text")
+    text, reasoning = given.pop("text", {}), given.pop("reasoning", {})
     if "format" in text:
         given["response_format"] = read_format(text["format"], "text.format", unread)
-    reasoning = given.pop("reasoning", {})
-    thought = check_fields(reasoning, REASONING_FIELDS, unread, within="reasoning")
-    if "effort" in thought:
-        add_to_template(given, effort_arguments(thought["effort"], "reasoning.effort"))
+    if "effort" in reasoning:
+        add_to_template(given, effort_arguments(reasoning["effort"], "reasoning.effort"))
     if LOGPROBS in given.pop("include", []) or given.get("top_logprobs"):
         given["logprobs"] = True
     for name in (*ECHOED, "previous_response_id"):
@@ -131,7 +129,7 @@ def read_response_count(body: dict[str, Any], recalled: Recalled | None = None) 
     answer.
     """
     ask = read_response({**body, "store": False, "stream": False}, recalled)
-    return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED})
+    return replace(ask, parameters={**ask.parameters, "tokenize": COUNTED}, is_counted=False)
 
 
 def _echo(given: dict[str, Any]) -> dict[str, Any]:

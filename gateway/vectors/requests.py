@@ -10,7 +10,7 @@ from typing import Any
 from mlxsup.protocol.pooling import MAX_TEXTS
 
 from ..ask import Ask
-from ..failure import bad_choice, bad_field, bad_value
+from ..failure import bad_field, bad_value, check_choice
 from ..fields import (
     OF_EVERY_REQUEST,
     check_fields,
@@ -103,9 +103,8 @@ def read_embeddings(body: dict[str, Any]) -> VectorAsk:
     unread: list[str] = []
     given = check_fields(body, EMBEDDING_FIELDS, unread)
     model = read_model(given)
-    form = given.pop("encoding_format", "float")
-    if form not in ("float", "base64"):
-        raise bad_choice("encoding_format", ("float", "base64"), form)
+    form = given.pop("encoding_format", Form.FLOAT.value)
+    check_choice("encoding_format", (Form.FLOAT.value, Form.BASE64.value), form)
     return _ask(model, _texts(given.pop("input", None)), given, unread, form=form)
 
 

@@ -27,11 +27,13 @@ class AddingDaemon(PlayedDaemon):
 
     Attributes:
         rows: of the status, besides its own model.
+        loads: that were asked for.
     """
 
     def __init__(self, fails: RequestError | None = None) -> None:
         super().__init__(*[[refused("unknown_model", close=[])]] * 2)
         self._fails = fails
+        self.loads = 0
         self.rows: list[dict[str, Any]] = []
 
     async def status(self) -> dict[str, Any]:
@@ -53,6 +55,7 @@ class AddingDaemon(PlayedDaemon):
         return {"model": "new", "added": ["new"]}
 
     async def _load(self) -> dict[str, Any]:
+        self.loads += 1
         await asyncio.sleep(0)
         progress = {"done_bytes": 3, "total_bytes": 9}
         self.rows[0] |= {"state": "PENDING", "progress": progress}
@@ -97,6 +100,19 @@ def test_request_adds_the_model_that_it_names_if_that_is_configured(
     asked(daemon, model, adds_models=adds_models)
     assert daemon.commands == [("add", one) for one in added]
     assert daemon.asked[0]["model"] == target
+
+
+def test_model_whose_load_is_under_way_is_not_loaded_once_more() -> None:
+    daemon, body = AddingDaemon(), {"model": "org/model", "stream": False}
+
+    async def pull() -> list[Response]:
+        site = Site(daemon, adds_models=True)
+        async with site.life():
+            pulls = [site.ask("POST", "/api/pull", body, has_life=False) for _ in range(3)]
+            return await asyncio.gather(*pulls)
+
+    assert [one.json() for one in asyncio.run(pull())] == [{"status": "success"}] * 3
+    assert daemon.loads == 1
 
 
 @pytest.mark.parametrize(

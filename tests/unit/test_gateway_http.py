@@ -22,6 +22,7 @@ from mlxsup.gateway.connection import LimitedProtocol
 from mlxsup.gateway.guard import Guard
 from mlxsup.gateway.keys import Keys
 from mlxsup.gateway.metrics import Meter
+from mlxsup.gateway.sse import WRITE
 
 from support.gateway.played_gateway import PlayedDaemon, Site
 
@@ -285,6 +286,31 @@ def test_field_behind_the_chunks_is_no_header() -> None:
 def test_tunnel_is_refused() -> None:
     wire = said(b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", app=Noted())
     assert refused_with(wire) == (400, "invalid_http")
+
+
+async def piecemeal(scope: Any, receive: Any, send: Any) -> None:
+    """Answer in three pieces, the second one on the short way."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"first,", "more_body": True})
+    scope["extensions"][WRITE](b"second,")
+    await send({"type": "http.response.body", "body": b"last", "more_body": False})
+
+
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [
+        ("1.1", b"6\r\nfirst,\r\n7\r\nsecond,\r\n4\r\nlast\r\n0\r\n\r\n"),
+        ("1.0", b"first,second,last"),
+    ],
+)
+def test_older_version_gets_no_chunks(version: str, body: bytes) -> None:
+    asked = f"GET / HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    wire = said(asked, app=piecemeal)
+    head, _, seen = wire.written.partition(b"\r\n\r\n")
+    assert (seen, b"chunked" in head, wire.closes > 0) == (body, version == "1.1", True)
+    plain = said(asked, app=PlainTextResponse("whole")).written
+    assert plain.endswith(b"\r\n\r\nwhole")
+    assert b"content-length: 5\r\n" in plain
 
 
 def test_head_says_whether_more_may_follow_and_chunks_of_one_read_are_one_piece(

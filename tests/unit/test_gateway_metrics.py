@@ -31,14 +31,12 @@ TIMES = Timings(queued_s=0.03, prefill_s=0.2, first_token_s=0.3, total_s=1.3)
 ROW: dict[str, Any] = {
     "name": "m", "aliases": ["n"], "presets": {"warm": {}}, "adapters": {},
     "state": "READY", "context_length": 64, "generation": 3, "restarts": 2,
-    "last_exit": {"reason": "crash", "cause": "worker", "at": 17.5},
     "exits": [{"reason": "crash", "cause": "unknown", "count": 2},
               {"reason": "asked", "cause": "unknown", "count": 1}],
     "progress": {"phase": "download", "fraction": 0.25, "done_bytes": 25, "total_bytes": 100},
     "load_phases_s": {"spawn": 0.5},
     "running": ["a", "b"], "queued_per_class": {"batch": 4}, "paused": ["c"], "yielded": ["d", "e"],
     "quarantined": 1, "tokens_per_s": 80.5, "engine_s": 9.0, "repeated_s": 0.5, "steps": 77,
-    "interleaved_s": 8.0, "interleaved_decode_s": 5.0, "shapes_seen": 3, "shapes_s": 0.5,
     "phase": "decode", "phase_s": 0.25,
     **{f"{kind}_bytes": number for number, kind in enumerate(MEMORY_KINDS)},
     "ranks": [{"rank": 0, "host": None, "address": "10.0.0.1", "state": "ready", "active_bytes": 5},
@@ -113,6 +111,26 @@ def test_answer_without_a_token_has_no_first_token_time() -> None:
     assert seen.value("mlxsup_time_per_output_token_seconds_count", model="m") is None
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", LEAST[CHAT]), ("/v1/messages/count_tokens", LEAST[CHAT]),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ],
+)  # fmt: skip
+def test_prompt_for_which_nothing_is_computed_is_no_answer(path: str, body: dict[str, Any]) -> None:
+    site = Site(Daemon(answer()))
+
+    async def run() -> Exposed:
+        assert (await site.ask("POST", path, {"model": "m", **body})).status == 200
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.labels("mlxsup_requests_total", "model") == set()
+    assert seen.labels("mlxsup_prompt_tokens_total", "model") == set()
+
+
 def error(code: ErrorCode) -> RequestError:
     return RequestError(code, "no", retryable=False, detail={})
 
@@ -152,6 +170,18 @@ def test_unknown_names_become_no_label() -> None:
     assert seen.labels("mlxsup_request_errors_total", "model") == {"", "m"}
     assert seen.value("mlxsup_request_errors_total", model="", code="unknown_model") == 100
     assert seen.labels("mlxsup_requests_total", "model") == {""}
+
+
+def test_wrong_parameter_is_counted_though_the_daemon_never_sees_it() -> None:
+    site = Site(Daemon())
+
+    async def run() -> Exposed:
+        response = await site.ask("POST", CHAT, BODY | {"temperature": 11})
+        assert response.error["param"] == "temperature"
+        return await scraped(site)
+
+    seen = asyncio.run(run())
+    assert seen.value("mlxsup_request_errors_total", model="m", code="invalid_request") == 1
 
 
 NAMES = (("gpt-*", "n"),)
@@ -285,13 +315,9 @@ def test_scrape_shows_the_status() -> None:
         "mlxsup_requests_running": 2, "mlxsup_requests_paused": 3,
         "mlxsup_requests_quarantined": 1, "mlxsup_tokens_per_second": 80.5,
         "mlxsup_engine_seconds_total": 9.0, "mlxsup_repeated_seconds_total": 0.5,
-        "mlxsup_interleaved_seconds_total": 8.0, "mlxsup_new_shapes_seconds_total": 0.5,
-        "mlxsup_interleaved_decode_seconds_total": 5.0, "mlxsup_new_shapes_total": 3,
         "mlxsup_steps_total": 77, "mlxsup_step_age_seconds": 0.25,
     }  # fmt: skip
     assert {name: seen.value(name, model="m") for name in expected} == expected
-    exit_name = "mlxsup_model_last_exit_timestamp_seconds"
-    assert seen.value(exit_name, model="m", reason="crash", cause="worker") == 17.5
     exits = "mlxsup_model_exits_total"
     assert seen.value(exits, model="m", reason="crash", cause="unknown") == 2
     assert seen.value(exits, model="m", reason="asked", cause="unknown") == 1

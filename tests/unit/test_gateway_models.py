@@ -105,6 +105,31 @@ def test_unknown_preset_is_an_unknown_model_and_one_without_a_daemon_an_error() 
     assert (response.status, response.error["code"]) == (503, "shutting_down")
 
 
+@pytest.mark.parametrize("name", ["m:ad:ad", "m:ad:warm", ":ad", ":" * 5000, "-" * 5000])
+def test_name_of_no_model_is_unknown_whatever_it_is_made_of(name: str) -> None:
+    daemon = daemon_of()
+    daemon.adapters = {"ad": "/folder"}
+    site = Site(daemon, names=[("*-*-*-*x", "m")])
+    for method, path, body, query in (
+        ("GET", f"/v1/models/{name}", None, ""),
+        ("GET", "/ready", None, f"model={name}"),
+        ("POST", "/api/show", {"model": name}, ""),
+    ):
+        assert asyncio.run(site.ask(method, path, body, query=query)).status == 404, path
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "temperature"), [("m:ad:latest", "m:ad", None), ("n:warm:latest", "m", 0.8)]
+)
+def test_latest_of_a_variant_is_the_variant(
+    name: str, model: str, temperature: float | None
+) -> None:
+    daemon = daemon_of()
+    daemon.adapters = {"ad": "/folder"}
+    asyncio.run(Site(daemon).ask("POST", CHAT, {"model": name, "messages": HI}))
+    assert (daemon.asked[0]["model"], daemon.asked[0].get("temperature")) == (model, temperature)
+
+
 def test_presets_are_listed_as_models() -> None:
     listed = asyncio.run(Site(daemon_of()).ask("GET", "/v1/models")).json()["data"]
     assert [one["id"] for one in listed] == ["m", "m:warm"]

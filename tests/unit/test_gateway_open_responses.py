@@ -161,6 +161,7 @@ def test_response_and_events_have_what_the_schema_demands(name: str) -> None:
     response = last.json()
     assert (last.status, response["status"], missing(response)) == (200, case.status, [])
     assert case.shows in [item["type"] for item in response["output"]]
+    assert (response["completed_at"] is None) is (case.status == "incomplete")
     *_, last = responses_to(case, is_streamed=True)
     events = last.named_events()
     assert missing([data for _, data in events]) == []

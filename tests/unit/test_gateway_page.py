@@ -512,6 +512,14 @@ def test_history_has_an_hour_of_samples_and_gives_those_that_are_new() -> None:
     assert [one["at"] for one in later] == [newest - INTERVAL_S, newest]
 
 
+def test_clock_that_is_set_back_stops_no_samples() -> None:
+    times = iter([1000.0, 1000.0 + INTERVAL_S / 2, 400.0, 400.0])
+    history = History(wall=lambda: next(times))
+    for _ in range(3):
+        history.take(status_with(m=1.0))
+    assert [one["at"] for one in json.loads(history.after(-1.0))["samples"]] == [1000, 400]
+
+
 def test_samples_are_of_what_pages_ask_for_and_seconds_apart() -> None:
     daemon = HouseDaemon()
     daemon.row = {**daemon.row, **status_with(m=1.0)["models"][0]}

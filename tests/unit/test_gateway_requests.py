@@ -24,7 +24,8 @@ from mlxsup.gateway.errors import failure_of
 from mlxsup.gateway.failure import Failure
 from mlxsup.gateway.fields import Use
 from mlxsup.gateway.ollama import requests as ollama
-from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
+from mlxsup.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from mlxsup.gateway.openai.messages import READ
 from mlxsup.gateway.openai.tokens import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOKENIZE_FIELDS
 from mlxsup.gateway.responses.fields import RESPONSE_FIELDS
 from mlxsup.gateway.responses.input import ITEMS
@@ -158,6 +159,7 @@ TOKENIZED_CHATS: list[dict[str, Any]] = [
 
 BODIES: dict[Api, list[dict[str, Any]]] = {
     Api.CHAT: [
+        {"prompt_logprobs": 1, "max_completion_tokens": 0},
         {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_completion_tokens": 9, "stop": "\n",
          "user": "u", "timeout_s": 5, "queue_timeout_s": 1, "first_token_timeout_s": 2,
          "priority": "batch"},
@@ -202,6 +204,7 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
         {"echo": True, "logprobs": 2, "max_tokens": 1}, {"prompt_logprobs": 3, "logprobs": 2},
         {"echo": True, "prompt_logprobs": 3, "logprobs": 2}, {"prompt_logprobs": 21},
         {"prompt_logprobs": 1, "stream": True}, {"max_tokens": 0}, {"suffix": "x"},
+        {"best_of": True},
     ],
     Api.RESPONSE: [
         {"temperature": 0.5, "max_output_tokens": 9, "stream": True, "user": "u", "store": True},
@@ -301,6 +304,10 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
             {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "auto", "name": "f"}, "auto",
             {"type": "tool"}, {"type": "required"},
             {"type": "auto", "disable_parallel_tool_use": 1})),
+        {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "before"},
+            {"type": "tool_result", "tool_use_id": "c", "content": "result"},
+            {"type": "text", "text": "after"}]}]},
         {"output_config": {"format": {"type": "poem"}}}, {"client": "bob"}, {"n": 2},
     ],
     Api.COUNT: [{"system": "s", "tools": []}, {"timeout_s": 1}, {"max_tokens": 9}],
@@ -323,6 +330,38 @@ BODIES: dict[Api, list[dict[str, Any]]] = {
 def test_body_is_asked_of_the_daemon_or_refused(api: Api, snapshot: SnapshotAssertion) -> None:
     found = {name_of(one): without_least(api, comes_of(api, **one)) for one in BODIES[api]}
     assert found == snapshot
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "param"),
+    [
+        (Api.CHAT, {"stream": 1}, "stream"), (Api.CHAT, {"top_p": False}, "top_p"),
+        (Api.CHAT, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        (Api.CHAT, {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (Api.COMPLETION, {"stream_options": []}, "stream_options"),
+        (Api.RESPONSE, {"store": "no"}, "store"), (Api.RESPONSE, {"include": "x"}, "include"),
+        (Api.RESPONSE, {"instructions": ["a"]}, "instructions"),
+        (Api.RESPONSE, {"text": "x"}, "text"), (Api.RESPONSE, {"reasoning": True}, "reasoning"),
+        (Api.RESPONSE, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        (Api.MESSAGE, {"stream": "x"}, "stream"), (Api.MESSAGE, {"thinking": "on"}, "thinking"),
+        (Api.MESSAGE, {"tool_choice": "auto"}, "tool_choice"),
+        (Api.MESSAGE, {"output_config": []}, "output_config"),
+        (Api.OLLAMA_CHAT, {"stream": 0}, "stream"), (Api.OLLAMA_CHAT, {"tools": {}}, "tools"),
+        (Api.OLLAMA_CHAT, {"options": {"repeat_last_n": False}}, "repeat_last_n"),
+        (Api.GENERATE, {"raw": 1}, "raw"), (Api.GENERATE, {"system": ["a"]}, "system"),
+        (Api.GENERATE, {"options": "x"}, "options"),
+        (Api.TOKENIZE, {"add_special_tokens": 1}, "add_special_tokens"),
+        (Api.TEMPLATE, {"add_generation_prompt": 1}, "add_generation_prompt"),
+        (Api.EMBEDDINGS, {"dimensions": True}, "dimensions"),
+        (Api.EMBEDDINGS, {"truncate": 1}, "truncate"), (Api.RERANK, {"query": 1}, "query"),
+        (Api.RERANK, {"documents": "a"}, "documents"), (Api.RERANK, {"truncate": 1}, "truncate"),
+        (Api.OLLAMA_EMBED, {"dimensions": True}, "dimensions"),
+        (Api.OLLAMA_EMBED, {"truncate": "x"}, "truncate"),
+        (Api.OLLAMA_EMBEDDING, {"prompt": ["a"]}, "prompt"),
+    ],
+)  # fmt: skip
+def test_value_of_another_type_is_refused(api: Api, fields: dict[str, Any], param: str) -> None:
+    assert comes_of(api, **fields).startswith(f"400 {param}: ")
 
 
 @pytest.mark.parametrize("api", BODIES)
@@ -455,7 +494,7 @@ def parts(kinds: Sequence[str]) -> st.SearchStrategy[Any]:
 
 
 CHATS = st.lists(
-    st.dictionaries(st.sampled_from([field.name for field in MESSAGE_FIELDS]), JSON)
+    st.dictionaries(st.sampled_from(["role", "content", *READ]), JSON)
     | st.fixed_dictionaries(
         {
             "role": st.sampled_from(["user", "tool", "assistant", "system"]) | JSON,

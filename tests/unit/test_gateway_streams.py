@@ -449,6 +449,22 @@ def test_comment_is_repeated_while_a_stream_stands_still(
     asyncio.run(run())
 
 
+def test_repeated_comment_keeps_its_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HOLD_S", 0.0)
+    monkeypatch.setattr(limits, "REPEAT_COMMENT_S", 0.0)
+    monkeypatch.setattr(limits, "COMMENT_INTERVAL_S", 3600.0)
+
+    async def run() -> None:
+        asking = await Asking(1).begun()
+        asking.daemon.inboxes[0].put(QUEUED)
+        await eventually_async(lambda: asking.sent.comments() != [])
+        await asking.turn()
+        assert asking.sent.comments() == ["queued, place 3"]
+        assert (await asking.whole(is_answered=True)).is_whole
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("goes_on", [delta("a"), CRASHED])
 def test_comment_is_not_repeated_once_a_stream_goes_on(
     goes_on: Delta | Notice, monkeypatch: pytest.MonkeyPatch

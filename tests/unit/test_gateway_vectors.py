@@ -66,6 +66,7 @@ def test_daemon_is_asked_for_the_texts(
         (Api.RERANK, {"documents": ["a"]}, "query", "is missing"),
         (Api.RERANK, {"query": "q", "documents": [[1]]}, "documents", r"documents\[0\]"),
         (Api.RERANK, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n", "at least 1"),
+        (Api.RERANK, {"query": "q", "documents": ["a"], "top_n": True}, "top_n", "an integer"),
         (Api.OLLAMA_EMBEDDING, {}, "prompt", "is missing"),
     ],
 )
