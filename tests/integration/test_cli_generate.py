@@ -265,17 +265,6 @@ def test_thoughts_are_for_a_terminal_and_not_in_what_a_program_reads(daemon: Dae
     assert ESCAPE.sub("", seen).split("\r")[-1].endswith("hm\nwell\n")
 
 
-def test_options_that_end_an_answer(daemon: Daemon) -> None:
-    def tokens(prompt: str, *more: str) -> list[int]:
-        done = run_cli(*generate(daemon, prompt, "--json", *more))
-        assert done.returncode == 0, done.stderr
-        ids: list[int] = json.loads(done.stdout)["token_ids"]
-        return ids
-
-    assert len(tokens("[[answer 3]] tell")) == 3
-    assert len(tokens("tell", "--max-tokens", "9")) == 9
-
-
 TOTAL = 2000
 
 
