@@ -179,21 +179,16 @@ def test_only_one_model_need_not_be_named(path: Path) -> None:
     ("texts", "reason", "channel", "status", "remark"),
     [
         (
-            (), FinishReason.STOP, Channel.CONTENT, 0,
-            "the answer is empty: the model stopped immediately",
-        ),
-        (
             (" ", "\n"), FinishReason.STOP, Channel.CONTENT, 0,
             "the answer contains only white space",
         ),
-        (("x",), FinishReason.LENGTH, Channel.CONTENT, 0, ""),
         (("Par",), FinishReason.CANCELLED, Channel.CONTENT, 1, "cancelled after 1 token"),
         (
             ("Let me see",), FinishReason.LENGTH, Channel.REASONING, 0,
             "no answer: the model reached the token limit while it was still reasoning",
         ),
     ],
-    ids=["empty", "white space", "cut", "cancelled", "reasoning"],
+    ids=["white space", "cancelled", "reasoning"],
 )  # fmt: skip
 def test_odd_answer_is_remarked_on_stderr(
     path: Path,

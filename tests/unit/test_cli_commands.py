@@ -104,6 +104,7 @@ def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> No
     [
         ("upgrade", "pip install --upgrade"),
         ("push", "`hf upl"),
+        ("connect", "the base URL that `mlxsup status` shows"),
         ("uninstall", "the folder ~/.mlxsup"),
     ],
 )
@@ -385,6 +386,7 @@ def test_without_a_command_all_are_listed_in_their_groups(
         (["generate", "m", "--json=1", "x"], "see `mlxsup generate -h`"),
         (["config", "check", "--json=1", "x"], "see `mlxsup config check -h`"),
         (["--help=1", "status"], "see `mlxsup -h`"),
+        (["launch", "emacs", "--", "--json"], "see `mlxsup launch -h`"),
     ],
 )
 def test_hints_of_usage_errors_name_the_command(

@@ -460,6 +460,21 @@ def test_long_output_of_earlier_daemons_is_moved_aside(
     assert (old.exists(), output.stat().st_size) == (is_moved, 0 if is_moved else size)
 
 
+def test_the_last_error_that_a_detached_daemon_has_printed_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(_: object, *, stdout: int, **__: object) -> Mock:
+        os.write(stdout, b"warning: m: it said error: oh\nerror: not yours\nhint: move it\n")
+        return Mock(pid=7, returncode=int(ExitStatus.RUNTIME_FOLDER))
+
+    monkeypatch.setattr("mlxsup.cli.detach.subprocess.Popen", popen)
+    with pytest.raises(CliError) as caught:
+        start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+    refused = caught.value
+    assert (refused.message, refused.hint) == ("not yours", "move it")
+    assert (refused.code, refused.status) == ("runtime_folder", ExitStatus.RUNTIME_FOLDER)
+
+
 def test_another_daemon_that_answers_is_not_the_one_that_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
