@@ -30,11 +30,13 @@ from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
+from mlxsup.cli.commands.search import fits
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
+from mlxsup.protocol.download import FoundRepository
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
@@ -253,6 +255,17 @@ def test_what_has_failed_or_waits_for_its_next_attempt_is_broken(
 ) -> None:
     status = {"models": [{"name": "m", "state": state}], "gateway": gateway}
     assert broken_parts(status) == says
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "budget_bytes", "expected"),
+    [(100, 109, False), (100, 111, True), (0, 100, None), (100, None, None)],
+)
+def test_a_found_model_fits_with_a_little_more_than_its_weights(
+    size_bytes: int, budget_bytes: int | None, expected: bool | None
+) -> None:
+    found = FoundRepository(repo="o/n", size_bytes=size_bytes, downloads=1, is_gated=False)
+    assert fits(found, budget_bytes) is expected
 
 
 NOWHERE = "ipc:///nowhere/client.sock"
