@@ -123,7 +123,8 @@ def test_options_of_embeddings_are_in_the_body(
     path: Path, options: list[str], fields: dict[str, Any]
 ) -> None:
     with scripted_supervisor(path, script_of("m", capabilities=["embeddings"])) as supervisor:
-        run_cli("embed", "m", "a", "b", *options, "--endpoint", supervisor.endpoint)
+        where = ("--endpoint", supervisor.endpoint)
+        run_cli("embed", "m", "-", *options, *where, stdin="a\n \n\nb\n")
         [asked] = supervisor.got(Generate)
     assert decode_body(asked.body).to_wire().items() >= ({"texts": ["a", "b"]} | fields).items()
 
