@@ -16,7 +16,7 @@ import pytest
 
 from mlxsup.cli.commands.why import Known, stories_of
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.why.recording import Recording, read_recording
+from mlxsup.cli.why.recording import Recording, Run, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.death_causes import CAUSES, QUARANTINE, explain
@@ -382,6 +382,13 @@ def test_a_number_of_a_daemon_that_has_gone_is_no_open_request_of_another(tmp_pa
         run.is_alive = is_alive
         [told] = stories_of(known, "1", NOW)
         assert says in told.sentences[0]
+
+
+def test_the_advice_about_an_error_names_the_model() -> None:
+    ended = RequestEnded(id="r", number=1, model="qwen", outcome="unloaded")
+    run = Run(entries=[Recorded(number=1, at=NOW, entry=ended)])
+    [advice] = of_request(Recording(runs=[run]), run, 1, None, NOW).advice
+    assert "`mlxsup load qwen`" in advice
 
 
 def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
