@@ -126,8 +126,6 @@ HABITS = {
 capitals is replaced by the words that follow it."""
 
 OTHER_WAYS = {
-    "connect": "`mlxsup launch AGENT` starts a coding agent; other programs take the base URL that"
-    " `mlxsup status` shows, with /v1 behind it for OpenAI's API",
     "push": "`hf upload OWNER/NAME FOLDER` uploads a model",
     **dict.fromkeys(
         ("update", "upgrade"),

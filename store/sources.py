@@ -53,6 +53,9 @@ SHORT_NAMES = {
 }
 """Names that people know from Ollama, and the repository of mlx-community that each means here."""
 
+EXAMPLE = "mlx-community/SmolLM2-135M-Instruct"
+"""The small model of every example."""
+
 
 class RefusedModelError(Exception):
     """A model that cannot be added or removed; nothing has changed.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlxsup.protocol.text import size_text
+from mlxsup.store.sources import EXAMPLE
 
 from support.daemon.daemon import fake, row, wait_for_state
 from support.daemon.downloads import FILES, HELD_AT, WEIGHTS_NAME, hub_environment
@@ -24,8 +25,6 @@ from support.models.tiny_model import make_tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
 PHONE, DESKTOP = (390, 844), (1280, 900)
-
-EXAMPLE = "mlx-community/SmolLM2-135M-Instruct"
 
 FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText"
 

@@ -107,7 +107,6 @@ def test_what_is_suggested_does_no_harm(typed: str, suggested: str | None) -> No
     [
         ("upgrade", "pip install --upgrade"),
         ("push", "`hf upl"),
-        ("connect", "the base URL that `mlxsup status` shows"),
         ("uninstall", "the folder ~/.mlxsup"),
     ],
 )
