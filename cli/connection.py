@@ -44,14 +44,19 @@ REQUEST_HINTS = {
     "load_failed": "see `mlxsup logs MODEL`, fix the cause, then run `mlxsup restart MODEL`; after"
     " a change of the configuration, run `mlxsup reload`",
     "worker_crashed": "see `mlxsup why MODEL`; you can send the request again",
-    "unloaded": "load it with `mlxsup load MODEL`",
+    "quarantined": "`mlxsup why MODEL` explains it; `mlxsup restart MODEL` lifts the quarantine",
+    "unloaded": "load it with `mlxsup load MODEL`, then send the request again",
     "overloaded": "try again later; `mlxsup status` shows what is running",
+    "queue_timeout": "see `mlxsup status`, or raise `queue_timeout_s`",
+    "deadline_exceeded": "raise `timeout_s` or `first_token_timeout_s`",
     "context_length_exceeded": "shorten the prompt, or ask for fewer tokens",
-    "insufficient_memory": "`mlxsup status` shows which models use the memory",
+    "insufficient_memory": "see `mlxsup plan`, or shorten the prompt or the answer",
+    "slow_consumer": "read the stream without delay",
     "shutting_down": "`mlxsup stop` returns when it has ended; then run `mlxsup start`",
     "unsupported_version": "mlxsup was upgraded; run `mlxsup stop`, then `mlxsup start`",
+    "internal": "please report it with the file from `mlxsup why --report FILE`",
 }
-"""The hint for each error of a daemon, by its code."""
+"""What helps after each error of a daemon, by its code."""
 
 SILENCE = {
     "stopped": (

@@ -74,7 +74,7 @@ def run(
 def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     """Return what the daemon calls the model, once one runs that serves it."""
     if status_of_daemon(target, START_S) is None:
-        return _start_with(model, target, output, is_sure=is_sure)
+        return start_with(model, target, output, is_sure=is_sure)
     with connect(target) as client:
         name, preset = served_name(
             model, client, target, output, is_sure=is_sure, makes=Task.GENERATE
@@ -82,7 +82,7 @@ def _serve(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     return model if preset else name
 
 
-def _start_with(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
+def start_with(model: str, target: Target, output: Output, *, is_sure: bool) -> str:
     """Start a daemon whose configuration has the model, which is downloaded if necessary, and
     return what the daemon calls the model.
     """

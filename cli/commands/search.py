@@ -48,7 +48,7 @@ def search(words: tuple[str, ...], output: Output) -> None:
     found = _find(" ".join(words), output)
     budget_bytes = _budget_bytes()
     models = [
-        asdict(one) | {"fits": _fits(one, budget_bytes), "name": names.get(one.repo)}
+        asdict(one) | {"fits": fits(one, budget_bytes), "name": names.get(one.repo)}
         for one in found
     ]
     cells = [
@@ -100,7 +100,7 @@ def _budget_bytes() -> int | None:
         return None
 
 
-def _fits(model: FoundRepository, budget_bytes: int | None) -> bool | None:
+def fits(model: FoundRepository, budget_bytes: int | None) -> bool | None:
     """True if the weights and a little more fit; None if a size is not known."""
     if budget_bytes is None or not model.size_bytes:
         return None

@@ -44,7 +44,7 @@ def reload(is_dry: bool, client: Client, output: Output) -> None:
     shown: str | Iterable[Line] = _summary(value, is_dry=is_dry)
     if is_dry and value["foreseen"]:
         cells = [
-            (one["model"], one["change"], one["state"] or "-", _effect(one))
+            (one["model"], one["change"], one["state"] or "-", effect_of(one))
             for one in value["foreseen"]
         ]
         shown = listing(FORESEEN, cells)
@@ -90,7 +90,7 @@ def _freed(value: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "workers would release memory they do not need"
 
 
-def _effect(row: Mapping[str, Any]) -> str:
+def effect_of(row: Mapping[str, Any]) -> str:
     """Return what a reload would do to a model, in a few words."""
     running = row["running"]
     finishes = f"finishes {counted(running, 'running request')}, then " if running else ""

@@ -22,6 +22,7 @@ from ..configuration import first_configuration, read_configuration
 from ..connection import (
     RUNNING_HINT,
     Target,
+    config_option,
     output_options,
     status_of_daemon,
     target_to_reach,
@@ -68,13 +69,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The configuration file; the default is the one that `mlxsup config path` prints.",
-)
+@config_option
 @click.option(
     "--model",
     "models",

@@ -88,7 +88,7 @@ def why(name: str | None, report: Path | None, target: Target, output: Output) -
     """
     now = time.time()
     known = _look(target, now)
-    stories = _stories(known, name, now)
+    stories = stories_of(known, name, now)
     for story in stories:
         story.advice = list(filter(None, map(target.repeat_in, dict.fromkeys(story.advice))))
     if report is not None:
@@ -143,7 +143,7 @@ def _look(target: Target, now: float) -> Known:
     )
 
 
-def _stories(known: Known, name: str | None, now: float) -> list[Story]:
+def stories_of(known: Known, name: str | None, now: float) -> list[Story]:
     """Return the stories that answer a question."""
     from ..why.stories import of_daemon, of_model, of_request, of_waiting
 

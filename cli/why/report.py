@@ -175,7 +175,7 @@ def _versions() -> dict[str, Any]:
 def _entry(entry: Mapping[str, Any]) -> Any:
     """Return an entry, with its sentences if its process has seen no prompt."""
     is_load = entry.get("kind") == "worker_died" and entry.get("ready_s") is None
-    return redacted(entry, kept=OF_LOADS if is_load and not entry.get("rows") else KEPT)
+    return redacted(entry, kept=OF_LOADS if is_load else KEPT)
 
 
 def redacted(value: Any, name: str = "", *, kept: frozenset[str] = KEPT) -> Any:

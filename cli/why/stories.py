@@ -28,6 +28,7 @@ from mlxsup.protocol.flight import (
 from mlxsup.protocol.states import ExitReason
 from mlxsup.protocol.text import timestamp
 
+from ..connection import REQUEST_HINTS
 from ..terminal.requests import PAUSED_WORDS, doing
 from ..terminal.status import progress_text
 from ..terminal.text import counted, format_bytes, format_duration, wrapped
@@ -60,20 +61,6 @@ BRINGS_BACK = ("`mlxsup restart ", "`mlxsup reload`", "`mlxsup start`")
 """A cause whose advice has one of these says itself how its model comes back."""
 
 WELL = ("READY", "STOPPED", "LOADING", "DRAINING")
-
-ADVICE = {
-    "quarantined": "`mlxsup why MODEL` explains it; `mlxsup restart MODEL` lifts the quarantine",
-    "worker_crashed": "`mlxsup why MODEL` explains the crash; you can send the request again",
-    "insufficient_memory": "see `mlxsup plan`, or shorten the prompt or the answer",
-    "queue_timeout": "see `mlxsup status`, or raise `queue_timeout_s`",
-    "deadline_exceeded": "raise `timeout_s` or `first_token_timeout_s`",
-    "load_failed": "`mlxsup why MODEL`",
-    "model_failed": "`mlxsup why MODEL`",
-    "slow_consumer": "read the stream without delay",
-    "unloaded": "`mlxsup load MODEL`, then send it again",
-    "internal": "please report it with the file from `mlxsup why MODEL --report FILE`",
-}
-"""Advice about the errors of requests, by their codes."""
 
 WHY_WORDS = {
     "user": "by command",
@@ -418,8 +405,8 @@ def of_request(
         _tell_times(story, end.entry)
         for warning in end.entry.warnings:
             story.add(f"warning: {warning}")
-        if outcome in ADVICE:
-            story.advice.append(ADVICE[outcome].replace("MODEL", first.model))
+        if outcome in REQUEST_HINTS:
+            story.advice.append(REQUEST_HINTS[outcome].replace("MODEL", first.model))
     elif open_now is not None:
         tokens = counted(open_now["tokens_sent"], "token")
         story.say(f"{_named(first)} is open: {_stage(open_now)}, after {tokens}")

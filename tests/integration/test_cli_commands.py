@@ -459,23 +459,3 @@ def test_load_that_takes_longer_tells_of_it_in_lines_in_a_pipe(daemon: Daemon) -
     assert (again.returncode, again.stderr == "" or not is_quick) == (0, True)
     assert run_cli("unload", "cold", *where).returncode == 0
     assert run_cli("load", "cold", "--json", *where).stderr == ""
-
-
-def test_logs_of_the_generation_before_and_since(daemon: Daemon) -> None:
-    def logs(*arguments: str) -> list[str]:
-        return run_cli(
-            "logs", "alpha", *arguments, "--endpoint", daemon.endpoint
-        ).stdout.splitlines()
-
-    def rules(lines: list[str]) -> list[str]:
-        return [line for line in lines if line.startswith("--- generation")]
-
-    with daemon.client() as client:
-        client.restart("alpha", now=True)
-        generation = client.status()["models"][0]["generation"]
-    previous = logs("--previous")
-    assert previous[0].startswith(f"--- generation {generation - 1} pid ")
-    assert len(rules(previous)) == 1
-    assert len(rules(logs("--since", "1h", "-n", "1000"))) == generation
-    assert logs("--since", "0s") == []
-    assert len(logs("--since", "1h", "-n", "2")) == 2

@@ -74,6 +74,7 @@ def test_gguf_file_becomes_a_folder_and_that_a_smaller_one_which_is_served(home:
         assert started.interrupt()[0] == 0
 
 
+BEGUN = "os.mkdir(sys.argv[2].replace('new', f'.new.{os.getpid()}.partial'))"
 SAYS = "print('reading'); print('error: it is bad', file=sys.stderr, flush=True)"
 
 
@@ -89,7 +90,7 @@ SAYS = "print('reading'); print('error: it is bad', file=sys.stderr, flush=True)
             "`mlxsup show {source}` describes it",
         ),
         (
-            "os.kill(os.getpid(), signal.SIGKILL)",
+            f"{BEGUN}; os.kill(os.getpid(), signal.SIGKILL)",
             "the conversion ended with signal 9",
             "it may have run out of memory",
         ),
@@ -110,7 +111,7 @@ def test_failure_of_a_conversion_says_why_and_what_to_do(
     said = done.stderr.removeprefix("reading\n")
     assert said.startswith(f"error: {error.format(source=source)}\n")
     assert hint.format(source=source) in said
-    assert not (home / "new").exists()
+    assert [path.name for path in home.iterdir() if "new" in path.name] == []
 
 
 def test_damaged_gguf_file_is_to_be_downloaded_again(home: Path) -> None:

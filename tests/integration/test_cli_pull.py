@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from mlxsup.protocol.download import (
     report_line,
 )
 from mlxsup.protocol.folders import DEFAULT_LISTEN
-from mlxsup.store.sources import EXAMPLE
 
 from support.cli.cli import (
     ESCAPE,
@@ -269,20 +267,6 @@ def test_search_without_a_hub_is_a_sentence_about_the_search(
     assert (done.returncode, done.stdout, says in done.stderr) == (1, "", True)
     assert "download" not in done.stderr
     assert len(hub.asked) == (fault is not None), "nothing is tried again"
-
-
-def test_init_offers_a_small_model_if_there_is_none(hub: LocalHub, home: Path) -> None:
-    tiny = make_tiny_model(home / "tiny")
-    hub.add(EXAMPLE, {path.name: path.read_bytes() for path in tiny.iterdir()})
-    nothing = mlxsup(hub, home, "init")
-    assert (nothing.returncode, hub.asked) == (1, [])
-    with Terminal("init", **variables(hub, home)) as terminal:
-        terminal.expect("no models found in")
-        terminal.expect("[Y/n]")
-        terminal.type("\n")
-        terminal.expect("mlxsup chat smollm2-135m")
-    written = (home / ".mlxsup/config.toml").read_text()
-    assert tomllib.loads(written)["models"] == {"smollm2-135m": {"repo": EXAMPLE}}
 
 
 # ---------------------------------------------------------------- names of repositories

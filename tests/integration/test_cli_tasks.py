@@ -56,22 +56,3 @@ def test_a_model_of_another_kind_is_refused_before_it_loads(
 def test_the_only_model_that_writes_needs_no_name(daemon: Daemon) -> None:
     answer = run_cli("chat", "--max-tokens", "1", "--endpoint", daemon.endpoint, stdin="hello\n")
     assert (answer.returncode, bool(answer.stdout)) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("command", "names"),
-    [
-        ("chat", ["c-writes"]),
-        ("run", ["c-writes"]),
-        ("generate", ["c-writes"]),
-        ("embed", ["a-vectors", "b-ranks"]),
-        ("load", ["a-vectors", "b-ranks", "c-writes"]),
-    ],
-)
-def test_a_shell_completes_the_models_that_a_command_can_use(
-    daemon: Daemon, command: str, names: list[str]
-) -> None:
-    asked = {"_MLXSUP_COMPLETE": "bash_complete", "MLXSUP_ENDPOINT": daemon.endpoint}
-    done = run_cli(COMP_WORDS=f"mlxsup {command} ", COMP_CWORD="2", **asked)
-    found = [line.partition(",")[2] for line in done.stdout.splitlines()]
-    assert [name for name in found if name in MODELS] == names

@@ -6,16 +6,17 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from mlxsup.cli.terminal import answer
-from mlxsup.cli.terminal.answer import AnswerScreen, column_after
+from mlxsup.cli.terminal.answer import AnswerScreen, column_after, empty_remark
 from mlxsup.cli.terminal.output import Output
 from mlxsup.cli.terminal.text import cell_len
 from mlxsup.cli.terminal.writer import GuardedStream
-from mlxsup.client import Notice, NoticeKind
+from mlxsup.client import Notice, NoticeKind, Result
 
 COLUMNS = 20
 SEQUENCE = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.|\n)")
@@ -89,6 +90,29 @@ def test_column_is_where_a_terminal_stands(text: str) -> None:
     glass = Glass()
     glass.write(text.expandtabs(8))
     assert column_after(0, text, COLUMNS) == glass.column
+
+
+@pytest.mark.parametrize(
+    ("remark", "about"),
+    [
+        ("the answer is empty", {}),
+        ("the answer contains only white space", {"text": " \n"}),
+        ("no answer: the model reached the token limit", {"reasoning": "x", "end": "length"}),
+        ("no answer: the model stopped after its reasoning", {"reasoning": "x"}),
+        ("", {"text": "x", "end": "length"}),
+        ("", {"calls": [{}], "end": "tool_calls"}),
+        ("", {"end": "cancelled"}),
+    ],
+)
+def test_an_answer_with_nothing_to_read_is_remarked(remark: str, about: dict[str, Any]) -> None:
+    said = {"text": "", "reasoning": "", "calls": [], "end": "stop", **about}
+    result = SimpleNamespace(
+        text=said["text"], reasoning=said["reasoning"], tool_calls=said["calls"],
+        finish_reason=said["end"],
+    )  # fmt: skip
+    found = empty_remark(cast(Result, result))
+    assert found.startswith(remark)
+    assert bool(found) == bool(remark)
 
 
 class Timers:

@@ -74,7 +74,8 @@ def test_sizes_that_are_not_given_are_those_that_fit() -> None:
     assert [str(cell) for cell in found()] == [
         f"m {prompt} + 128 tokens × {streams}" for prompt in (16, 512) for streams in (1, 4, 8)
     ]
-    assert [cell.prompt_tokens for cell in found(context=600, concurrency=(2,))] == [16]
+    for context, fit in ((639, [16]), (640, [16, 512])):
+        assert [one.prompt_tokens for one in found(context=context, concurrency=(2,))] == fit
     assert len(found(context=None)) == 6
 
 
@@ -102,11 +103,10 @@ def test_sizes_are_numbers_with_commas() -> None:
             sizes(wrong)
 
 
-def status(m: int = 0, b: int = 0) -> dict[str, Any]:
-    """A daemon's status while so many requests of two models are open."""
-    rows = {"m": ["r"] * m, "b": ["r"] * b}
-    about = {"paused": [], "queued": 0}
-    return {"models": [{"name": name, "running": ids, **about} for name, ids in rows.items()]}
+def status(running: int = 0, paused: int = 0, queued: int = 0) -> dict[str, Any]:
+    """A daemon's status while so many requests of a model are open, and one of another."""
+    row = {"running": ["r"] * running, "paused": ["r"] * paused, "queued": queued}
+    return {"models": [row, {"running": ["r"] * bool(running), "paused": [], "queued": 0}]}
 
 
 def test_remarks_name_what_has_touched_the_figures() -> None:
@@ -115,10 +115,10 @@ def test_remarks_name_what_has_touched_the_figures() -> None:
     quiet.look(status())
     assert quiet.remarks() == []
     run = Run(cells=[CELL], repeats=4, found={CELL: [figures] * 2}, interrupted=1)
-    for seen in (status(m=1, b=2), status()):
+    for seen in (status(running=1, paused=2, queued=4), status()):
         run.look(seen)
     assert [one.split(": measure")[0] for one in run.remarks()] == [
         "incomplete: only 2 of 4 bursts were measured",
-        "up to 3 other requests ran or waited during the run",
+        "up to 8 other requests ran or waited during the run",
         "interrupted and resumed: 1 answer",
     ]

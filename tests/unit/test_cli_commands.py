@@ -30,11 +30,14 @@ from mlxsup.cli.commands import rm as commands_rm
 from mlxsup.cli.commands import stop as commands_stop
 from mlxsup.cli.commands.init import init
 from mlxsup.cli.commands.logs import previous_generation, selected, since
+from mlxsup.cli.commands.search import fits
+from mlxsup.cli.commands.settings import effect_of
 from mlxsup.cli.commands.why import why
 from mlxsup.cli.connection import explain_request_error
 from mlxsup.cli.options import duration, keep_alive, keep_alive_of_load
 from mlxsup.cli.terminal.status import broken_parts
 from mlxsup.client import RequestError
+from mlxsup.protocol.download import FoundRepository
 from mlxsup.protocol.errors import ErrorCode
 from mlxsup.protocol.keep_alive import SHORTEST_LOAD_S
 from mlxsup.protocol.states import State
@@ -254,6 +257,38 @@ def test_what_has_failed_or_waits_for_its_next_attempt_is_broken(
     assert broken_parts(status) == says
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "budget_bytes", "expected"),
+    [(100, 109, False), (100, 111, True), (0, 100, None), (100, None, None)],
+)
+def test_a_found_model_fits_with_a_little_more_than_its_weights(
+    size_bytes: int, budget_bytes: int | None, expected: bool | None
+) -> None:
+    found = FoundRepository(repo="o/n", size_bytes=size_bytes, downloads=1, is_gated=False)
+    assert fits(found, budget_bytes) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "becomes", "running", "says"),
+    [
+        ("added", None, "PENDING", 0, "is loaded"),
+        ("added", None, "STOPPED", 0, "is loaded on request"),
+        ("removed", "READY", None, 2, "finishes 2 running requests, then ends"),
+        ("changed", "READY", "DRAINING", 1, "finishes 1 running request, then restarts"),
+        ("changed", "LOADING", "STOPPING", 0, "restarts"),
+        ("changed", "BACKOFF", "PENDING", 0, "is loaded again"),
+        ("changed", "PENDING", "PENDING", 0, "takes effect when it is loaded"),
+        ("changed", "READY", "READY", 1, "takes effect without a restart"),
+        ("changed", "STOPPED", "STOPPED", 0, "takes effect when it is loaded"),
+    ],
+)
+def test_a_dry_reload_says_what_would_happen_to_a_model(
+    change: str, state: str | None, becomes: str | None, running: int, says: str
+) -> None:
+    row = {"change": change, "state": state, "becomes": becomes, "running": running}
+    assert effect_of(row) == says
+
+
 NOWHERE = "ipc:///nowhere/client.sock"
 
 
@@ -385,6 +420,7 @@ def test_without_a_command_all_are_listed_in_their_groups(
         (["generate", "m", "--json=1", "x"], "see `mlxsup generate -h`"),
         (["config", "check", "--json=1", "x"], "see `mlxsup config check -h`"),
         (["--help=1", "status"], "see `mlxsup -h`"),
+        (["launch", "emacs", "--", "--json"], "see `mlxsup launch -h`"),
     ],
 )
 def test_hints_of_usage_errors_name_the_command(

@@ -196,6 +196,10 @@ def test_a_defect_is_named_with_why_and_what_to_do(machine: Machine, name: str) 
     pytest.param(lambda m: None, id="a Mac"),
     pytest.param(lambda m: m.runs(), id="with a daemon"),
     pytest.param(lambda m: m.job("/bin/sh", "--config", str(m.home)), id="with a job"),
+    pytest.param(lambda m: m.patch(os, "statvfs", lambda _: SimpleNamespace(f_files=0, f_favail=0)),
+                 id="a disk that counts no files"),
+    pytest.param(lambda m: (m.patch(machine_module, "find_backend", lambda: "cpu"),
+                            m.budget(60 * GIB)), id="a large budget for the CPU"),
 ])  # fmt: skip
 def test_what_is_in_order_is_said_to_be(
     machine: Machine, plant: Callable[[Machine], object]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 from mlxsup import client
 from mlxsup.cli.catalogue import entry_called
+from mlxsup.cli.commands import run as run_command
 from mlxsup.cli.configuration import read_configuration
 from mlxsup.cli.connection import (
     NEWCOMER_HINT,
@@ -29,7 +31,7 @@ from mlxsup.cli.connection import (
     models_in,
     status_of_daemon,
 )
-from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, start_detached
+from mlxsup.cli.detach import MAX_OUTPUT_BYTES, OUTPUT_NAME, Started, start_detached
 from mlxsup.cli.exit_status import CliError, ExitStatus
 from mlxsup.cli.foreground import MAX_WAITING, ChangePrinter
 from mlxsup.cli.lock_holder import LockHolder, lock_holder
@@ -222,6 +224,8 @@ def test_the_process_that_has_the_lock_open_is_its_holder(lock: Path) -> None:
     with lock.open():
         holder = LockHolder(pid=os.getpid(), is_stopped=False, is_beating=True)
         assert lock_holder(endpoint) == holder
+        os.utime(lock, (0, time.time() + 3600.0))
+        assert lock_holder(endpoint) == holder._replace(is_beating=False), "its clock was set back"
     for written in ("", "no number\n", "-1 x\n", f"{2**22 - 1} gone\n"):
         lock.write_text(written)
         assert lock_holder(endpoint) is None
@@ -458,6 +462,34 @@ def test_long_output_of_earlier_daemons_is_moved_aside(
         start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
     is_moved = size > MAX_OUTPUT_BYTES
     assert (old.exists(), output.stat().st_size) == (is_moved, 0 if is_moved else size)
+
+
+def test_the_last_error_that_a_detached_daemon_has_printed_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(_: object, *, stdout: int, **__: object) -> Mock:
+        os.write(stdout, b"warning: m: it said error: oh\nerror: not yours\nhint: move it\n")
+        return Mock(pid=7, returncode=int(ExitStatus.RUNTIME_FOLDER))
+
+    monkeypatch.setattr("mlxsup.cli.detach.subprocess.Popen", popen)
+    with pytest.raises(CliError) as caught:
+        start_detached(f"ipc://{tmp_path}/client.sock", tmp_path, [])
+    refused = caught.value
+    assert (refused.message, refused.hint) == ("not yours", "move it")
+    assert (refused.code, refused.status) == ("runtime_folder", ExitStatus.RUNTIME_FOLDER)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_run_has_a_daemon_that_another_command_started_read_its_entry(
+    config: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    daemon = Mock()
+    started = Started(endpoint="ipc:///x", pid=7, output=config, gateway=None, is_ours=is_ours)
+    monkeypatch.setattr("mlxsup.cli.detach.start_configured", lambda path: started)
+    monkeypatch.setattr(run_command, "connect", lambda target: nullcontext(daemon))
+    target = Target(config=config)
+    assert run_command.start_with("m", target, Output(), is_sure=False) == "m"
+    assert daemon.reload.call_count == (not is_ours)
 
 
 def test_another_daemon_that_answers_is_not_the_one_that_was_started(

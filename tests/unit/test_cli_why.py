@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import tarfile
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from mlxsup.cli.commands.why import Known, stories_of
 from mlxsup.cli.exit_status import CliError
-from mlxsup.cli.why.recording import Recording, read_recording
+from mlxsup.cli.why.recording import Recording, Run, read_recording
 from mlxsup.cli.why.report import FOLDER, LEFT_OUT, redacted, redacted_line, write_report
 from mlxsup.cli.why.stories import lines_of, of_model, of_request
 from mlxsup.protocol.death_causes import CAUSES, QUARANTINE, explain
@@ -354,6 +356,39 @@ def test_a_request_whose_daemon_s_start_was_rotated_away_belongs_to_the_daemon_o
     (tmp_path / REQUESTS_FILE_NAME).write_bytes(b"".join(requests))
     found = read_recording(tmp_path, None, 0.0).runs
     assert [(run.pid, len(run.entries)) for run in found] == [(None, 1), (10, 0), (20, 1), (30, 1)]
+
+
+def test_the_last_sign_of_life_is_the_touch_of_the_file_or_what_the_next_daemon_has_seen(
+    tmp_path: Path,
+) -> None:
+    _, recorder = up()
+    recorder.write(tmp_path)
+    models = tmp_path / MODELS_FILE_NAME
+    os.utime(models, (NOW - 50.0, NOW - 50.0))
+    assert [run.alive_at for run in read_recording(tmp_path, None, NOW).runs] == [NOW - 50.0]
+    again = DaemonStarted(pid=8, version="1", before_alive_at=NOW - 60.0)
+    models.write_bytes(models.read_bytes() + Recorded(number=0, at=NOW, entry=again).to_line())
+    assert read_recording(tmp_path, None, NOW).runs[0].alive_at == NOW - 60.0
+
+
+def test_a_number_of_a_daemon_that_has_gone_is_no_open_request_of_another(tmp_path: Path) -> None:
+    recording = resumed_after_a_crash(tmp_path)
+    open_now = {"id": "x", "number": "#1", "model": "m", "state": "answering", "tokens_sent": 1}
+    open_now |= {"prefill": None, "expected_s": None}
+    known = Known(recording=recording, folder=tmp_path, config=None, requests=[open_now])
+    [run] = recording.runs
+    run.entries = [one for one in run.entries if not isinstance(one.entry, RequestEnded)]
+    for is_alive, says in ((True, "is open: answering"), (False, "was lost with the daemon")):
+        run.is_alive = is_alive
+        [told] = stories_of(known, "1", NOW)
+        assert says in told.sentences[0]
+
+
+def test_the_advice_about_an_error_names_the_model() -> None:
+    ended = RequestEnded(id="r", number=1, model="qwen", outcome="unloaded")
+    run = Run(entries=[Recorded(number=1, at=NOW, entry=ended)])
+    [advice] = of_request(Recording(runs=[run]), run, 1, None, NOW).advice
+    assert "`mlxsup load qwen`" in advice
 
 
 def test_a_warning_about_an_answer_is_told(tmp_path: Path) -> None:
