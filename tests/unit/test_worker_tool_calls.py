@@ -581,6 +581,9 @@ def test_the_thought_before_a_format_has_no_calls(form: AnswerForm) -> None:
         {"rows": [{"a": "x", "b": 2}, {"a": "y"}], "flag": True},
         {"content": "]<]minimax[>[<item>1]<]minimax[>[</item>"},
         {"deep": {"a": {"b": {"c": 1.5}}, "d": "e f"}},
+        {"deep": {"a": {"b": {"a": 1}, "deep": 2}}},
+        {"rows": [[1, 2], [{"rows": ["x", ["y"]]}]]},
+        {"rows": []},
     ],
 )
 def test_nested_tags_are_maps_and_lists(arguments: Arguments) -> None:

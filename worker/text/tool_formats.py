@@ -591,7 +591,7 @@ class _TagReader:
 
     def _value(self, text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
         tags = self._tags
-        if tags.is_nested and tags.argument.match(text, len(text) - len(text.lstrip())):
+        if tags.is_nested and (not text.strip() or tags.argument.match(text)):
             nested = self._nested(text, schema, parameters)
             if nested is not None:
                 return nested
@@ -608,18 +608,20 @@ class _TagReader:
         types = types_of(schema, parameters)
         if "string" in types:
             return None
+        if not text.strip():  # so templates write empty ones
+            return [] if "array" in types else {} if "object" in types else None
         known = schema if isinstance(schema, Mapping) else {}
         is_list = "array" in types or text.lstrip().startswith(ITEM)
         items: list[Any] = []
         values: dict[str, Any] = {}
         at = 0
         while text[at:].strip():
-            found = self._tags.argument.match(text, at + len(text[at:]) - len(text[at:].lstrip()))
+            found = self._tags.argument.match(text, at)
             if found is None:
                 return None
             key = found["key"]
             end = self._tags.end_argument.replace("{key}", key)
-            stop = text.find(end, found.end())
+            stop = _closing(text, found[0].strip(), end, found.end())
             if stop < 0:
                 return None
             inner = known.get("items") if is_list else (known.get("properties") or {}).get(key)
@@ -633,6 +635,18 @@ class _TagReader:
         found = _SPACE.match(self._text, at)
         assert found is not None
         return found.end()
+
+
+def _closing(text: str, opening: str, end: str, at: int) -> int:
+    """Return where the tag stands that closes one of which the inside begins here, of several of
+    its name; -1 if none does."""
+    depth = 1
+    while (stop := text.find(end, at)) >= 0:
+        depth += text.count(opening, at, stop) - 1
+        if not depth:
+            return stop
+        at = stop + len(end)
+    return -1
 
 
 QWEN_TAGS = Tags(

@@ -300,8 +300,7 @@ class MlxBatch:
             if found.cache is not None and found.count > known:
                 known = found.count
                 self._lent[uid] = min(known, len(one.row.tokens))
-                tokens = one.row.tokens + one.row.delivered
-                self.mode.restart(uid, tokens[:known], found.cache)
+                self.mode.restart(uid, known, found.cache)
                 leaders.add(one.leader)
             self._scheduler.lead(uid, known)
             self._follow(uid, one.row)
@@ -309,7 +308,7 @@ class MlxBatch:
             if self._scheduler.regroup(uid):
                 with mx.stream(self._stream):
                     cache, held = self.mode.copy(uid)
-                self.mode.restart(uid, held, cache)
+                self.mode.restart(uid, len(held), cache)
 
     def _ending_of(self, row: Row) -> list[int]:
         """The ids that end this row's answer."""
