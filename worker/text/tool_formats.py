@@ -351,17 +351,19 @@ class _Gemma:
         if text[at : at + 1] == "[":
             items, at = self._inside(text, at + 1, "]")
             return [value for _, value in items], at
+        if (found := _json_string(text, at)) and self._goes_on(text, found[1], close):
+            return found
         if text[at : at + 1] in ('"', "'"):
             return self._string(text, at + 1, text[at], close)
-        found = re.compile(r"[^,{}\[\]]*").match(text, at)
-        assert found is not None
-        word = found[0].strip()
+        bare = re.compile(r"[^,{}\[\]]*").match(text, at)
+        assert bare is not None
+        word = bare[0].strip()
         try:
-            return json.loads(word), found.end()
+            return json.loads(word), bare.end()
         except ValueError:
             if not word:
                 raise ValueError("no value") from None
-            return word, found.end()
+            return word, bare.end()
 
     def _inside(self, text: str, at: int, close: str) -> tuple[list[tuple[str, Any]], int]:
         """Return keys and values up to the closing bracket, and where it ends; those of a list
@@ -377,6 +379,8 @@ class _Gemma:
         return found, at + 1
 
     def _key(self, text: str, at: int) -> tuple[str, int]:
+        if (found := _json_string(text, at)) and text.startswith(":", found[1]):
+            return found[0], found[1] + 1
         for quote in (self.quote, '"'):
             if text.startswith(quote, at):
                 end = text.find(f"{quote}:", at + len(quote))
@@ -391,10 +395,14 @@ class _Gemma:
     def _string(self, text: str, at: int, quote: str, close: str) -> tuple[str, int]:
         """Return the text up to a quote after which its map or list goes on, or ends."""
         for end in _places(text, quote, at):
-            after = self._skip(text, end + len(quote))
-            if text[after : after + 1] in (",", close):
+            if self._goes_on(text, end + len(quote), close):
                 return text[at:end], end + len(quote)
         raise ValueError("a string without its end")
+
+    def _goes_on(self, text: str, at: int, close: str) -> bool:
+        """True if a map or list goes on here, or ends."""
+        at = self._skip(text, at)
+        return text[at : at + 1] in (",", close)
 
     def _next(self, text: str, at: int, close: str) -> int:
         """Return the place after a comma, or of the closing bracket."""
@@ -410,6 +418,17 @@ class _Gemma:
         found = _SPACE.match(text, at)
         assert found is not None
         return found.end()
+
+
+def _json_string(text: str, at: int) -> tuple[str, int] | None:
+    """Return the string of JSON that begins here, and where it ends; None if none does."""
+    if text[at : at + 1] != '"':
+        return None
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except ValueError:
+        return None
+    return value, end
 
 
 def parse_gemma(quote: str) -> ToolCallParser:
