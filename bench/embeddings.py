@@ -100,7 +100,7 @@ def _embed(engine: Engine, texts: list[str]) -> Vectors:
     )
     engine.insert(given)
     found: dict[int, bytes] = {}
-    while engine.has_rows():
+    while engine.row_count():
         for token in engine.step().tokens:
             assert token.token is not None
             assert token.vector is not None

@@ -486,18 +486,12 @@ class Engine(Protocol):
             spared: the state of this request stays.
         """
 
-    def has_rows(self) -> bool:
-        """True if a step would do anything."""
-
     def row_count(self) -> int:
-        """Return the number of rows in prefill or decode."""
+        """Return the number of rows in prefill or decode; without any, a step would do nothing."""
 
     def predict_step_s(self) -> float:
         """Return the seconds that the next step should take at most, from measurements; 0 if
         unknown."""
-
-    def prefill_chunk(self) -> int:
-        """Return the number of tokens of each waiting prompt that the next step would process."""
 
     def has_long_prompt(self) -> bool:
         """True if a prompt is left to read that takes more than a chunk, or has taken one."""

@@ -125,7 +125,7 @@ def test_an_adapter_reads_prompts_in_each_way(tmp_path: Path) -> None:
             row = make_row(1, PROMPT, adapter="a", top_logprobs=2, prompt_logprobs=1)
             engine.insert(row)
             told, got = [], []
-            while engine.has_rows():
+            while engine.row_count():
                 step = engine.step()
                 got += shown(step.tokens)
                 told += [one for read in step.prefill for one in read.logprobs]

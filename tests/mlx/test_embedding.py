@@ -83,7 +83,7 @@ class Loaded:
     def run(self) -> dict[int, dict[int, list[float]]]:
         """Step until nothing is left; return the vectors by key and number, each once."""
         found: dict[int, dict[int, list[float]]] = {}
-        while self.engine.has_rows():
+        while self.engine.row_count():
             result = self.engine.step()
             self.sizes.append([token.key for token in result.tokens])
             for token in result.tokens:
@@ -374,7 +374,7 @@ def test_one_text_waits_for_one_pass_of_another_request(bert: Loaded) -> None:
     assert RequestKey(2) in set.union(*seen)
     assert bert.engine.has_long_prompt()
     bert.engine.remove(RequestKey(1))
-    assert not bert.engine.has_rows()
+    assert not bert.engine.row_count()
 
 
 def test_first_long_text_is_given_more_time_for_each_of_its_tokens(tmp_path: Path) -> None:

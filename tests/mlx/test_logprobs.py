@@ -229,7 +229,7 @@ def test_those_of_a_prompt_are_a_log_softmax_of_its_logits(
             told: dict[int, list[RowLogprobs]] = {key: [] for key in prompts}
             for row in rows:
                 assert engine.insert(row) == 0
-            while engine.has_rows():
+            while engine.row_count():
                 for read in engine.step().prefill:
                     told.get(int(read.key), []).extend(read.logprobs)
                 engine.settle()

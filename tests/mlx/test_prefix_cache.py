@@ -83,7 +83,7 @@ def prefilled(engine: MlxEngine, tokens: list[int]) -> tuple[int, int]:
     """Return how many tokens of a prompt came from the cache, and how many were processed."""
     cached = engine.insert(make_row(1, tokens, max_tokens=1))
     seen = [cached]
-    while engine.has_rows():
+    while engine.row_count():
         seen += [progress.done for progress in engine.step().prefill]
     assert seen == sorted(seen)
     return cached, seen[-1] - cached
@@ -164,7 +164,7 @@ def test_answers_stay_the_same_under_sharing_and_churn_C10(
     numbers.shuffle(waiting)
     got: dict[int, list[int]] = {}
     running: set[int] = set()
-    while waiting or engine.has_rows():
+    while waiting or engine.row_count():
         if waiting and len(running) < 6 and waiting[-1] not in running:
             key = waiting.pop()
             engine.insert(rows[key])

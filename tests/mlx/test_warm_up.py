@@ -229,7 +229,7 @@ def test_a_step_of_a_new_shape_has_a_longer_limit_with_cuda(tiny: Path, lives: L
         for key in keys:
             engine.insert(make_row(key, list(range(300)), max_tokens=3))
         predicted_s = []
-        while engine.has_rows():
+        while engine.row_count():
             predicted_s.append(engine.predict_step_s())
             engine.step()
         return predicted_s
@@ -289,7 +289,7 @@ def test_passes_are_padded_if_a_new_shape_is_dear_and_idle_time_runs_the_rest(
     assert {rows for rows, _ in ran} <= {1, 2}
     assert all(padded_tokens(size) == size and rows * size <= MOST_TOKENS for rows, size in ran)
     assert (len(ran) > 15) is engine.batch.is_padded
-    assert not engine.has_rows()
+    assert not engine.row_count()
     engine.close()
 
 

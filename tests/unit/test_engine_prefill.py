@@ -375,6 +375,8 @@ def test_a_surprise_is_not_paid_back_for_ever_and_prompts_alone_owe_nothing() ->
     turns.take(reads_of(turns.plan(decode_rows=1), done), decode_rows=1, took_s=0.1)
     assert not turns.plan(decode_rows=1)
     assert turns.plan(decode_rows=0)
+    turns.take([], decode_rows=0, took_s=0.0)
+    assert turns.plan(decode_rows=1), "rows that have left leave no debt to others"
 
 
 def test_together_a_prompt_that_ends_with_its_chunk_is_read_on() -> None:

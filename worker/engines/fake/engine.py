@@ -64,7 +64,6 @@ from ...engine import (
 from .options import (
     FakeOptions,
     crash,
-    print_without_end,
     stall,
     start_child,
 )
@@ -225,8 +224,6 @@ class FakeEngine:
         count = options.load_steps
         for _ in range(options.children):
             start_child()
-        if options.prints_bytes_per_s:
-            print_without_end(options.prints_bytes_per_s)
         phases = (LoadPhase.WEIGHTS, LoadPhase.MATERIALISE, LoadPhase.WARMUP)
         for index in range(count):
             if index == count // 2:
@@ -341,10 +338,6 @@ class FakeEngine:
         """See `Engine.free_kept`."""
         self.drop_kept(*(key for key in list(self._aside) if key != spared))
 
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        return bool(self._rows)
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return len(self._rows)
@@ -352,10 +345,6 @@ class FakeEngine:
     def predict_step_s(self) -> float:
         """See `Engine.predict_step_s`."""
         return self._options.step_s if self._options.predicted_s < 0 else self._options.predicted_s
-
-    def prefill_chunk(self) -> int:
-        """See `Engine.prefill_chunk`."""
-        return self._options.prefill_tokens_per_step
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""

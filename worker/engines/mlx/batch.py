@@ -436,10 +436,6 @@ class MlxBatch:
         """Waits for the pass under way: until its end the memory of rows that left is not free."""
         mx.synchronize(self._stream)
 
-    def has_rows(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._keys)
-
     def row_count(self) -> int:
         """How many rows there are, in prefill or decode."""
         return len(self._keys)
@@ -463,10 +459,6 @@ class MlxBatch:
             plan = self._scheduler.plan(decode_rows=self._decode_rows())
             predicted_s += self._shapes.extra_s(self._shape(plan))
         return predicted_s
-
-    def prefill_chunk(self) -> int:
-        """How many tokens of each waiting prompt the next step would process."""
-        return self._scheduler.chunk(decode_rows=self._decode_rows())
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""

@@ -378,10 +378,6 @@ class EmbeddingEngine:
     def free_kept(self, *, spared: RequestKey | None = None) -> None:
         """See `Engine.free_kept`."""
 
-    def has_rows(self) -> bool:
-        """See `Engine.has_rows`."""
-        return bool(self._rows)
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return len(self._rows)
@@ -408,10 +404,6 @@ class EmbeddingEngine:
         nearest = max(shorter) if shorter else min(self._token_s, default=wanted)
         growth = size / 2.0 ** (nearest - 1) if nearest < wanted else 1.0
         return self._token_s.get(nearest, 0.0), min(growth, MOST_GROWTH)
-
-    def prefill_chunk(self) -> int:
-        """See `Engine.prefill_chunk`."""
-        return self._budget()
 
     def has_long_prompt(self) -> bool:
         """See `Engine.has_long_prompt`."""
