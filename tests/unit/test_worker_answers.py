@@ -405,6 +405,14 @@ def test_a_stop_string_ends_an_answer_and_what_it_held_back_is_shown_at_another_
     assert not any(delta.stop for some in deltas[:-1] for delta in some)
 
 
+def test_the_token_that_ended_an_answer_is_named_with_its_end() -> None:
+    row = running(warnings=["mind", "this"])
+    row.stop_token_ids = (9,)
+    for ended_by, named in ((9, 9), (8, None)):
+        deltas = row.advance(RowToken(key=KEY, token=None, finish=STOP, ended_by=ended_by), 102.5)
+        assert [(one.finish, one.stop_token) for one in deltas][-1] == (STOP, named)
+
+
 @pytest.mark.parametrize(
     ("form", "text", "finish", "is_refused"),
     [
