@@ -33,19 +33,21 @@ class ToolFormat:
         name: the format's name, for docs and tests.
         begins: each of these markers begins a call.
         ends: each of these ends it; if empty, the end of the answer does.
-        parse: reads the text between them.
+        parse: reads the text between them, behind the header if one announces the call.
         call_ids: the form of the ids.
-        starts, has_bare_calls: see `call_starts` and `has_bare_calls` of `ChannelRules`.
+        starts: characters with which a call may begin behind its marker; empty: with any.
+        has_bare_calls: whether text without markers is a call if it names a tool.
         shows_its_end: whether a whole call can be told from the beginning of a longer one, as JSON
-            can; values between tags may contain any marker.
+            can; values between tags may contain any marker. If not, a marker that ends a call may
+            be part of a value, until another call or the end of the answer follows.
         forms: those to which a grammar can hold a call behind its marker; empty: to none.
         unmarked: how a call begins whose marker the model has left out, with `{}` for the name of
             its function; empty if such a call is text.
     """
 
     name: str
-    begins: tuple[str, ...]
     parse: ToolCallParser
+    begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     call_ids: CallIds = CallIds.OURS
     starts: str = ""
@@ -53,6 +55,14 @@ class ToolFormat:
     shows_its_end: bool = True
     forms: tuple[CallForm | TagForm, ...] = ()
     unmarked: str = ""
+
+
+def _parse_nothing(text: str, tools: Tools, is_lenient: bool) -> list[dict[str, Any]]:
+    raise ValueError("the form of calls is not known")
+
+
+UNKNOWN = ToolFormat(name="unknown", parse=_parse_nothing)
+"""Of a model that has no calls, or writes them in a way that is not known."""
 
 
 # ---------------------------------------------------------------- JSON
@@ -918,8 +928,8 @@ TAGGED: dict[str, ToolCallParser] = {
 """Those whose values stand between tags."""
 
 
-def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
-    """Return the format of a model that mlx-lm recognises; None for one that is new to us.
+def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat:
+    """Return the format of a model that mlx-lm recognises; `UNKNOWN` for one that is new to us.
 
     Args:
         kind: mlx-lm's name of it.
@@ -930,7 +940,7 @@ def format_of_mlx_lm(kind: str, begin: str, end: str) -> ToolFormat | None:
         return MISTRAL
     parse = PARSERS.get(kind) or TAGGED.get(kind)
     if parse is None:
-        return None
+        return UNKNOWN
     return ToolFormat(
         name=kind,
         begins=(begin, KIMI_CALL) if kind == "kimi_k2" else (begin,),
@@ -971,8 +981,8 @@ FORMS: dict[str, tuple[CallForm | TagForm, ...]] = {
 }
 
 
-def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
-    """Return the format of a model that mlx-lm has no parser for.
+def own_format(vocabulary: Collection[str], template: str) -> ToolFormat:
+    """Return the format of a model that mlx-lm has no parser for; may be `UNKNOWN`.
 
     Args:
         vocabulary: the model's tokens.
@@ -997,4 +1007,4 @@ def own_format(vocabulary: Collection[str], template: str) -> ToolFormat | None:
         return LLAMA
     if "Action:" in template and "```json" in template:
         return COMMAND_R
-    return None
+    return UNKNOWN

@@ -25,7 +25,7 @@ from ...engine import Prompt, RowLogprobs
 from ...pooling import check_lengths, other_task
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.chat_messages import without_media
-from ...text.tool_formats import parse_json_calls
+from ...text.tool_formats import ToolFormat, parse_json_calls
 from .options import STALLS, FakeOptionError, check_crash, stall
 
 BYTE_OFFSET = 3
@@ -300,7 +300,7 @@ class FakeTextCodec:
                 REASONING: (("</think>", NORMAL),),
                 TOOL: (("</tool_call>", NORMAL),),
             },
-            parse_tool_call=parse_json_calls,
+            tool_format=ToolFormat(name="fake", parse=parse_json_calls),
         )
 
     def prompt_text(self, body: RequestBody, tokens: Sequence[int]) -> str:
