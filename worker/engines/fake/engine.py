@@ -48,6 +48,7 @@ from mlxsup.protocol.version import VERSION
 
 from ...engine import (
     BadModelError,
+    Engine,
     EngineBytes,
     EngineFacts,
     ModelFiles,
@@ -179,7 +180,7 @@ def identify_fake(spec: LaunchSpec) -> ModelFiles:
     )
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """See `Engine`.
 
     Args:
@@ -509,20 +510,10 @@ class FakeEngine:
     def _raise() -> NoReturn:
         raise FakeStepError("the step raised this on demand")
 
-    def settle(self) -> None:
-        """See `Engine.settle`: there is nothing."""
-
-    def prepare(self) -> bool:
-        """See `Engine.prepare`: there is nothing."""
-        return False
-
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         if not keeps_prefixes:
             self._kept.clear()
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """See `Engine.bound_rows`."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

@@ -200,8 +200,8 @@ def plan_pass(waiting: Sequence[_Texts], budget: int, *, alike: bool) -> list[_I
     return items
 
 
-class EmbeddingEngine:
-    """A model that embeds or ranks; every method belongs to the thread that calls `load`.
+class EmbeddingEngine(Engine):
+    """A model that embeds or ranks; nothing decodes, and nothing is kept of rows.
 
     Args:
         spec: the worker's launch spec.
@@ -372,12 +372,6 @@ class EmbeddingEngine:
         self.remove(*keys)
         return [RowSetAside(key=key) for key in keys]
 
-    def drop_kept(self, *keys: RequestKey) -> None:
-        """See `Engine.drop_kept`."""
-
-    def free_kept(self, *, spared: RequestKey | None = None) -> None:
-        """See `Engine.free_kept`."""
-
     def row_count(self) -> int:
         """See `Engine.row_count`."""
         return len(self._rows)
@@ -409,14 +403,6 @@ class EmbeddingEngine:
         """See `Engine.has_long_prompt`."""
         left = sum(length for texts in self._rows.values() for length, _ in texts.left)
         return left > self._budget() or any(texts.has_begun for texts in self._rows.values())
-
-    def has_decoding(self) -> bool:
-        """See `Engine.has_decoding`."""
-        return False
-
-    def shared_pass_s(self, tokens: int) -> float:
-        """See `Engine.shared_pass_s`."""
-        return 0.0
 
     def _budget(self) -> int:
         """Return the tokens of a pass that does not hold up others for longer than it should."""
@@ -499,25 +485,11 @@ class EmbeddingEngine:
         packed: bytes = kept.astype("<f4").tobytes()
         return packed
 
-    def decode(self) -> StepResult:
-        """See `Engine.decode`: there is nothing that does not read."""
-        return StepResult()
-
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-
-    def prepare(self) -> bool:
-        """See `Engine.prepare`."""
-        return False
-
     def give_back(self, *, keeps_prefixes: bool = False) -> None:
         """See `Engine.give_back`."""
         import mlx.core as mx
 
         mx.clear_cache()
-
-    def bound_rows(self, rows_bytes: int) -> None:
-        """See `Engine.bound_rows`."""
 
     def bytes_held(self) -> EngineBytes:
         """See `Engine.bytes_held`."""

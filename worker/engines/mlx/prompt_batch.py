@@ -64,13 +64,7 @@ class NewRow:
     def after(self, count: int, cache: list[Any]) -> NewRow:
         """Return the same row, that many first tokens of which `cache` holds."""
         tokens = self.known + self.tokens
-        return replace(
-            self,
-            tokens=tokens[count:],
-            known=tokens[:count],
-            cache=cache,
-            checkpoints=tuple(place for place in self.checkpoints if place > count),
-        )
+        return replace(self, tokens=tokens[count:], known=tokens[:count], cache=cache)
 
 
 WidthOf = Callable[[int, int, int, bool], int]
