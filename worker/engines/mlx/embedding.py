@@ -8,7 +8,6 @@ computed again: after a crash it comes back with the numbers of those texts.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from bisect import bisect_left
@@ -16,26 +15,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxsup.protocol.cache_layers import CacheLayers
 from mlxsup.protocol.context_length import find_context_length
 from mlxsup.protocol.ids import RequestKey
 from mlxsup.protocol.launch import LaunchSpec
-from mlxsup.protocol.pooling import Pooling, find_pooling
-from mlxsup.protocol.regular_file import MIB, read_regular
+from mlxsup.protocol.pooling import Pooling
 from mlxsup.protocol.states import Batching, FinishReason, LoadPhase
 from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import (
-    BadLaunchError,
     BadModelError,
     Engine,
     EngineBytes,
     EngineFacts,
-    Rank,
     ReportProgress,
     Row,
     RowPrefill,
@@ -99,28 +94,6 @@ EXACT, HALF = 2e-4, 3e-2
 PROBE_VERSION = "1"
 
 logger = logging.getLogger(__name__)
-
-
-def make_engine(spec: LaunchSpec, clock: Callable[[], float], rank: Rank | None = None) -> Engine:
-    """Return the engine for the model of a worker, as its folder says what it is for."""
-    pooling = None
-    try:
-        config = json.loads(read_regular(Path(spec.path) / "config.json", 16 * MIB))
-        if isinstance(config, dict):
-            pooling = find_pooling(Path(spec.path), config, spec.pooling)
-    except (OSError, ValueError, RecursionError):
-        pass  # the load says what is wrong with the folder
-    if pooling is not None and spec.adapters:
-        raise BadLaunchError("adapters need a model that answers with text, not with vectors")
-    if pooling is not None and rank is not None:
-        raise BadLaunchError("hosts need a model that answers with text, not with vectors")
-    if rank is not None and spec.adapters:
-        raise BadLaunchError("adapters must be left out of a model with hosts")
-    if pooling is not None:
-        return EmbeddingEngine(spec, pooling)
-    from .engine import MlxEngine
-
-    return MlxEngine(spec, clock, rank)
 
 
 NO_DRAFTS = "drafts have no effect: it answers with vectors, not with text"
