@@ -51,6 +51,7 @@ from .engine import (
 )
 from .folder import ModelFolder, fingerprint, reading_ahead
 from .imports import naming_what_is_missing
+from .shapes import round_up
 
 if TYPE_CHECKING:
     from .embedding_text import EmbeddingText
@@ -144,7 +145,7 @@ class _Item:
 
 def filled(length: int) -> int:
     """Return the length that a text is filled up to."""
-    return -(-length // FILL) * FILL
+    return round_up(length, FILL)
 
 
 def plan_pass(waiting: Sequence[_Texts], budget: int, *, alike: bool) -> list[_Item]:
