@@ -23,7 +23,7 @@ from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN
 from mlxsup.worker.text import harmony, tool_formats
 from mlxsup.worker.text.channels import NORMAL, REASONING, TOOL, ChannelParser
-from mlxsup.worker.text.tool_calls import CallIds, ToolCallReader
+from mlxsup.worker.text.tool_calls import ToolCallReader
 
 from support.models.tiny_model import VOCABULARY_SIZE, add_tokens, make_tiny_model
 from support.worker.loop_driver import LoopDriver, check_resumes
@@ -356,22 +356,6 @@ def test_calls_begin_in_the_content_and_in_the_reasoning() -> None:
         REASONING: [("</think>", NORMAL), ("<call>", TOOL)],
         TOOL: [("</call>", NORMAL)],
     }
-
-
-@pytest.mark.parametrize(
-    ("kind", "call_ids", "shows_its_end"),
-    [
-        ("json_tools", CallIds.OURS, True),
-        ("kimi_k2", CallIds.NUMBERED, True),
-        ("mistral", CallIds.NINE, True),
-        ("qwen3_coder", CallIds.OURS, False),
-    ],
-)
-def test_each_format_has_its_ids_and_its_ends(
-    kind: str, call_ids: CallIds, shows_its_end: bool
-) -> None:
-    found = format_of(calls=CALLS, kind=kind).rules.tool_format
-    assert (found.call_ids, found.shows_its_end) == (call_ids, shows_its_end)
 
 
 @pytest.mark.parametrize(

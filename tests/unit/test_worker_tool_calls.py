@@ -875,8 +875,8 @@ def test_an_answer_of_a_form_is_a_bare_call_or_none(
     assert bool(early) is ("{" in text[1:] and not is_call), "text that can be no call waits"
 
 
-def ids_in(text: str) -> list[str]:
-    pieces = pieces_of(rules_of(MISTRAL), ["[TOOL_CALLS]" + text])
+def ids_in(text: str, form: ToolFormat = MISTRAL) -> list[str]:
+    pieces = pieces_of(rules_of(form), [said(form, text)])
     lines = "".join(p.text for p in pieces if p.channel is Channel.TOOL_CALL).split("\n")[:-1]
     return [json.loads(line)["id"] for line in lines]
 
@@ -889,6 +889,7 @@ def test_ids_fit_the_family_are_the_same_again_and_the_models_own_is_kept_once()
     assert own[0] == "Ab3dE6gH9"
     assert (len(set(found)), len(set(own))) == (2, 3)
     assert all(CallIds.NINE.fits(one) for one in [*found, *own])
+    assert ids_in(IN_K2 * 2, KIMI) == ["functions.f:0", "functions.f:1"]
 
 
 # ---------------------------------------------------------------- whatever a value is
