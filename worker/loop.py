@@ -43,7 +43,7 @@ from .heartbeat import Board, Signs
 from .idle_time import IdleTime
 from .link import Link, LinkBrokenError
 from .logs import set_level
-from .pooling import PoolingRow, plan_pooling_row, pooling_acceptance
+from .pooling_rows import PoolingRow, plan_pooling_row, pooling_acceptance
 from .prefill_slots import WorkerLeases
 from .prompt_pieces import shown_tokens
 from .rendering import Rendering

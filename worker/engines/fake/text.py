@@ -21,7 +21,7 @@ from mlxsup.protocol.pooling import PoolingBody, pack_vector
 from mlxsup.protocol.tasks import Task
 
 from ...engine import Prompt, RowLogprobs, TextCodec
-from ...pooling import check_lengths, other_task
+from ...pooling_rows import check_lengths, other_task
 from ...text.channels import NORMAL, REASONING, TOOL, ChannelRules
 from ...text.chat_messages import without_media
 from ...text.detokenizer import ByteDetokenizer

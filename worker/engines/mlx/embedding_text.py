@@ -16,7 +16,7 @@ from mlxsup.protocol.pooling import Pooling, PoolingBody
 from mlxsup.protocol.tasks import Task
 
 from ...engine import Detokenizer, Prompt, TextCodec
-from ...pooling import check_lengths, other_task
+from ...pooling_rows import check_lengths, other_task
 from ...text.channels import ChannelRules
 from ...text.detokenizer import WindowDetokenizer
 from .encoders import ENCODER_CLASSES

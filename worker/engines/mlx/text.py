@@ -24,7 +24,7 @@ from mlxsup.protocol.tasks import Task
 from mlxsup.protocol.text import log_line
 
 from ...engine import BadModelError, Detokenizer, Picture, Prompt
-from ...pooling import other_task
+from ...pooling_rows import other_task
 from ...text.call_grammars import ANY_ARGUMENTS, BARE, CallForm, TagForm, call_grammar
 from ...text.channels import TOOL, ChannelParser, ChannelRules
 from ...text.chat_messages import (
@@ -50,7 +50,7 @@ from ...text.grammar import (
 from ...text.grammar_tokenizer import make_grammar_tokenizer
 from ...text.harmony import CALL_END, ENDS, opening_of
 from ...text.tool_calls import ToolCallReader
-from .channels import chat_format
+from .chat_format import chat_format
 from .checkpoints import find_checkpoints
 from .pictures import NO_TOWER, PictureReader
 from .tokenizer import load_tokenizer, tokenizer_error

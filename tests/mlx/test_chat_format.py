@@ -17,7 +17,7 @@ from mlxsup.protocol.states import Channel, FinishReason
 from mlxsup.worker.answer import AnswerText
 from mlxsup.worker.engine import Row
 from mlxsup.worker.engines.mlx import batch as mlx_batch
-from mlxsup.worker.engines.mlx.channels import ChatFormat, chat_format
+from mlxsup.worker.engines.mlx.chat_format import ChatFormat, chat_format
 from mlxsup.worker.engines.mlx.sampler import RowDraws, make_draws
 from mlxsup.worker.engines.mlx.text import MlxText, load_text
 from mlxsup.worker.rows import NO_CALLS_KNOWN
