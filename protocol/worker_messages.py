@@ -145,6 +145,8 @@ class Render(Message):
         opening, parameters, seed, fingerprint: of the answer's `Acceptance`.
         delivered: ids of the tokens that its client was sent, packed as `ids.pack_tokens` does; at
             least one.
+        before: the last token of the prompt, packed likewise, behind which the answer stands if the
+            prompt was shown.
     """
 
     TYPE: ClassVar[str] = "render"
@@ -154,6 +156,7 @@ class Render(Message):
     seed: int
     fingerprint: str
     delivered: bytes
+    before: bytes = b""
 
 
 @record

@@ -483,7 +483,7 @@ ASKED = [{"role": "user", "content": f"[[say {SAID}]]"}]
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[LoopDriver]:
-    """The fake engine says what the prompt asks for; tests/mlx/test_channels.py has real tokens."""
+    """The fake engine says what the prompt asks for; tests/mlx has real tokens."""
     engine = FakeEngine(make_spec())
     driver = LoopDriver(engine, engine.load(lambda phase, at: None))
     yield driver
