@@ -80,13 +80,13 @@ def test_a_chat_shares_its_system_prompt_and_what_its_next_turn_shows() -> None:
 def test_white_space_that_joins_the_token_before_it_is_not_shared(
     spaces: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def shouted(messages: Messages, plain: Any = render) -> str:
+        return plain(messages).replace("<|user|>", "<|user|>!")
+
     monkeypatch.setattr(sys.modules[__name__], "PIECE", r"<[^>]*>|[a-z]+|!\s*|.|\n")
-
-    def shouted(messages: Messages) -> str:
-        return render(messages).replace("<|user|>", "<|user|>!")
-
+    monkeypatch.setattr(sys.modules[__name__], "render", shouted)
     chat = [CHAT[0], said("user", f"{spaces}hello")]
-    assert found(chat, render=shouted)[0] == "<|system|>be good\n<|user|>"
+    assert found(chat)[0] == "<|system|>be good\n<|user|>"
 
 
 def test_reasoning_that_is_stripped_later_is_not_shared() -> None:
