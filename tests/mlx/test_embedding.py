@@ -466,6 +466,18 @@ def test_tokens_of_a_text_are_those_that_are_embedded(bert: Loaded) -> None:
         text.encode(RequestBody(prompt_tokens=[64], tokenize={}))
 
 
+def test_a_cut_vector_has_length_1_whatever_the_model_says(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path / "bert", "bert", mode="mean_tokens")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:2]))  # none normalises
+    loaded = Loaded(folder)
+    whole, cut = (
+        float(np.linalg.norm(loaded.vectors(["tide"], dimensions=size)[0])) for size in (0, 4)
+    )
+    assert abs(whole - 1.0) > 0.1
+    assert cut == pytest.approx(1.0)
+
+
 def test_cut_texts_and_cut_vectors(bert: Loaded) -> None:
     (cut,) = bert.vectors(["tide " * 300], truncate=True)
     (short,) = bert.vectors(["tide"], dimensions=4)
