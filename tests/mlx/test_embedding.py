@@ -472,7 +472,7 @@ def test_a_cut_vector_has_length_1_whatever_the_model_says(tmp_path: Path) -> No
     (folder / "modules.json").write_text(json.dumps(modules[:2]))  # none normalises
     loaded = Loaded(folder)
     whole, cut = (
-        float(np.linalg.norm(loaded.vectors(["tide"], dimensions=size)[0])) for size in (0, 4)
+        float(np.linalg.norm(loaded.vectors(["tide"], dimensions=size)[0])) for size in (None, 4)
     )
     assert abs(whole - 1.0) > 0.1
     assert cut == pytest.approx(1.0)
