@@ -80,7 +80,9 @@ def test_a_chat_shares_its_system_prompt_and_what_its_next_turn_shows() -> None:
 def test_white_space_that_joins_the_token_before_it_is_not_shared(
     spaces: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shouted(messages: Messages, plain: Any = render) -> str:
+    plain = render
+
+    def shouted(messages: Messages) -> str:
         return plain(messages).replace("<|user|>", "<|user|>!")
 
     monkeypatch.setattr(sys.modules[__name__], "PIECE", r"<[^>]*>|[a-z]+|!\s*|.|\n")
